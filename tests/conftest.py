@@ -1,5 +1,5 @@
-"""What holds for every test: how many threads there are, where tests marked `gpu` run, that no process is left, and
-that spaces which do not change are found out once."""
+"""Rules for every test: the number of threads, where tests marked `gpu` run, that no process is left, and that spaces
+which do not change are found out once."""
 
 import contextlib
 import importlib.util
@@ -67,7 +67,7 @@ def gpus(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def pytest_runtest_teardown(item: pytest.Item) -> None:
-    """Kills the commands that a failed test has left running, and ends PyTorch's threads that trainings have asked for:
+    """Kills the commands that a failed test has left running, and ends threads of PyTorch that trainings have started:
     they would slow down all others."""
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(1)

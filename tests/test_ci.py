@@ -1,4 +1,4 @@
-"""What stands in several files for continuous integration, once in each."""
+"""Tests that facts which several files for continuous integration state are the same in all of them."""
 
 import os
 import re
@@ -21,7 +21,7 @@ def commands(job: str) -> list[str]:
 
 
 def test_the_workflow_runs_what_contributors_run() -> None:
-    """Would catch a target that only the machine at hand runs, and a Python that setup.cfg names but nobody tries."""
+    """The workflow runs .ci/run on every Python that setup.cfg names, and its targets are in the Makefile."""
     assert commands("all") == [".ci/run"]
     promised = re.findall(r"Programming Language :: Python :: (3\.\d+)", SETUP)
     assert WORKFLOW["all"]["strategy"]["matrix"]["python"] == promised
@@ -32,7 +32,7 @@ def test_the_workflow_runs_what_contributors_run() -> None:
 
 
 def test_the_oldest_versions_are_those_of_setup_cfg() -> None:
-    """Would catch a pattern that no longer finds the lower bounds, so that the newest versions are tested again."""
+    """The job for the oldest simulators installs the lower bounds of setup.cfg."""
     found = re.search(r"\$\((sed .* setup\.cfg)\)", " ".join(commands("oldest-simulators")))
     assert found
     said = subprocess.run(found[1], shell=True, cwd=ROOT, capture_output=True, text=True, check=True).stdout
@@ -41,7 +41,7 @@ def test_the_oldest_versions_are_those_of_setup_cfg() -> None:
 
 
 def test_ruff_is_the_same_everywhere() -> None:
-    """Would catch a commit that pre-commit accepts and `make lint` refuses."""
+    """pre-commit and `make lint` use one version of ruff, for the oldest supported Python."""
     (hooks,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
     assert f"ruff=={hooks['rev'].removeprefix('v')}\n" in (ROOT / "constraints.txt").read_text()
     oldest = re.search(r"^python_requires = >=3\.(\d+)$", SETUP, re.MULTILINE)

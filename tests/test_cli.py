@@ -1,4 +1,4 @@
-"""The command line and the functions of the package: what they promise, and how they refuse bad input."""
+"""Tests of the command line and the package's functions: what they promise, and how they refuse bad input."""
 
 import contextlib
 import io
@@ -88,7 +88,7 @@ def call(capfd: Any, *words: Any) -> Result:
 
 
 def test_a_run_leaves_its_files(cartpole: Path) -> None:
-    """Would catch a missing file, column or key that other tools look for."""
+    """A run leaves all its documented files, columns, keys and settings."""
     names = {path.name for path in cartpole.iterdir() if "tfevents" not in path.name}
     files = "config.yaml command.txt progress.csv log.txt checkpoint.pt policy.json policy.safetensors best.safetensors"
     assert names == set(
@@ -125,7 +125,7 @@ def test_a_run_leaves_its_files(cartpole: Path) -> None:
 
 
 def test_a_run_repeats_from_its_own_config(cartpole: Path, tmp_path: Path) -> None:
-    """Would catch a setting that config.yaml lacks, and randomness that no seed governs."""
+    """A run repeats exactly from its own config.yaml."""
     again = accel_rl.train(config=cartpole / "config.yaml", out=tmp_path / "again")
     assert again == tmp_path / "again"
     assert_same_run(again, cartpole)
@@ -135,7 +135,7 @@ def test_a_run_repeats_from_its_own_config(cartpole: Path, tmp_path: Path) -> No
 
 
 def test_a_flag_beats_a_file_beats_a_preset_beats_a_default(tmp_path: Path, capfd: Any) -> None:
-    """Would catch settings that are applied in another order."""
+    """A flag beats a file, a file beats a preset, and a preset beats a default."""
     (tmp_path / "my.yaml").write_text("learning_rate: 5.0e-3\nhorizon: 3\nentropy_weight: 0.25\nseed: 3\n")
     flags = ["--env", "CartPole-v1", "--horizon", 4, "--steps", 16, *SERIAL, "--out", tmp_path / "run"]
     assert call(capfd, "train", "--config", tmp_path / "my.yaml", "--seed", 1, *flags).status == 0
@@ -149,7 +149,7 @@ def test_a_flag_beats_a_file_beats_a_preset_beats_a_default(tmp_path: Path, capf
 
 
 def test_overwrite_leaves_nothing_of_the_old_run(pong: Path, tmp_path: Path, capfd: Any) -> None:
-    """Would catch a best policy or a row of another run, and a file of the user's that is deleted with them."""
+    """--overwrite removes the old run's files after the settings were checked, and no file of the user's."""
     out = tmp_path / "run"
     settings = {**TINY_SERIAL_RUN, "horizon": 4, "eval_interval_steps": 16, "eval_episodes": 1}
     accel_rl.train(**settings, steps=16, out=out)
@@ -176,7 +176,7 @@ def test_overwrite_leaves_nothing_of_the_old_run(pong: Path, tmp_path: Path, cap
 def test_a_renderer_that_fails_is_said_and_no_error(
     cartpole: Path, tmp_path: Path, capfd: Any, monkeypatch: Any
 ) -> None:
-    """Would catch a training of hours that ends in a traceback of a graphics library."""
+    """A renderer that fails is one printed line, and the final games are still scored."""
     shutil.copytree(cartpole, tmp_path / "run")
     monkeypatch.setattr(summary, "record_video", lambda *_, **__: [].eglInitialize)
     summary.play_final_games(tmp_path / "run", 1, seed=0)
@@ -185,7 +185,7 @@ def test_a_renderer_that_fails_is_said_and_no_error(
 
 
 def test_eval_prints_one_json_object(cartpole: Path, capfd: Any) -> None:
-    """Would catch anything else on stdout, another key, scores that the seed does not decide, or --greedy ignored."""
+    """`eval` prints one JSON object, and the seed and --greedy decide its scores."""
     answers = []
     for words in (["--seed", 1], ["--seed", 1, "--greedy"], ["--seed", 1, "--no-greedy"], ["--seed", 2], ["--best"]):
         result = call(capfd, "eval", cartpole, "--episodes", 2, *words)
@@ -198,7 +198,7 @@ def test_eval_prints_one_json_object(cartpole: Path, capfd: Any) -> None:
 
 
 def test_predict_returns_the_environments_actions(cartpole: Path, pong: Path) -> None:
-    """Would catch an action of another kind than the environment's, or a batch taken for one observation."""
+    """`predict` returns actions of the environment's kind, for one observation or a batch."""
     for folder, env_id, num_actions in ((cartpole, "CartPole-v1", 2), (pong, "pong", 6)):
         agent = accel_rl.load(folder)
         env = accel_rl.envs.make_env(env_id)
@@ -219,7 +219,7 @@ def test_predict_returns_the_environments_actions(cartpole: Path, pong: Path) ->
 
 
 def test_record_and_plot_make_files(cartpole: Path, pong: Path, tmp_path: Path, capfd: Any) -> None:
-    """Would catch a video or a picture that is announced but not written."""
+    """`record` writes a video and `plot` a picture."""
     video, picture = tmp_path / "new" / "video.mp4", tmp_path / "curves.png"
     result = call(capfd, "record", pong, "--out", video)
     assert result.status == 0 and re.match(rf"{video}: score -?\d+ in 9 steps\n", result.out), result
@@ -230,7 +230,7 @@ def test_record_and_plot_make_files(cartpole: Path, pong: Path, tmp_path: Path, 
 
 
 def test_there_is_no_score_before_a_game_has_finished(tmp_path: Path, capfd: Any) -> None:
-    """Would catch a division by zero, a NaN in a file, or an empty picture, where no game has finished."""
+    """Before a game has finished, scores are null and a plot is refused."""
     out = tmp_path / "run"
     words = ["--env", f"{TOYS}:Counting", "--env-options", "{lengths: [0]}", "--steps", 32, "--out", out, *SERIAL]
     result = call(capfd, "train", *words)
@@ -243,7 +243,7 @@ def test_there_is_no_score_before_a_game_has_finished(tmp_path: Path, capfd: Any
 
 
 def test_list_names_all_that_train_accepts(capfd: Any) -> None:
-    """Would catch a list without a name that `train` accepts."""
+    """`list` names the algorithms, environments and presets that `train` accepts."""
     first_words = {
         what: [line.split()[0] for line in call(capfd, "list", what).out.splitlines()]
         for what in ("algos", "envs", "presets")
@@ -260,7 +260,7 @@ def test_list_names_all_that_train_accepts(capfd: Any) -> None:
 
 
 def test_help_explains_every_setting(capfd: Any) -> None:
-    """Would catch a setting that the help omits or does not explain."""
+    """The help explains every setting, command and argument."""
     result = call(capfd, "train", "--help-all")
     assert result.status == 0
     for settings in (RunSettings, LearnerSettings, QueueSettings, AtariOptions, A2CSettings):
@@ -278,7 +278,7 @@ def test_help_explains_every_setting(capfd: Any) -> None:
 
 
 def test_help_begins_with_what_matters(capfd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Would catch a help that nobody reads to its end, or that omits what an algorithm of the user's adds."""
+    """The short help fits 100 lines and has the algorithm's own settings, a user's included."""
     monkeypatch.setenv("COLUMNS", "80")
     for algo, own in (("ppo", "clip"), ("categorical_dqn", "atoms"), ("docs.reinforce:Reinforce", "normalize")):
         shown = call(capfd, "train", "--algo", algo, "--help").out
@@ -291,7 +291,7 @@ def test_help_begins_with_what_matters(capfd: Any, monkeypatch: pytest.MonkeyPat
 
 
 def tables(heading: str) -> list[list[str]]:
-    """The rows of the tables under a heading of docs/coming_from.md, without their heads."""
+    """Returns the rows of the tables under a heading of docs/coming_from.md, without their heads."""
     page = (ROOT / "docs" / "coming_from.md").read_text()
     section = re.search(rf"^## {heading}\n(.*?)(?=^## |\Z)", page, re.DOTALL | re.MULTILINE)
     assert section
@@ -300,7 +300,7 @@ def tables(heading: str) -> list[list[str]]:
 
 
 def test_names_of_other_frameworks_are_answered_as_documented() -> None:
-    """Would catch a page with a setting that there is not, or that says something else than the command line."""
+    """A setting of another framework is answered with the name that the page gives."""
     known, documented = {*run_setting_names(), *built_in_setting_names(), "out"}, dict[str, set[str]]()
     for row in tables("Settings"):
         ours = {flag.replace("-", "_") for flag in re.findall(r"`--([a-z-]+)`", row[0])}
@@ -318,7 +318,7 @@ def test_names_of_other_frameworks_are_answered_as_documented() -> None:
 
 
 def test_documented_metrics_and_files_exist(cartpole: Path, tmp_path: Path) -> None:
-    """Would catch the name of a metric or of a file that no run has."""
+    """Runs have all the metrics and files that the page on other frameworks names."""
     metrics = {*rows(cartpole)[0]}
     for algo, small in (
         ("ppo", {"horizon": 10, "epochs": 1, "minibatches": 2}),
@@ -339,7 +339,7 @@ MY_ENV = "import gymnasium\ndef make(gravity):\n    return gymnasium.make('CartP
 def test_workers_find_modules_in_the_current_directory(
     tmp_path: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Would catch a user's module that only the trainer finds, or only the process that looks at the environment."""
+    """Workers find a user's module in the current directory."""
     (tmp_path / "my_env.py").write_text(MY_ENV)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
@@ -356,7 +356,7 @@ def test_workers_find_modules_in_the_current_directory(
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["runs/train.py", "accel-rl"])
 def test_modules_in_the_current_directory_can_be_imported(tmp_path: Path, how: str) -> None:
-    """Would catch a user's module that only the trainer finds, or that is found only in the framework's folder."""
+    """Installed command and runs/train.py both import modules of the current directory."""
     (tmp_path / "my_env.py").write_text(MY_ENV)
     words = ["--env", "my_env:make", "--env-options", "{gravity: 1}", "--steps", 64, "--seed", 5, *TINY]
     script = ROOT / "runs" / "train.py" if how == "runs/train.py" else Path(sys.executable).parent / "accel-rl"
@@ -368,7 +368,7 @@ def test_modules_in_the_current_directory_can_be_imported(tmp_path: Path, how: s
 
 @pytest.mark.slow
 def test_the_users_main_module_is_imported_once(tmp_path: Path) -> None:
-    """Would catch workers that import, and so run, the script that started them."""
+    """Workers do not import the script that started them."""
     (tmp_path / "my_env.py").write_text(MY_ENV)
     (tmp_path / "script.py").write_text(
         "import accel_rl\n"
@@ -467,7 +467,7 @@ BAD_ARGUMENTS = [
 
 @pytest.mark.slow
 def test_the_reset_mode_is_resolved_and_logged(tmp_path: Path) -> None:
-    """Would catch a default that depends on where it is read, or a game that falls back without a message."""
+    """The default reset mode is resolved into config.yaml, and a game that falls back is logged."""
     atari = {**TINY_SERIAL_RUN, "decorrelation_steps": 0, "max_episode_steps": 9, "steps": 20}
     for env, reset_mode, falls_back in (("pong", "reserve", False), ("kung_fu_master", "reserve", True)):
         out = accel_rl.train(**{**atari, "env": env}, out=tmp_path / env)
@@ -482,7 +482,7 @@ def test_the_reset_mode_is_resolved_and_logged(tmp_path: Path) -> None:
 def test_bad_arguments_are_refused(
     words: str, message: str, cartpole: Path, pong: Path, tmp_path: Path, capfd: Any, monkeypatch: Any
 ) -> None:
-    """Would catch a traceback, a wrong status, an error that does not help, or a folder for a run that cannot start."""
+    """Bad arguments are refused with one helpful line and status 2, and nothing is written."""
     (tmp_path / "broken.yaml").write_text("a: [1\nb")
     (tmp_path / "binary.yaml").write_bytes(b"\x00\xff\xfe")
     (tmp_path / "list.yaml").write_text("- 1\n")
@@ -503,7 +503,7 @@ def test_bad_arguments_are_refused(
 
 
 def test_bad_settings_are_refused_in_python(tmp_path: Path) -> None:
-    """Would catch a keyword that is ignored, or another exception than the documented one."""
+    """Unknown keyword arguments raise UsageError before anything is written."""
     with pytest.raises(UsageError, match="unknown setting 'learnin_rate'; did you mean learning_rate"):
         accel_rl.train(learnin_rate=1, out=tmp_path / "run")
     with pytest.raises(UsageError, match="unknown setting lr: here it is learning_rate"):
@@ -512,15 +512,14 @@ def test_bad_settings_are_refused_in_python(tmp_path: Path) -> None:
 
 
 def test_a_real_process_refuses_bad_arguments_as_well() -> None:
-    """Would catch a status or a message that is right only when main() is called in another program."""
+    """A real process refuses bad arguments with one line and status 2."""
     result = run("list", "games")
     result.assert_one_line(2)
     assert result.out == ""
 
 
 def test_what_needs_no_algorithm_is_answered_at_once(tmp_path: Path) -> None:
-    """Would catch a command whose arguments, or a mistake whose answer, import what only a run needs: that takes
-    seconds."""
+    """Help and mistyped arguments are answered without importing torch, gymnasium, numba or numpy."""
     (tmp_path / "config.yaml").write_text("algo: dqn\n")
     code = (
         "import sys; from accel_rl import cli; cli._parser([]); assert 'yaml' not in sys.modules\n"
@@ -538,13 +537,13 @@ def test_what_needs_no_algorithm_is_answered_at_once(tmp_path: Path) -> None:
 
 
 def test_the_names_of_built_in_settings_are_all_known() -> None:
-    """Would catch a setting that sources spell in another way, whose flag would be refused as mistyped."""
+    """The names of built-in settings are those of the algorithms' Settings classes."""
     classes = {find_algo(name)[0] for name in preset_names()}
     assert {*built_in_setting_names()} == {f.name for algo in classes for f in fields(algo.Settings)}
 
 
 def test_the_help_shows_settings_as_they_are() -> None:
-    """Would catch settings that are declared in a way that the help, which imports no algorithm, misunderstands."""
+    """The help shows each setting with its type, default and metadata."""
     for name in {load_preset(name)["algo"] for name in preset_names() if "algo" in load_preset(name)}:
         shown, algo = declared_settings(name), import_name(name, "algorithm")
         assert asdict(shown()) == asdict(algo.Settings())
@@ -554,7 +553,7 @@ def test_the_help_shows_settings_as_they_are() -> None:
 
 
 def test_too_few_addresses_for_torch_are_one_line(tmp_path: Path) -> None:
-    """Would catch a traceback from the middle of an import where the shell or a batch system limits addresses."""
+    """Too little address space to import torch is one line."""
     limited = 'ulimit -v 400000; exec "$0" -m accel_rl train --env CartPole-v1'
     process = subprocess.run(["sh", "-c", limited, sys.executable], capture_output=True, text=True, cwd=tmp_path)
     Result(process.returncode, process.stdout, process.stderr).assert_one_line(1)

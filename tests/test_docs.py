@@ -1,4 +1,4 @@
-"""The documentation's Python: complete examples run, and the rest is known to be a part of something."""
+"""Tests of the documentation's Python: complete examples run, and all other ones are known to be parts."""
 
 import ast
 import builtins
@@ -34,7 +34,7 @@ SHORTER = {
 
 
 class Example(NamedTuple):
-    """A block of Python of a page."""
+    """A block of Python on a page."""
 
     page: str
     line: int
@@ -68,7 +68,7 @@ COMPLETE = [example for example in examples() if not example.undefined]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with what the pages speak of: a run, and its policy in a file."""
+    """A folder with the files that the pages name: a run, and its policy in a file."""
     folder = tmp_path_factory.mktemp("docs")
     accel_rl.train(**TINY_SERIAL_RUN, steps=40, out=folder / "run")
     assert main(["export", str(folder / "run"), "--format", "onnx", "--out", str(folder / "policy.onnx")]) == 0
@@ -77,7 +77,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("example", COMPLETE, ids=lambda example: f"{example.page}:{example.line}")
 def test_complete_examples_run(example: Example, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Would catch an example that users copy and that no longer works: algorithms, networks and environments train."""
+    """Complete examples run, and their algorithms, networks and environments train."""
     code = example.code
     for long, short in SHORTER.items():
         code = code.replace(long, short)
@@ -106,7 +106,7 @@ def is_environment(value: Any) -> bool:
 
 
 def test_other_examples_are_parts() -> None:
-    """Would catch a complete example with a misspelt name, which would not run and be taken for a part."""
+    """Only examples listed as parts use undefined names."""
     for example in examples():
         assert example.undefined <= set(PARTS.get(example.page, "").split()), example
     pages = {example.page for example in COMPLETE}

@@ -1,4 +1,5 @@
-"""The documentation's commands: each is run, shortened as CONTRIBUTING.md says, or known to be run elsewhere."""
+"""Tests of the documentation's commands: each is run, shortened as CONTRIBUTING.md says, or known to be run
+elsewhere."""
 
 import csv
 import re
@@ -83,7 +84,7 @@ HERE = [command for command in commands() if not is_elsewhere(command)]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with what commands speak of: a run, modules of the tutorials, the repository's own."""
+    """A folder with the files that commands name: a run, modules of the tutorials, the repository's own."""
     folder = tmp_path_factory.mktemp("commands")
     accel_rl.train(**TINY_SERIAL_RUN | {"eval_interval_steps": 40}, steps=400, out=folder / "RUN_DIR")
     for example in examples():
@@ -146,7 +147,7 @@ def shortened(command: str) -> list[str]:
 @pytest.mark.multiprocess
 @pytest.mark.parametrize("command", HERE)
 def test_commands_run(command: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
-    """Would catch a command that readers copy and that no longer works, and a metric that no page explains."""
+    """Each documented command works, and docs/metrics.md has every metric that it writes."""
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(str(folder))
     shutil.rmtree(folder / "out", ignore_errors=True)
@@ -163,6 +164,6 @@ def test_commands_run(command: str, folder: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_what_is_run_elsewhere_is_known() -> None:
-    """Would catch reasons for commands that no page has any more, and pages whose commands are not found."""
+    """Every command that is run elsewhere is on a page, and at least 58 are run here."""
     everywhere = [*commands()]
     assert len(HERE) >= 58 and all(any(c.startswith(start) for c in everywhere) for start in ELSEWHERE)

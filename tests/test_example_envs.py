@@ -1,4 +1,4 @@
-"""The environments of docs/examples: they are trained, filmed and resumed as users do it."""
+"""Tests of the environments in docs/examples, which are trained, filmed and resumed as users do it."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ TINY_DEVICE_RUN: dict[str, Any] = {**TINY, "device": "cpu", "env": CARTPOLE, "al
 
 
 def test_cartpole_is_gymnasiums() -> None:
-    """Would catch dynamics, a limit or an end of an episode that differ."""
+    """The example CartPole has gymnasium's dynamics, ends and time limit."""
     env, single = cartpole_torch.make(3, "cpu"), gymnasium.make("CartPole-v1").unwrapped
     env.reset(seed=1)
     rng, num_ends = np.random.default_rng(0), 0
@@ -44,7 +44,7 @@ def test_cartpole_is_gymnasiums() -> None:
 
 
 def test_a_resumed_run_is_the_whole_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Would catch what a checkpoint forgets of a batch, and a policy of one that cannot be loaded, judged or filmed."""
+    """A resumed run of a batched environment equals a whole one, and its policy can be evaluated and filmed."""
     settings = {**TINY_DEVICE_RUN, "schedule_steps": 600, "eval_interval_steps": 200, "eval_episodes": 4}
     whole = accel_rl.train(**settings, steps=600, out=tmp_path / "whole")
     half = accel_rl.train(**settings, steps=200, out=tmp_path / "half")
@@ -80,7 +80,7 @@ slow = pytest.mark.slow
     ids=lambda each: each if isinstance(each, str) else each["algo"],
 )
 def test_algorithms_train_on_a_batch(settings: dict[str, Any], device: str, tmp_path: Path) -> None:
-    """Would catch an algorithm that asks a rollout of a device for what it lacks, or a step hook that does not run."""
+    """Algorithms train on a batched environment."""
     run = accel_rl.train(**TINY_DEVICE_RUN | settings | {"device": device}, steps=200, out=tmp_path / "run")
     assert (run / "policy.safetensors").exists()
 
@@ -88,7 +88,7 @@ def test_algorithms_train_on_a_batch(settings: dict[str, Any], device: str, tmp_
 @slow
 @pytest.mark.parametrize(("env", "steps", "least"), [(CARTPOLE, 150_000, 450), (CATCH, 100_000, 0.8)])
 def test_they_are_learned(env: str, steps: int, least: float, tmp_path: Path) -> None:
-    """Would catch an example that users copy and that does not learn."""
+    """PPO learns each example environment."""
     if env == CATCH:
         pytest.importorskip("jax")
     settings = {"algo": "ppo", "env": env, "envs": 64, "device": "cpu", "eval_interval_steps": 0, "tensorboard": False}

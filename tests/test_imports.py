@@ -1,4 +1,4 @@
-"""The house's import directions: downwards only, and no cycles."""
+"""Tests of the package's import directions: downwards only, and no cycles."""
 
 import ast
 import functools
@@ -40,7 +40,7 @@ PARTS = sorted({path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" 
 
 @functools.cache
 def imports(path: Path) -> set[str]:
-    """The modules of accel_rl that a file imports while the program runs, those inside functions included."""
+    """Returns the modules of accel_rl that a file imports while the program runs, inside functions, too."""
     names: set[str] = set()
     for node in _runtime_nodes(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -53,7 +53,7 @@ def imports(path: Path) -> set[str]:
 
 
 def _runtime_nodes(tree: ast.AST) -> list[ast.AST]:
-    """All nodes but those under `if TYPE_CHECKING`."""
+    """Yields all nodes but those under `if TYPE_CHECKING`."""
     found = [tree]
     for child in ast.iter_child_nodes(tree):
         if not (isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)):
@@ -67,7 +67,7 @@ def files_of(part: str) -> list[Path]:
 
 @pytest.mark.parametrize("part", PARTS)
 def test_imports_lead_downwards(part: str) -> None:
-    """Would catch a sampler that knows an algorithm, an import from above, and any cycle of packages."""
+    """Each part of the package imports only itself and parts on lower floors."""
     assert part in FLOOR_OF, f"{part} is new: give it a floor"
     for path in files_of(part):
         for name in imports(path):
@@ -76,7 +76,7 @@ def test_imports_lead_downwards(part: str) -> None:
 
 
 def test_the_documentation_has_these_floors() -> None:
-    """Would catch a page that lacks a part of the package, or has it on another floor."""
+    """docs/architecture.md shows the same floors."""
     page = (ROOT / "docs" / "architecture.md").read_text().partition("## Import directions")[2]
     lines = page.split("```")[1].split("\n")[1:-1]
     shown = tuple(tuple(part.removesuffix(".py") for part in line.split(", ")) for line in lines)
@@ -84,7 +84,7 @@ def test_the_documentation_has_these_floors() -> None:
 
 
 def test_modules_of_a_package_form_no_cycle() -> None:
-    """Would catch two modules of one package that need each other."""
+    """Modules import each other without cycles."""
     modules = {
         ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__"): imports(path)
         for path in PACKAGE.rglob("*.py")
@@ -93,18 +93,18 @@ def test_modules_of_a_package_form_no_cycle() -> None:
 
 
 def test_the_top_of_the_package_stays_small() -> None:
-    """Would catch modules that are laid down at the top because nobody looked for their place."""
+    """At most eight modules lie at the top of the package."""
     assert len(list(PACKAGE.glob("*.py"))) <= 8
 
 
 def test_links_lead_to_the_same_modules() -> None:
-    """Would catch links at the top of the tree that have become copies."""
+    """The links at the top of the tree lead into the package."""
     for name in ("algos", "samplers"):
         assert (ROOT / name).resolve() == PACKAGE / name
 
 
 def test_the_package_imports_nothing_of_benchmarks() -> None:
-    """Would catch an installed command that needs a checkout."""
+    """The package imports nothing from benchmarks."""
     programs = {"benchmarks", *(path.stem for path in (ROOT / "benchmarks").rglob("*.py"))}
     for path in PACKAGE.rglob("*.py"):
         imported = re.findall(r"^\s*(?:from|import) (\w+)", path.read_text(), re.MULTILINE)

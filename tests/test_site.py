@@ -1,4 +1,4 @@
-"""The documentation as a site, from a disk, in a real browser."""
+"""Tests of the documentation as a site, from a disk, in a real browser."""
 
 import os
 import subprocess
@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROME is None, reason="there
 
 
 def test_the_search_works_without_a_server(tmp_path: Path, chrome: Any) -> None:  # noqa: F811
-    """Would catch a site that wants the network, a search that needs a server, and pages without what is generated."""
+    """The site works from a disk without a network, with its search and generated pages."""
     pytest.importorskip("mkdocs")
     command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(tmp_path / "site")]
     subprocess.run(command, cwd=ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, check=True)

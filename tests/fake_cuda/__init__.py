@@ -1,7 +1,7 @@
-"""A fake CUDA device: GPU code runs on it without a GPU, and what is wrong with it shows. README.md says what it is.
+"""A fake CUDA device: GPU code runs on it without a GPU, and its faults show. README.md describes the device.
 
 Backpropagation calls autograd's nodes one by one, without hooks. `module.to` makes new parameters, where a GPU would
-keep the objects. Whatever else it does not model raises NotImplementedError.
+keep the objects. Anything else that it does not model raises NotImplementedError.
 """
 
 from tests.fake_cuda.machine import Counts, Machine, counting, machine

@@ -64,7 +64,7 @@ class Generator(CpuGenerator):
 
 
 _all: weakref.WeakSet[Generator] = weakref.WeakSet()
-defaults: list[Any] = []  # of each GPU
+defaults: list[Any] = []  # one per GPU
 
 
 def find(generator: CpuGenerator) -> Generator:

@@ -53,10 +53,10 @@ class Capture:
 
     def __init__(self, queue: Queue, pool: Pool, generators: list[Any], thread: int | None):
         self.queue, self.pool, self.generators = queue, pool, generators
-        self.thread = thread  # whose calls count; None: those of all threads
+        self.thread = thread  # Only its calls are captured. None: calls of all threads are.
         self.tape: list[Work] = [partial(spoil, memory) for memory in pool.freed]
         pool.freed.clear()
-        self.draws: list[Any] = []  # of random numbers, in order
+        self.draws: list[Any] = []  # draws of random numbers, in order
         self.is_valid = True
 
 

@@ -18,7 +18,7 @@ GIB = 2**30
 
 @dataclass
 class Counts:
-    """What a program has asked of the GPUs.
+    """Counts of what a program has asked of the GPUs.
 
     kernels: launches outside of graphs, by operation; captured: the same while capturing. graphs: launches of graphs.
     syncs: waits of the host, by reason. up, down: copies over the bus, by kind; up_bytes, down_bytes: their sizes.
@@ -56,7 +56,7 @@ class Gpu:
 
 
 class Machine:
-    """All that the fake `torch.cuda` knows; there is one at a time, `MACHINE.now`."""
+    """The state of the fake `torch.cuda`; there is one at a time, `MACHINE.now`."""
 
     def __init__(self, num_gpus: int, seed: int | None, capacity: int):
         self.num_gpus, self.capacity = num_gpus, capacity
@@ -68,9 +68,9 @@ class Machine:
         self.capture: Capture | None = None
         self.pinned: dict[int, int] = {}  # address -> bytes, of page-locked host memory
         self.registered: set[int] = set()  # the addresses among them that cudaHostRegister has pinned
-        self.num_collectives = 0  # of NCCL, enqueued and not run yet
+        self.num_collectives = 0  # NCCL collectives that are enqueued and have not run
         self.refuses_to_pin = False
-        self.allocating_pools: set[tuple[int, int]] = set()  # of captures that have failed
+        self.allocating_pools: set[tuple[int, int]] = set()  # pools of captures that have failed
         self.generators_are_capturing = False  # after a capture that has failed
         self.last_error: str | None = None  # raised by the next launch, unless cleared
         self.sync_debug_mode = 0  # 1: warn of implicit waits, 2: raise

@@ -64,7 +64,7 @@ def spoil(memory: Tensor) -> None:
 
 
 def allocate(shape: Iterable[int], stride: Iterable[int], dtype: torch.dtype) -> Tensor:
-    """Returns memory that holds what someone else has left there."""
+    """Returns memory that holds remains of an earlier use."""
     with torch.inference_mode(False), torch.no_grad():
         memory = torch.empty_strided(tuple(shape), tuple(stride), dtype=dtype)
         spoil(memory)

@@ -1,6 +1,6 @@
 """NCCL, as a process group of Gloo: collectives of a GPU's tensors are work in the queue of the current stream.
 
-One for which a learner does not come keeps the GPU waiting, and the host that waits for the GPU, for a day."""
+A collective that a learner does not join keeps the GPU, and a host that waits for it, waiting for a day."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _collective(name: str) -> Any:
 
 
 _on_gpus: list[str] = []  # the backends of the default group that serve GPUs
-_group: list[Any] = []  # what they are here
+_group: list[Any] = []  # the backends that serve them here
 
 
 def _init_process_group(real: Any) -> Any:

@@ -1,6 +1,6 @@
 """Streams and events. A stream is a queue of work that runs as late as is legal, or in a random legal order.
 
-So a wait that is missing shows as wrong numbers: what should have been waited for has not happened yet.
+So a missing wait shows as wrong numbers: the work to wait for has not happened yet.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Queue:
         run_some()
 
     def run_to(self, position: int) -> None:
-        """Runs the work up to this position, and with it all that it waits for."""
+        """Runs the work up to this position, and all work that it waits for."""
         if self.num_done >= position:
             return
         if self._is_running:

@@ -28,7 +28,7 @@ WAITING = {
 }  # fmt: skip
 ALIASING = {"aten::_unsafe_view", "aten::lift_fresh", "aten::_reshape_alias", "aten::lift"}
 EMPTY = {"aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty", "aten::new_empty_strided"}
-# Of floating-point tensors: torch.use_deterministic_algorithms lists them.
+# Floating-point operations that torch.use_deterministic_algorithms lists.
 NOT_DETERMINISTIC = {
     "aten::cumsum", "aten::cumsum_", "aten::histc", "aten::put_", "aten::kthvalue", "aten::median",
     "aten::_adaptive_avg_pool2d_backward", "aten::adaptive_max_pool2d_backward", "aten::avg_pool3d_backward",
@@ -71,7 +71,7 @@ class GpuTensor(Tensor):
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return dispatch(func, args, kwargs or {})
 
-    # What does not come through the dispatcher:
+    # Functions that do not come through the dispatcher:
 
     @property
     def data(self) -> Tensor:
@@ -127,14 +127,14 @@ class GpuTensor(Tensor):
 
 
 class GpuMode(TorchDispatchMode):
-    """Sends what is not called on a GPU's tensor to `dispatch` as well: it may make one."""
+    """Sends operations without a GPU tensor to `dispatch` as well: they may make one."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return dispatch(func, args, kwargs or {})
 
 
 class _Operation:
-    """What is known of an operation, whatever it is called on."""
+    """The properties of an operation that do not depend on its arguments."""
 
     def __init__(self, func: Any):
         schema = func._schema
@@ -170,7 +170,7 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if operation is None:
         operation = _operations[func] = _Operation(func)
     if operation.is_composite:
-        with GpuMode():  # in inference mode they come whole
+        with GpuMode():  # Inference mode does not decompose them.
             return func.decompose(*args, **kwargs)
     if operation.special:
         return operation.special(func, *args, **kwargs)
@@ -322,7 +322,7 @@ def _allocate_result(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _shapes(func: Any, args: Any, kwargs: Any) -> Any:
-    """Returns what the operation returns, without values: tensors on the meta device."""
+    """Returns the operation's result as tensors on the meta device, without values."""
     key = (func, *(_key(x) for x in args), *((name, _key(x)) for name, x in kwargs.items()))
     if (found := _results.get(key)) is None:
         meta_args, meta_kwargs = _map_arguments(_to_meta, args, kwargs)
@@ -360,7 +360,7 @@ def _draw(
     arguments = [None if isinstance(x, torch.Generator) else x for x in inner_args]
     options = {name: None if name == "generator" else value for name, value in inner_kwargs.items()}
     target = args[operation.writes[0][0]] if operation.writes else None
-    if target is not None:  # what is overwritten does not matter, but for its shape
+    if target is not None:  # Only the shape of an overwritten tensor matters.
         arguments = [torch.zeros_like(x) if x is target.inner else x for x in arguments]
         new, result = target.inner, target
     elif any(isinstance(x, Tensor) for x in arguments):
@@ -374,7 +374,7 @@ def _draw(
 
 
 def _values(draw: Draw, gpu: int) -> Callable[[], Any]:
-    """Returns a function that gives what is drawn: now, or at each launch of the graph that is being captured."""
+    """Returns a function that draws the values: now, or at each launch of the graph being captured."""
     if (capture := current_queue(gpu).capture) is not None:
         capture.draws.append(draw)
         return lambda: draw.values

@@ -1,4 +1,4 @@
-"""The fake GPU does what CUDA and PyTorch document, and shows what goes wrong."""
+"""Tests that the fake GPU does what CUDA and PyTorch document, and shows what goes wrong."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -15,7 +15,7 @@ GPU = torch.device("cuda:0")
 
 @pytest.fixture(autouse=True)
 def _latest_order(gpus: None) -> Iterator[None]:
-    """Whatever order other tests run in."""
+    """Runs work in the latest legal order, whatever order other tests use."""
     with fake_gpus(machine().num_gpus):
         yield
 
@@ -86,7 +86,7 @@ def test_pinned_memory_is_read_and_written_late() -> None:
 
 
 def test_a_random_order_is_legal_and_not_always_the_latest() -> None:
-    """Results that wait for what they need do not depend on the order; those that do not, do."""
+    """In random order, a result with its wait is always right, and one without it only sometimes."""
     early = 0
     for seed in range(20):
         with fake_gpus(seed=seed):
@@ -128,7 +128,7 @@ def test_freed_memory_is_spoilt_in_the_order_of_its_stream() -> None:
         assert y.isnan().all().item()
         z = torch.ones(4, device=GPU)
         w = z * 2
-        del z  # on its own stream: after what was enqueued there
+        del z  # Its memory is freed after the work on its own stream.
         assert w.tolist() == [2] * 4
 
 
@@ -245,7 +245,7 @@ def test_capture_needs_a_stream_of_its_own() -> None:
 
 
 def test_torch_leaves_the_stream_of_a_failed_capture_current() -> None:
-    """So does the real one: what captures has to put it back."""
+    """A failed torch.cuda.graph leaves its stream current, as on a real GPU."""
     before = torch.cuda.current_stream()
     with pytest.raises(RuntimeError, match="previous error"), torch.cuda.graph(torch.cuda.CUDAGraph()):
         torch.ones(1, device=GPU).item()

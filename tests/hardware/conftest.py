@@ -1,4 +1,4 @@
-"""What tests of hardware share: machines of every shape."""
+"""Fixtures for tests of hardware: machines of every shape."""
 
 from functools import partial
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Capturing: what is enqueued is repeated, and a failure leaves no traces."""
+"""Tests of capturing: a graph repeats what was enqueued, and a failure leaves no traces."""
 
 import threading
 
@@ -20,7 +20,7 @@ def warm_stream() -> torch.cuda.Stream:
 
 
 def test_a_graph_repeats_what_was_enqueued() -> None:
-    """Would catch a capture that runs the work as well, or on another stream."""
+    """Capturing runs nothing and keeps the current stream; each replay does the work once."""
     counter, before = torch.zeros(1, device=GPU), torch.cuda.current_stream()
     graph = capture(lambda: counter.add_(1), warm_stream())
     assert torch.cuda.current_stream() == before and counter.item() == 0
@@ -30,20 +30,19 @@ def test_a_graph_repeats_what_was_enqueued() -> None:
 
 
 def test_what_cannot_be_captured_leaves_everything_as_it_was() -> None:
-    """Would catch a stream that stays current after a failure, as after torch.cuda.graph, and a capture that stays
-    open: nothing could be captured or waited for any more."""
+    """A failed capture restores the current stream, and new captures work."""
     x, before = torch.ones(3, device=GPU), torch.cuda.current_stream()
     with pytest.raises(CaptureError, match="capturing"):
         capture(lambda: x.sum().item(), warm_stream())
     assert torch.cuda.current_stream() == before and x.sum().item() == 3
-    assert torch.rand(3, device=GPU).shape == x.shape  # by the generator that each graph knows
+    assert torch.rand(3, device=GPU).shape == x.shape  # Each graph knows this generator.
     graph = capture(lambda: x.mul_(2), warm_stream())
     graph.replay()
     assert x.sum().item() == 6
 
 
 def test_errors_of_the_program_and_of_memory_stay_what_they_are() -> None:
-    """Would catch a bug in a loss, or a GPU without memory, that is reported as a network which cannot be captured."""
+    """Errors of the program and missing GPU memory are not reported as a failed capture."""
     before = torch.cuda.current_stream()
 
     def fail(error: Exception) -> None:
@@ -58,7 +57,7 @@ def test_errors_of_the_program_and_of_memory_stay_what_they_are() -> None:
 
 
 def test_other_threads_may_wait_for_the_gpu_meanwhile() -> None:
-    """Would catch a capture that fails since another thread, as a predictor's, looks at an event."""
+    """A capture succeeds while another thread queries an event."""
     stream, event, x = warm_stream(), torch.cuda.Event(), torch.zeros(1, device="cuda:0")
     event.record()
 

@@ -1,4 +1,4 @@
-"""Cumulative sums, as a GPU computes them."""
+"""Tests of cumulative sums as a GPU computes them."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from accel_rl.hardware.cumulative_sum import cumulative_sum, sum_by_doubling
 
 @pytest.mark.parametrize("size", [1, 2, 3, 6, 18, 63, 64, 65])
 def test_doubling_adds_up_everything_before(size: int) -> None:
-    """Would catch a distance that is left out, an element that is added twice, and another axis than the last."""
+    """Doubling gives the cumulative sum along the last axis and leaves its argument unchanged."""
     values = torch.randint(100, (4, 3, size), generator=torch.Generator().manual_seed(size)).double()
     kept = values.clone()
     for found in (sum_by_doubling(values), cumulative_sum(values)):

@@ -1,4 +1,4 @@
-"""Which devices a setting names, which of them can be used, and how memory is pinned."""
+"""Tests of which devices a setting names, which of them can be used, and how memory is pinned."""
 
 import ctypes
 import logging
@@ -28,14 +28,14 @@ def have_gpus(num: int, monkeypatch: Any) -> None:
     ("name", "device"), [("cuda", "cuda:0"), ("cuda:1", "cuda:1"), ("auto", "cuda:0"), ("cpu", "cpu"), ("cpu:0", "cpu")]
 )
 def test_devices_have_full_names(name: str, device: str, monkeypatch: Any) -> None:
-    """Would catch a name without a number, which torch.cuda.set_device does not take."""
+    """Every device name is resolved to a full one, with a number."""
     have_gpus(2, monkeypatch)
     assert find_device(name) == device
 
 
 @pytest.mark.parametrize("name", ["mps", "cuda:x", "cuda:-1", ""])
 def test_other_devices_are_refused(name: str, monkeypatch: Any) -> None:
-    """Would catch a device that PyTorch knows, and that fails in the middle of a run."""
+    """Devices other than CPUs and CUDA GPUs are usage errors."""
     have_gpus(2, monkeypatch)
     with pytest.raises(UsageError, match=f"^replay_device='{name}' must be auto, cpu or cuda:<number>$"):
         find_device(name, "replay_device")
@@ -55,7 +55,7 @@ def test_other_devices_are_refused(name: str, monkeypatch: Any) -> None:
     ],
 )
 def test_lists_of_devices(names: Any, learners_per_gpu: int, expected: str, monkeypatch: Any) -> None:
-    """Would catch a list that is read otherwise than it is meant, or a saved one that is not read back as it was."""
+    """Lists of devices are read as meant, and a resolved list is read back as it is."""
     have_gpus(4, monkeypatch)
     devices = find_devices(names, learners_per_gpu)
     assert devices == tuple(expected.split())
@@ -81,7 +81,7 @@ def test_lists_of_devices(names: Any, learners_per_gpu: int, expected: str, monk
 def test_devices_that_are_not_there(
     num_gpus: int, names: str, learners_per_gpu: int, message: str, monkeypatch: Any
 ) -> None:
-    """Would catch learners that start, and fail one by one, instead of one clear line."""
+    """Missing devices are one usage error before any learner starts."""
     have_gpus(num_gpus, monkeypatch)
     with pytest.raises(UsageError, match=message):
         find_devices(names, learners_per_gpu)
@@ -94,7 +94,7 @@ CU130 = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120"]
 
 
 def have_capabilities(built_for: list[str], capabilities: Sequence[tuple[int, int]], monkeypatch: Any) -> None:
-    """GPUs with these compute capabilities, and a PyTorch that was built for these architectures."""
+    """Fakes GPUs of these compute capabilities, and a PyTorch built for these architectures."""
     have_gpus(len(capabilities), monkeypatch)
     monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: built_for)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda gpu: capabilities[gpu])
@@ -121,13 +121,13 @@ def have_capabilities(built_for: list[str], capabilities: Sequence[tuple[int, in
     ],
 )
 def test_code_and_capabilities(built_for: list[str], capability: tuple[int, int], runs: bool, monkeypatch: Any) -> None:
-    """Would catch a GPU that dies at its first kernel, and one that is refused although there is code for it."""
+    """A GPU is used exactly if the PyTorch build has code that it can run."""
     have_capabilities(built_for, [capability], monkeypatch)
     assert find_device("auto") == ("cuda:0" if runs else "cpu")
 
 
 def test_auto_passes_over_gpus_without_kernels(monkeypatch: Any, caplog: Any) -> None:
-    """Would catch `auto` that takes a V100, that overlooks the next GPU, or that says nothing."""
+    """The device "auto" passes over GPUs without kernels, takes the next one, and warns with the way out."""
     have_capabilities(CU130, [(7, 0), (6, 0), (8, 0)], monkeypatch)
     with caplog.at_level(logging.WARNING, "accel_rl"):
         assert find_device("auto") == "cuda:2"
@@ -144,7 +144,7 @@ def test_auto_passes_over_gpus_without_kernels(monkeypatch: Any, caplog: Any) ->
 
 
 def test_naming_a_gpu_without_kernels_is_refused(monkeypatch: Any) -> None:
-    """Would catch an error of CUDA's at the first kernel, and a way out that is none."""
+    """Naming a GPU without kernels is a usage error with a way out that works."""
     have_capabilities(CU130, [(8, 0), (7, 0)], monkeypatch)
     missing = r"this build of PyTorch \(.*\) has no kernels for cuda:1, Model 7 \(sm_70\), only for sm_75, .*\(cu126\)"
     with pytest.raises(UsageError, match=f"^device='cuda:1': {missing}; or use --device auto$"):
@@ -162,11 +162,11 @@ def test_naming_a_gpu_without_kernels_is_refused(monkeypatch: Any) -> None:
 
 
 def test_a_gpu_is_the_same_whatever_its_number(monkeypatch: Any, tmp_path: Path) -> None:
-    """Would catch processes that each see one GPU, and take all of them for the same, or the same one for two."""
+    """A GPU's identity depends on hardware and machine, not on its number."""
     gpus = {
         "cuda:0": SimpleNamespace(pci_domain_id=0, pci_bus_id=0x1A, pci_device_id=0, uuid="a"),
         "cuda:1": SimpleNamespace(pci_domain_id=0, pci_bus_id=0x1B, pci_device_id=0, uuid="b"),
-        "cuda:2": SimpleNamespace(pci_domain_id=0, pci_bus_id=0x1B, pci_device_id=0, uuid="c"),  # a part of it
+        "cuda:2": SimpleNamespace(pci_domain_id=0, pci_bus_id=0x1B, pci_device_id=0, uuid="c"),  # a part of cuda:1
         "cuda:3": SimpleNamespace(uuid="d"),  # an older release of PyTorch
         "cuda:4": SimpleNamespace(uuid="e"),
     }
@@ -185,7 +185,7 @@ def test_a_gpu_is_the_same_whatever_its_number(monkeypatch: Any, tmp_path: Path)
 
 
 class Runtime:
-    """CUDA's runtime, which holds an error until it is asked for it."""
+    """CUDA's runtime, which keeps an error until it is read."""
 
     @staticmethod
     def cudaGetLastError() -> None:  # noqa: N802
@@ -194,7 +194,7 @@ class Runtime:
 
 @pytest.mark.gpu(fake=True)
 def test_memory_is_pinned_once_for_all_its_users(monkeypatch: Any) -> None:
-    """Would catch two updates on one store, of which the second is refused, or the first to go unpins for both."""
+    """Memory is pinned once for all users and unpinned by the last one."""
     monkeypatch.setattr(devices, "_pinned", {})
     memory, other = (SharedArrays({"x": ((4,), "float32")}) for _ in range(2))
     assert [pin(memory), pin(memory), pin(other)] == [memory.address, memory.address, other.address]
@@ -208,7 +208,7 @@ def test_memory_is_pinned_once_for_all_its_users(monkeypatch: Any) -> None:
 @pytest.mark.gpu(fake=True)
 @pytest.mark.parametrize("runtimes", [[Runtime], []], ids=["shared", "within PyTorch"])
 def test_a_refusal_to_pin_is_forgotten(runtimes: list[Any], monkeypatch: Any, caplog: Any) -> None:
-    """Would catch an error that PyTorch raises at its next launch of a kernel."""
+    """A refusal to pin gives one warning and leaves no CUDA error behind."""
     monkeypatch.setattr(devices, "_loaded_runtimes", lambda: runtimes)
     machine().refuses_to_pin = True
     with caplog.at_level(logging.WARNING, "accel_rl"):
@@ -219,8 +219,7 @@ def test_a_refusal_to_pin_is_forgotten(runtimes: list[Any], monkeypatch: Any, ca
 
 
 def test_the_loaded_runtime_is_found(monkeypatch: Any, tmp_path: Path) -> None:
-    """Would catch a second copy of the runtime, whose last error is another one; and a system that does not list what
-    is loaded."""
+    """The CUDA runtime that is already loaded is found, and systems without a list of libraries have none."""
     path = tmp_path / "with space" / "libcudart.so.13"
     maps = tmp_path / "maps"
     lines = ["7f00-7f01 rw-p 00000000 00:00 0", "7f01-7f02 r-xp 00000000 08:01 5  /usr/lib/libc.so.6"]

@@ -1,4 +1,4 @@
-"""Free memory of the host and of a control group, read from files of the kernel."""
+"""Tests of free memory of the host and of a control group, read from the kernel's files."""
 
 from collections.abc import Callable
 from functools import partial
@@ -26,7 +26,7 @@ def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
 
 
 def test_without_a_limit_the_available_memory_is_free(kernel: Write) -> None:
-    """Would catch a limit of "max" taken for a number, and a system without these files on which nothing fits."""
+    """Without a limit the available memory is free, and without the kernel's files everything fits."""
     assert free_host_bytes() == 8000 * 1024
     root = kernel({f"{V2}/memory.max": "max", f"{V2}/memory.current": "5"})
     assert free_host_bytes() == 8000 * 1024 and used_share() == 0.5
@@ -44,7 +44,7 @@ def test_memory_that_nothing_uses_is_free_before_it_is_available(kernel: Write) 
 
 
 def test_a_control_group_limits_what_is_free(kernel: Write) -> None:
-    """Would catch cached files counted as used, and a limit that is ignored, as that of a group within another one."""
+    """The tightest limit of nested control groups holds, and inactive cached files count as free."""
     kernel({f"{V2}/memory.max": "9000000", f"{V2}/memory.current": "700000"})
     kernel({f"{V2}/job/memory.max": "1000000", f"{V2}/job/memory.current": "700000"})
     kernel({f"{V2}/job/memory.stat": "anon 1\ninactive_file 50000"})
@@ -52,7 +52,7 @@ def test_a_control_group_limits_what_is_free(kernel: Write) -> None:
 
 
 def test_a_control_group_of_version_1_limits_what_is_free(kernel: Write) -> None:
-    """Would catch the other version's file names."""
+    """Control groups of version 1 limit free memory, too."""
     group = f"{V1}/job/step"
     kernel({f"{group}/memory.limit_in_bytes": "1000000", f"{group}/memory.usage_in_bytes": "1200000"})
     kernel({f"{group}/memory.stat": "total_inactive_file 1000"})
@@ -60,7 +60,7 @@ def test_a_control_group_of_version_1_limits_what_is_free(kernel: Write) -> None
 
 
 def test_the_share_in_use_is_the_larger_one(kernel: Write) -> None:
-    """Would catch a share of the wrong total, cached files counted as used, and a control group that is ignored."""
+    """The share in use is the larger one of machine and control group, without inactive cached files."""
     assert used_share() == 0.5  # 8,000 of 16,000 kB
     kernel({f"{V2}/memory.max": "1000000", f"{V2}/memory.stat": "anon 1\ninactive_file 50000"})
     for current, share in (("1020000", 0.97), ("400000", 0.5), ("1200000", 1.0)):  # the last for a moment
@@ -69,7 +69,7 @@ def test_the_share_in_use_is_the_larger_one(kernel: Write) -> None:
 
 
 def test_what_does_not_fit_is_refused_with_a_size_that_fits(kernel: Write) -> None:
-    """Would catch a suggestion that is refused in turn, and an error without the value, the rule and the way out."""
+    """Memory that does not fit is refused with a size that is accepted."""
     free, cpu = 8000 * 1024, torch.device("cpu")
     assert check_fits(int(0.95 * free), 1000, "replay_size", cpu) == free
     message = (

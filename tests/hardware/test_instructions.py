@@ -1,4 +1,4 @@
-"""What bfloat16 is computed with, on processors of every kind."""
+"""Tests of the instructions that bfloat16 is computed with, on processors of every kind."""
 
 import re
 from pathlib import Path
@@ -50,7 +50,7 @@ def read(tmp_path: Path, monkeypatch: Any) -> Any:
     ],
 )
 def test_instructions_for_bfloat16(flags: str | None, limits: dict[str, str], bf16: str, read: Any) -> None:
-    """Would catch a run that names an instruction set which oneDNN does not use, or warns of bfloat16 for no reason."""
+    """The named bfloat16 instructions are those that oneDNN uses on this processor."""
     found = read(flags, **limits)
     assert (found.bf16, found.why_no_bf16) == (bf16, "")
     assert str(found).endswith(f"; bfloat16 instructions: {bf16}")
@@ -77,14 +77,14 @@ def test_instructions_for_bfloat16(flags: str | None, limits: dict[str, str], bf
     ],
 )
 def test_why_there_are_none(flags: str, takes_bf16: bool, limits: dict[str, str], reason: str, read: Any) -> None:
-    """Would catch a warning that blames the processor for a variable in the environment, or the other way round."""
+    """The reason for missing bfloat16 instructions names the processor or the environment variable."""
     found = read(flags, takes_bf16, **limits)
     assert (found.bf16, found.why_no_bf16) == ("", reason)
     assert str(found).endswith("; bfloat16 instructions: none")
 
 
 def test_what_pytorch_says(monkeypatch: Any) -> None:
-    """Would catch a release of PyTorch without the private question, or without oneDNN, on which no run starts."""
+    """PyTorch releases without the private query, or without oneDNN, are handled."""
 
     def missing() -> bool:
         raise AttributeError
@@ -98,7 +98,7 @@ def test_what_pytorch_says(monkeypatch: Any) -> None:
 
 
 def test_this_machine() -> None:
-    """Would catch an answer for this machine that contradicts itself."""
+    """The answers about this machine agree with each other."""
     found = read_instructions()
     assert found.kernels == torch.backends.cpu.get_cpu_capability()
     assert bool(found.bf16) == has_bf16() != bool(found.why_no_bf16)

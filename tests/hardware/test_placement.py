@@ -1,4 +1,4 @@
-"""Which logical CPUs a single learner's processes are given, on machines of every shape."""
+"""Tests of the logical CPUs that a single learner's processes are given, on machines of every shape."""
 
 import os
 import sys
@@ -43,7 +43,7 @@ PLANS: dict[str, tuple[dict[str, Any], int, list[int], str]] = {
 
 @pytest.mark.parametrize("name", PLANS)
 def test_workers_on_logical_cpus(name: str, topology: Any) -> None:
-    """Would catch workers on a CPU that is not there or not ours, two on one, or idle cores beside busy ones."""
+    """Workers, server and threads get the planned logical CPUs, without a warning."""
     has, num_envs, expected, said = PLANS[name]
     plan = make_plan(topology(**has), num_envs)
     assert list(plan.worker_cpus) == expected
@@ -51,18 +51,18 @@ def test_workers_on_logical_cpus(name: str, topology: Any) -> None:
     assert said in plan.lines()[0]
     assert plan.warnings == ()
     assert plan.learning_threads == plan.topology.num_busy
-    of_two = plan.topology.num_busy == 2  # one is left to choose actions
+    of_two = plan.topology.num_busy == 2  # One of two is left to choose actions.
     assert plan.sampling_threads == (1 if of_two else min(2, len(expected)))
 
 
 def test_workers_that_are_asked_for_are_there(topology: Any) -> None:
-    """Would catch a user's choice that is overruled on two logical CPUs."""
+    """A user's numbers of workers and threads hold on two logical CPUs."""
     plan = make_plan(topology(["0", "1"]), 16, 2, sampling_threads=2)
     assert plan.worker_cpus == (0, 1) and plan.sampling_threads == 2
 
 
 def test_each_core_has_both_groups(topology: Any) -> None:
-    """Would catch workers of one group on both threads of a core, where each worker serves one group."""
+    """Each core has a worker of both groups on its two threads."""
     for has in ({"cores": EIGHT}, TWO_NODES):
         plan = make_plan(topology(**has), num_envs=16)
         groups = [{cpu % 8 for cpu in half if cpu is not None} for half in (plan.worker_cpus[:8], plan.worker_cpus[8:])]
@@ -86,7 +86,7 @@ def test_each_core_has_both_groups(topology: Any) -> None:
 def test_beside_a_gpu_the_server_has_a_core(
     has: dict[str, Any], node: int | None, server: Any, workers: list[int], topology: Any
 ) -> None:
-    """Would catch workers on the core of the one process that they all wait for, or a quota promised twice."""
+    """Beside a GPU the server has a core of its own where there is one to spare."""
     plan = make_plan(topology(**has), 2 * len(workers), on_gpu=True, gpu_node=node)
     assert (plan.server_cpus, list(plan.worker_cpus)) == (server, workers)
     assert (plan.sampling_threads, plan.learning_threads) == (1, 1)
@@ -94,7 +94,7 @@ def test_beside_a_gpu_the_server_has_a_core(
 
 
 def even(num_cores: int, threads: int) -> list[str]:
-    """The cores of a machine whose logical CPUs are numbered thread by thread, as Linux does."""
+    """Returns the cores of a machine whose logical CPUs are numbered thread by thread, as Linux does."""
     return [",".join(str(core + thread * num_cores) for thread in range(threads)) for core in range(num_cores)]
 
 
@@ -103,8 +103,8 @@ def even(num_cores: int, threads: int) -> list[str]:
 def test_beside_a_gpu_a_core_is_free_whatever_the_number_of_environments(
     num_cpus: int, threads: int, topology: Any
 ) -> None:
-    """One learner, two or eight, with 16 to 1,024 environments: each action server has a core that no worker uses, if
-    its learner has four; all other logical CPUs have a worker while there are environments for them."""
+    """An action server has a core that no worker uses, if its learner has four. All other logical CPUs have a worker
+    while there are environments for them. Cases: one, two and eight learners with 16 to 1,024 environments."""
     if num_cpus % threads:
         pytest.skip("no such machine")
     machine = topology(even(num_cpus // threads, threads))
@@ -123,8 +123,8 @@ def test_beside_a_gpu_a_core_is_free_whatever_the_number_of_environments(
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("num_cpus", [1, 4, 16, 64])
 def test_torch_has_no_threads_on_the_logical_cpus_of_workers(num_cpus: int, threads: int, topology: Any) -> None:
-    """Beside a GPU torch has one thread, with a core of its own or without; on a CPU, where workers wait meanwhile, as
-    many as there are logical CPUs, two to sample and sixteen to learn at the most."""
+    """Beside a GPU torch has one thread. On a CPU, where workers wait meanwhile, it has one per logical CPU, at most
+    two to sample and sixteen to learn."""
     if num_cpus % threads:
         pytest.skip("no such machine")
     machine = topology(even(num_cpus // threads, threads))
@@ -136,14 +136,14 @@ def test_torch_has_no_threads_on_the_logical_cpus_of_workers(num_cpus: int, thre
 
 
 def test_uneven_workers_are_said(topology: Any) -> None:
-    """The log says what the server's core has cost."""
+    """The log gives the uneven numbers of environments where the server's core has left 15 for workers."""
     lines = make_plan(topology(even(16, 1)), 64, on_gpu=True).lines()
     assert lines[1] == "workers     15, of 4 or 5 environments each, on 1-15"
     assert lines[2].startswith("server      on 0, reserved for it")
 
 
 def test_idle_and_shared_cpus_are_reported(topology: Any) -> None:
-    """Would catch idle or shared logical CPUs that are not reported."""
+    """Idle and shared logical CPUs give one warning with the better setting."""
     wide = topology(EIGHT)
     few = make_plan(topology(**TWO_NODES), 4)
     assert list(few.worker_cpus) == [0, 4, 1, 5]
@@ -165,14 +165,14 @@ def test_idle_and_shared_cpus_are_reported(topology: Any) -> None:
     [(16, 2, 2), (16, 64, 16), (16, 6, 4), (16, 1, 1), (20, 8, 5), (6, 3, 3), (18, 4, 3), (5, 4, 1)],
 )
 def test_workers_divide_the_environments(num_envs: int, num_cpus: int, expected: int) -> None:
-    """Would catch a default that leaves logical CPUs idle without need."""
+    """The default number of workers divides the environments and uses the logical CPUs."""
     assert default_workers(num_envs, num_cpus) == expected
 
 
 @needs_pinning
 @needs_two
 def test_the_server_is_pinned_for_the_run_only() -> None:
-    """Would catch a Python session that keeps a single core after its first run, or threads that were forgotten."""
+    """All threads are pinned during a run, and none after it."""
     everywhere = os.sched_getaffinity(0)
     torch.set_num_threads(2)
     torch.rand(300, 300) @ torch.rand(300, 300)

@@ -1,4 +1,4 @@
-"""How several learners divide a machine, on machines of every shape."""
+"""Tests of how several learners divide a machine, on machines of every shape."""
 
 import random
 from typing import Any
@@ -31,7 +31,7 @@ def workers_of(plan: Plan) -> list[int]:
 
 
 def test_dgx_1_gives_the_papers_five_cores_to_each_gpu(topology: Any) -> None:
-    """Would catch a learner without a core of its own, with other than four for its simulators, or across sockets."""
+    """On a DGX-1 each GPU has five cores of its socket: one for the server, four for simulators."""
     plans = make_plans(topology(**DGX_1), 16, gpu_nodes=DGX_1_GPUS, on_gpu=True)
     for rank, plan in enumerate(plans):
         first = 5 * rank
@@ -60,7 +60,7 @@ def test_dgx_1_gives_the_papers_five_cores_to_each_gpu(topology: Any) -> None:
     ],
 )
 def test_some_of_the_gpus_have_the_whole_machine(gpu_nodes: Any, parts: list[str], topology: Any) -> None:
-    """Would catch a socket that idles, or learners of one run with unequal parts, where GPUs are on one socket only."""
+    """Learners of some GPUs divide the whole machine evenly, near their sockets first."""
     dgx = topology(**DGX_1)
     assert parts_of(dgx, gpu_nodes) == parts
     for plan, node in zip(make_plans(dgx, 16, gpu_nodes=gpu_nodes, on_gpu=True), gpu_nodes, strict=True):
@@ -70,7 +70,7 @@ def test_some_of_the_gpus_have_the_whole_machine(gpu_nodes: Any, parts: list[str
 
 
 def test_dgx_a100_borrows_from_the_node_beside(topology: Any) -> None:
-    """Would catch the four nodes without GPUs idling, cores of the other socket, or few workers that are far away."""
+    """On a DGX A100 each learner has as many cores of the node beside as of its GPU's, and uses its own first."""
     plans = make_plans(topology(**DGX_A100), 16, gpu_nodes=DGX_A100_GPUS, on_gpu=True)
     assert sorted(cpu for plan in plans for cpu in plan.topology.cpus) == [*range(256)]
     for plan, node in zip(plans, DGX_A100_GPUS, strict=True):
@@ -85,7 +85,7 @@ def test_dgx_a100_borrows_from_the_node_beside(topology: Any) -> None:
     ("has", "num", "parts", "workers", "threads"),
     [
         (PAIR, 2, ["0", "1"], 1, 1),
-        ({"cores": ["0-1"]}, 2, ["0", "1"], 1, 1),  # of one core
+        ({"cores": ["0-1"]}, 2, ["0", "1"], 1, 1),  # two threads of one core
         ({**SIXTEEN, "quota": 6}, 2, ["0-7", "8-15"], 2, 3),
         (LAPTOP, 2, ["0-1,4-5", "2-3,6-7"], 4, 4),
         (LAPTOP, 6, ["0,4", "1,5", "2", "6", "3", "7"], 1, None),
@@ -97,7 +97,7 @@ def test_dgx_a100_borrows_from_the_node_beside(topology: Any) -> None:
 def test_cpu_learners_have_parts_of_their_own(
     has: dict[str, Any], num: int, parts: list[str], workers: int, threads: int | None, topology: Any
 ) -> None:
-    """Would catch learners on each other's cores or on more nodes than needed, or torch with threads for all of it."""
+    """CPU learners have parts of their own, with workers and threads that fit the part."""
     whole = topology(**has)
     assert parts_of(whole, [None] * num) == parts
     for plan, part in zip(make_plans(whole, 16, gpu_nodes=[None] * num), parts, strict=True):
@@ -108,7 +108,7 @@ def test_cpu_learners_have_parts_of_their_own(
 
 
 def test_any_machine_is_divided_evenly() -> None:
-    """Would catch, in shapes that nobody thought of, a core for two, a core for none, or one far away without need."""
+    """Any machine is divided evenly, and each learner gets cores of its own node first."""
     draw = random.Random(0)
     for _ in range(300):
         nodes = tuple(draw.choices(range(draw.randint(1, 4)), k=draw.randint(2, 30)))
@@ -127,7 +127,7 @@ def test_any_machine_is_divided_evenly() -> None:
 
 
 def test_a_single_learner_has_the_whole_machine(topology: Any) -> None:
-    """Would catch a run of one learner that is pinned, or planned otherwise, because there could be several."""
+    """A single learner has the same plan as in a run that cannot have several."""
     for has in (DGX_1, LAPTOP, PAIR, {**SIXTEEN, "quota": 4}, {**TWO_NODES, "chosen": "4-7"}):
         whole = topology(**has)
         assert make_plans(whole, 16, gpu_nodes=[None]) == (make_plan(whole, 16),)
@@ -148,7 +148,7 @@ def test_a_single_learner_has_the_whole_machine(topology: Any) -> None:
     ],
 )
 def test_more_learners_than_logical_cpus(has: dict[str, Any], num: int, message: str, topology: Any) -> None:
-    """Would catch learners that take each other's time unasked, or that can't although it was asked for."""
+    """More learners than logical CPUs are refused, unless sharing is asked for; then one warning says so."""
     whole = topology(**has)
     with pytest.raises(UsageError, match=message):
         make_plans(whole, 8, gpu_nodes=[None] * num)
@@ -162,7 +162,7 @@ def test_more_learners_than_logical_cpus(has: dict[str, Any], num: int, message:
 
 
 def test_shared_logical_cpus_are_taken_in_turn(topology: Any) -> None:
-    """Would catch learners crowded on one logical CPU beside idle ones, or away from their GPU."""
+    """Shared logical CPUs are taken in turn, near each learner's GPU."""
     assert parts_of(topology(**PAIR), [None] * 5, share=True) == ["0", "1", "0", "1", "0"]
     assert parts_of(topology(["0,2", "1,3"], ["0,2", "1,3"]), [1, 1, 1, 0, 0], share=True) == ["1", "3", "1", "0", "2"]
     assert parts_of(topology(**PAIR), [None] * 2, share=True) == ["0", "1"]
@@ -170,7 +170,7 @@ def test_shared_logical_cpus_are_taken_in_turn(topology: Any) -> None:
 
 
 def test_a_slurm_job_is_divided(topology: Any) -> None:
-    """Would catch a step's learners on logical CPUs of another job, or each with the whole job's time."""
+    """Learners of a Slurm step divide its logical CPUs and its share of time."""
     step = "job_7/step_0/user/task_0"
     whole = topology(**DGX_1, allowed="10-19,50-59,30-33", quota=12, group=step)
     plans = make_plans(whole, 16, gpu_nodes=[0, 1], on_gpu=True)
@@ -180,20 +180,20 @@ def test_a_slurm_job_is_divided(topology: Any) -> None:
 
 
 def test_warnings_count_the_whole_run(topology: Any) -> None:
-    """Would catch advice that is right for one learner and wrong for the flag that all of them share."""
+    """Warnings count the environments and workers of the whole run."""
     wide = topology(EIGHT)
     (text,) = make_plans(wide, 4, gpu_nodes=[None, None])[0].warnings
     assert text == "envs=8 keep 8 of 16 logical CPUs busy; --envs 32 would use them all"
     assert [len(plan.worker_cpus) for plan in make_plans(wide, 16, gpu_nodes=[None, None])] == [8, 8]
     (text,) = make_plans(wide, 64, 16, gpu_nodes=[None, None])[0].warnings
     assert text == "workers=32 share 16 logical CPUs; --workers 16 would have one each"
-    (text,) = make_plans(wide, 2, gpu_nodes=[None] * 3)[0].warnings  # of 6, 6 and 4 logical CPUs
+    (text,) = make_plans(wide, 2, gpu_nodes=[None] * 3)[0].warnings  # parts of 6, 6 and 4 logical CPUs
     assert text == "envs=6 keep 6 of 16 logical CPUs busy; --envs 24 would use 12"
     assert [default_workers(8, num) for num in (6, 6, 4)] == [4, 4, 4]
 
 
 def test_each_learner_has_a_line(topology: Any) -> None:
-    """Would catch a log that does not say which learner is where, or lines too long to read."""
+    """Each learner has one line with its device, node, server, workers and environments."""
     devices = [f"cuda:{gpu}" for gpu in range(8)]
     lines = show_plans(devices, make_plans(topology(**DGX_1), 16, gpu_nodes=DGX_1_GPUS, on_gpu=True))
     assert lines[7] == (

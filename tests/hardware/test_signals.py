@@ -1,4 +1,4 @@
-"""Signals that ask a run to stop."""
+"""Tests of signals that ask a run to stop."""
 
 import contextlib
 import os
@@ -11,7 +11,7 @@ from accel_rl.hardware.signals import StopSignal
 
 
 def test_a_terminal_that_is_gone_stops_a_run_in_good_order() -> None:
-    """Would catch a run that is lost with the connection, or by the shell's second SIGHUP."""
+    """A terminal's SIGHUP, sent once or twice, stops a run in good order."""
     before: Any = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored
     try:
         with StopSignal() as stop:
@@ -27,7 +27,7 @@ def test_a_terminal_that_is_gone_stops_a_run_in_good_order() -> None:
 
 
 def test_nohup_is_obeyed() -> None:
-    """Would catch a run that stops with its terminal although it was started to go on."""
+    """A process started under nohup ignores SIGHUP."""
     before: Any = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with StopSignal() as stop:
@@ -38,7 +38,7 @@ def test_nohup_is_obeyed() -> None:
 
 
 def test_a_signal_that_an_import_has_caught_is_not_lost() -> None:
-    """Would catch a run that goes on after Ctrl-C because a package that was being imported catches all errors."""
+    """A signal whose exception an import has caught still ends the program."""
     with StopSignal() as stop:
         with contextlib.suppress(BaseException):
             signal.raise_signal(signal.SIGINT)

@@ -1,4 +1,4 @@
-"""Which logical CPUs and how much of their time a process has, on machines of every shape."""
+"""Tests of which logical CPUs and how much of their time a process has, on machines of every shape."""
 
 import os
 import re
@@ -14,7 +14,7 @@ from tests.helpers.machines import EIGHT, write
 
 
 def test_without_sysfs_and_without_pinning(tmp_path: Path, monkeypatch: Any) -> None:
-    """Would catch a system (macOS, a bare container) on which nothing could be trained."""
+    """Systems without sysfs or pinning get a plan without pinned processes."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 5}, raising=False)
     assert make_plan(read_topology(root=tmp_path), 8, 2).worker_cpus == (3, 5)
     monkeypatch.delattr(os, "sched_getaffinity")
@@ -36,7 +36,7 @@ V1 = "3:cpuset:/a\n2:cpu,cpuacct:/a/b\n0::/"
 @pytest.mark.parametrize(
     ("files", "quota"),
     [
-        ({"self": "0::/", "cpu.max": "150000 100000"}, 1.5),  # in a container
+        ({"self": "0::/", "cpu.max": "150000 100000"}, 1.5),  # a container
         ({"self": "0::/a/b", "a/b/cpu.max": "max 100000", "a/cpu.max": "200000 50000"}, 4.0),  # SLURM limits the parent
         ({"self": "0::/a/b", "a/b/cpu.max": "100000 100000", "a/cpu.max": "200000 100000"}, 1.0),
         ({"self": "0::/a", "b/cpu.max": "100000 100000"}, None),  # somebody else's
@@ -50,13 +50,13 @@ V1 = "3:cpuset:/a\n2:cpu,cpuacct:/a/b\n0::/"
     ],
 )
 def test_quotas(files: dict[str, str], quota: float | None, tmp_path: Path) -> None:
-    """Would catch a container whose share of time is taken for the whole machine."""
+    """The quota is the tightest limit of the process's control groups."""
     write(tmp_path, {"proc/self/cgroup" if name == "self" else f"sys/fs/cgroup/{name}": t for name, t in files.items()})
     assert read_quota(tmp_path) == quota
 
 
 def test_lists_of_logical_cpus() -> None:
-    """Would catch a list that is read otherwise than it is written."""
+    """Lists of logical CPUs are read as they are written, and wrong ones are refused."""
     assert parse_cpus(" 3, 0-1 ,8-8\n") == [0, 1, 3, 8]
     assert show_cpus([8, 3, 1, 0]) == "0-1,3,8"
     assert show_cpus(()) == ""
@@ -75,6 +75,6 @@ def test_lists_of_logical_cpus() -> None:
     ],
 )
 def test_logical_cpus_that_are_not_there(chosen: str, message: str, topology: Any) -> None:
-    """Would catch workers that fail to start, one by one, instead of one clear line."""
+    """Logical CPUs that are missing or not allowed are one usage error."""
     with pytest.raises(UsageError, match=message):
         topology(EIGHT, allowed="0-2,8-9", chosen=chosen)

@@ -46,6 +46,6 @@ def append(replay: AgentReplay, env: AgentEnv, start: int, stop: int) -> None:
 
 
 def make_slots(spec: EnvSpec, config: AgentReplayConfig, count: int = 1) -> dict[str, Array]:
-    """Slots in which something else was before."""
+    """Returns slots that hold remains of an earlier use."""
     layout = auxiliary_layout(spec, config)
     return {name: np.full((count, *shape), 2, dtype) for name, (shape, dtype) in layout.items()}

@@ -11,7 +11,7 @@ from gymnasium.vector import AutoresetMode
 from torch import Tensor
 
 STEPS = 6  # after which an episode is truncated
-LIMIT = 2.0  # of the position; beyond it, an episode is terminated
+LIMIT = 2.0  # largest position; beyond it, an episode is terminated
 OBSERVATION = spaces.Box(-np.inf, np.inf, (3,), np.float32)
 
 

@@ -1,4 +1,4 @@
-"""Streams with every kind of episode edge, and what a sequence replay should make of them, step by step."""
+"""Streams with every kind of episode edge, and a slow reference of what a sequence replay draws from them."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -111,7 +111,7 @@ class ListReplay:
         ]
 
     def sequence(self, start: int) -> dict[str, Any]:
-        """Returns what a batch should say of the sequence from this row."""
+        """Returns the sequence from this row as a batch should hold it."""
         env, count = self.env, 0
         for row in range(start, start + self.length):
             if not env.steps[row]["valid"]:

@@ -1,4 +1,4 @@
-"""What a process that a fork server has forked finds: `main` is its program, and answers with a `Findings`."""
+"""A program for a fork server, `main`, that answers with `Findings` about the process it runs in."""
 
 import os
 from multiprocessing.connection import Connection
@@ -20,7 +20,7 @@ class Findings(NamedTuple):
 
 
 def main(fd: int) -> None:
-    """Sends what it finds through the connection fd."""
+    """Sends its findings through the connection fd."""
     connection: Connection[Any, Any] = Connection(fd)
     num_threads = len(os.listdir("/proc/self/task"))
     torch.set_num_threads(2)
@@ -31,7 +31,7 @@ def main(fd: int) -> None:
 
 
 def open_files() -> dict[int, str]:
-    """The descriptors above stderr, and what each of them is."""
+    """Returns the descriptors above stderr, and the file of each."""
     found = {}
     for name in os.listdir("/proc/self/fd"):
         fd = int(name)

@@ -24,7 +24,8 @@ from tests.helpers.processes import SIMULATORS
 
 
 class ForkedProcess:
-    """Runs main() where subprocess.Popen would run `python -m module argument ...`; has what is needed of that here."""
+    """A fork that runs main() in place of `python -m module argument ...`, with the methods of subprocess.Popen in
+    use."""
 
     def __init__(
         self,
@@ -43,7 +44,7 @@ class ForkedProcess:
         sys.stderr.flush()
         read, self.stdin = os.pipe() if stdin == subprocess.PIPE else (os.open(os.devnull, os.O_RDONLY), -1)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads: none of them is needed here
+            warnings.simplefilter("ignore", DeprecationWarning)  # os.fork warns of threads; no child needs them
             self.pid = os.fork()
         if not self.pid:
             os.dup2(read, 0)
@@ -96,7 +97,7 @@ def _run(main: Callable[[], None], arguments: Sequence[str], fds: set[int], env:
     try:
         gc.freeze()  # garbage must not close descriptors that it no longer owns
         for fd in {int(name) for name in os.listdir("/dev/fd")} - fds:
-            with contextlib.suppress(OSError):  # that of the listing itself
+            with contextlib.suppress(OSError):  # the descriptor of the listing itself
                 os.close(fd)
         sys.stdin, sys.stdout, sys.stderr = open(0, closefd=False), sys.__stdout__, sys.__stderr__  # noqa: SIM115
         sys.argv[1:] = arguments

@@ -1,4 +1,4 @@
-"""A policy with all prepared that its layers can prepare, and whether what it computes is of its parameters now."""
+"""A policy whose layers have prepared all weights they can, and checks that it acts by its present parameters."""
 
 from copy import deepcopy
 from typing import Any

@@ -40,7 +40,7 @@ def wrong(rows: Rows) -> None:
 
 
 def hangs(rows: Rows) -> None:
-    """Never ends, and neither does what it has started."""
+    """Never ends, and neither do the processes that it has started."""
     good(rows)
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
     rows.put({"name": "child", "pid": child.pid, "complete": False})

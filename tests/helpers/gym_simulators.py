@@ -12,7 +12,7 @@ from tests.helpers.samplers import TOYS
 
 
 def make(name: str, seed: int = 0, wrappers: tuple[str, ...] = (), **options: Any) -> tuple[GymSimulator, np.ndarray]:
-    """Returns the simulator, and a row for what it writes."""
+    """Returns the simulator, and a row for it to write to."""
     env_id = name if "-v" in name else f"{TOYS}:{name}"
     simulator = GymSimulator(EnvConfig(env_id, options=options, wrappers=wrappers), np.random.SeedSequence(seed))
     return simulator, np.zeros(simulator.spec.row_shape, simulator.spec.row_dtype)

@@ -1,4 +1,4 @@
-"""A program for a fork server that imports next to nothing: it exits with the status that it is told."""
+"""A program for a fork server that imports next to nothing and exits with the status it is sent."""
 
 import os
 import subprocess
@@ -16,8 +16,8 @@ def main(fd: int) -> None:
 
 
 def leave_behind(fd: int) -> None:
-    """Does the same, but leaves three processes behind, one of them in a session of its own, one by a shell that has
-    ended; says which they are."""
+    """Does the same, but leaves three processes behind, one of them in its own session, one from a shell that has
+    ended; sends their ids."""
     connection: Connection[Any, Any] = Connection(fd)
     connection.recv()
     started = [subprocess.Popen(["sleep", "3600"], start_new_session=apart) for apart in (False, True)]

@@ -1,4 +1,4 @@
-"""Environments with action masks, which raise at an action that is not allowed. Nothing here imports torch."""
+"""Environments with action masks that raise at an action that is not allowed. Nothing here imports torch."""
 
 from collections.abc import Sequence
 from typing import Any

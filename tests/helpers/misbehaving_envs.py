@@ -1,4 +1,4 @@
-"""Environments that do what no environment should, at one step: they are like any other until then. No torch here."""
+"""Environments that misbehave at one step and are like any other until then. Nothing here imports torch."""
 
 import itertools
 import os
@@ -38,7 +38,7 @@ class Misbehaving(Counting):
 
 
 class WrongWordsError(ValueError):
-    """An error that cannot be printed as it is, nor be pickled."""
+    """An error that can neither be printed nor pickled."""
 
     def __init__(self) -> None:
         super().__init__("broken on purpose: \udcff\0")

@@ -1,4 +1,5 @@
-"""Reads what Weights & Biases keeps of a run offline, by its own record types: the file that `wandb sync` uploads."""
+"""Reads the offline file of a run tracked with Weights & Biases, which `wandb sync` uploads, by its own record
+types."""
 
 import json
 import struct
@@ -7,13 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-BLOCK, HEADER = 32_768, 7  # of LevelDB's log format, in bytes; the file begins with a header as long
+BLOCK, HEADER = 32_768, 7  # bytes, by LevelDB's log format; the file begins with a header of that length
 FULL, LAST = 1, 4  # parts that end a record
 
 
 @dataclass
 class OfflineRun:
-    """A run as it would be uploaded: settings, rows, and the files of each artefact by their names."""
+    """A run as it would be uploaded: settings, rows, and each artefact's files by name."""
 
     folder: Path
     id: str = ""
@@ -24,14 +25,14 @@ class OfflineRun:
     artifacts: dict[str, dict[str, Path]] = field(default_factory=dict)
 
     def media(self, name: str) -> Path:
-        """Returns the file of a picture or video that has been logged."""
+        """Returns the file of a logged picture or video."""
         key = f"{name}/path"
         path: str = next(row[key] for row in reversed(self.rows) if key in row)
         return self.folder / "files" / path
 
 
 def read_offline_runs(run_dir: Path) -> list[OfflineRun]:
-    """Returns what the tracker of a run has written, the oldest first: one run for each time that it was continued."""
+    """Returns the tracker's records of a run, the oldest first: one for each time that it was continued."""
     return [_read(folder) for folder in sorted((run_dir / "wandb").glob("offline-run-*"))]
 
 

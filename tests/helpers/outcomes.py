@@ -1,4 +1,4 @@
-"""What steps of simulators have led to, in a form that can be compared."""
+"""Outcomes of simulators' steps in a form that can be compared."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The networks that PyTorch's own layers make of ours, what both compute, and images in all layouts."""
+"""Our networks rebuilt from PyTorch's own layers, the outputs of both, and images in all layouts."""
 
 from copy import deepcopy
 from typing import Any

@@ -1,4 +1,4 @@
-"""Real `accel-rl` processes: started, watched, and looked for when they should be gone."""
+"""Real `accel-rl` processes: started, watched, and checked to be gone."""
 
 import contextlib
 import os
@@ -18,9 +18,9 @@ import psutil
 MARKER = "ACCEL_RL_TEST"  # an environment variable that every descendant inherits
 TINY = ["--envs", 4, "--workers", 2, "--eval-interval-steps", 0, "--no-tensorboard", "--no-report", "--device", "cpu"]
 TINY += ["--sampling-threads", 1, "--learning-threads", 1]  # the machine may be busy
-SIMULATORS = "accel_rl.envs.batch_simulator:prepare"  # what the process that starts simulators is told to prepare
+SIMULATORS = "accel_rl.envs.batch_simulator:prepare"  # preparation of the process that starts simulators
 
-TIMEOUT_S = 60.0  # for whatever is waited for; nothing takes that long
+TIMEOUT_S = 60.0  # the limit of every wait; nothing takes that long
 
 
 def words_of(process: psutil.Process) -> list[str]:
@@ -32,7 +32,7 @@ def words_of(process: psutil.Process) -> list[str]:
 
 @dataclass
 class Result:
-    """How a command has ended, and what it has written to stdout and stderr."""
+    """A command's exit status, stdout and stderr."""
 
     status: int
     out: str
@@ -63,7 +63,7 @@ class Command:
         self.unfinished.append(self)
         self._marker = uuid.uuid4().hex
         self._shm = _shm()
-        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a shell's background; commands would ignore it, too
+        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # A shell's background job passes this on.
             signal.signal(signal.SIGINT, signal.default_int_handler)
         self._out, self._err = (tempfile.TemporaryFile("w+") for _ in range(2))  # noqa: SIM115
         command = [sys.executable, *([script] if script else ["-m", "accel_rl"]), *map(str, arguments)]
@@ -97,7 +97,7 @@ class Command:
         return self._forked_by(SIMULATORS)
 
     def _forked_by(self, word: str) -> list[psutil.Process]:
-        """Returns the processes that have been forked by those with this word in their commands."""
+        """Returns the processes forked by those with this word in their commands."""
         found = [process for process in self.descendants() if word in words_of(process)]
         return [process for process in found if process.ppid() in [launcher.pid for launcher in found]]
 

@@ -1,4 +1,4 @@
-"""Queued samplers for tests, a policy that tells what it saw, and a book of every step that has been handed over."""
+"""Queued samplers for tests, a policy that tells what it saw, and a book of every step handed over."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +14,7 @@ from accel_rl.samplers.base import SamplerConfig
 from accel_rl.samplers.queued.sampler import QueueConfig, QueuedSampler
 from tests.helpers.samplers import TOYS, spec_of
 
-LENGTHS = (3, -4, 12, 1, -1, 5, -10, 4)  # of games: negative ones are truncated
+LENGTHS = (3, -4, 12, 1, -1, 5, -10, 4)  # steps of each game; negative: truncated
 NUM_ACTIONS = 5
 
 

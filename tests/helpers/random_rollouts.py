@@ -1,4 +1,4 @@
-"""Rollouts of random numbers, without environments: for what only reads them."""
+"""Rollouts of random numbers, without environments, for code that only reads rollouts."""
 
 from typing import Any
 
@@ -32,7 +32,7 @@ def random_rollout(
             return torch.randint(256, shape, generator=generator, dtype=torch.uint8)
         return torch.randn(shape, generator=generator)
 
-    num_actions = int(getattr(spec.action_space, "n", 2))  # of a Dict or Tuple: 0 or 1 in each part
+    num_actions = int(getattr(spec.action_space, "n", 2))  # Each part of a Dict or Tuple is 0 or 1.
     action = torch.randint(num_actions, (T, B, *spec.action_shape), generator=generator)
     action = action.to(torch.from_numpy(np.empty(0, spec.action_dtype)).dtype)
     outputs, inputs = {}, None

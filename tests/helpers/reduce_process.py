@@ -59,7 +59,7 @@ CASES = {
 
 
 class Network(nn.Module):
-    """An actor-critic with running statistics of what it sees."""
+    """An actor-critic with running statistics of its observations."""
 
     def __init__(self, seed: int):
         super().__init__()
@@ -76,7 +76,7 @@ class Network(nn.Module):
 
 
 def samples(index: int, case: Case) -> dict[str, Tensor]:
-    """The index-th batch of all ranks together."""
+    """Returns the index-th batch of all ranks together."""
     generator = torch.Generator().manual_seed(index)
     batch = {
         "x": 3 + 2 * torch.randn(NUM_SAMPLES, 4, generator=generator, dtype=torch.float64),
@@ -95,7 +95,7 @@ def samples(index: int, case: Case) -> dict[str, Tensor]:
 
 
 def learn(update: Update, network: Network, case: Case, rank: int, size: int) -> list[dict[str, Tensor]]:
-    """What each update returns; then the parameters and statistics at the end."""
+    """Returns the results of each update, then the parameters and statistics at the end."""
     device = update.parameters.values.device
     found = []
 
@@ -128,14 +128,14 @@ def learn(update: Update, network: Network, case: Case, rank: int, size: int) ->
 
 
 def alone(name: str) -> list[dict[str, Tensor]]:
-    """What both ranks together should come to."""
+    """Returns the results of one rank with all samples."""
     case, network = CASES[name], Network(0)
     update = Update(network, make_optimizer(case.rule), case.clip)
     return learn(update, network, case, 0, 1)
 
 
 def together(rank: int, size: int, device: str) -> dict[str, list[dict[str, Tensor]]]:
-    """All cases, as that rank. Ranks begin with different networks."""
+    """Returns the results of all cases as this rank. Ranks begin with different networks."""
     found = {}
     for name, case in CASES.items():
         network = Network(rank).to(device)
@@ -149,7 +149,7 @@ def together(rank: int, size: int, device: str) -> dict[str, list[dict[str, Tens
 
 
 def too_many_terms(rank: int, size: int, device: str) -> str:
-    """What an update says of a loss with that many terms."""
+    """Returns the error of an update whose loss has 64 terms."""
     network = Network(rank)
     update = Update(network, make_optimizer("sgd"), exchange=AllReduce())
 
@@ -165,7 +165,7 @@ def too_many_terms(rank: int, size: int, device: str) -> str:
 
 
 def run(role: Callable[..., Any], size: int, device: str = "cpu") -> list[Any]:
-    """What `role` returns as each rank, in a process of its own."""
+    """Returns the results of `role` from each rank, in a process of its own."""
     meeting = TCPStore("127.0.0.1", 0, size, is_master=True, wait_for_workers=False)
     ranks = [
         subprocess.Popen(

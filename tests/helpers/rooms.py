@@ -1,4 +1,4 @@
-"""An environment whose observations are a Dict without further ones inside, as Stable-Baselines3 takes them."""
+"""An environment whose observations are a flat Dict, as Stable-Baselines3 takes them."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Reads what a run has left in its folder, and compares runs."""
+"""Reads the files in a run's folder, and compares runs."""
 
 import csv
 import pickle
@@ -83,7 +83,7 @@ def assert_same(first: Any, second: Any, where: str = "state") -> None:
 
 
 def assert_same_env(first: Any, second: Any) -> None:
-    """Compares two CartPole or Counting environments, whose pickles may differ although their contents are equal."""
+    """Compares two CartPole or Counting environments by content, since their pickles may differ."""
     assert type(first.unwrapped) is type(second.unwrapped)
     one, other = (vars(env.unwrapped) for env in (first, second))
     for name in ("state", "game", "steps"):

@@ -1,4 +1,4 @@
-"""Makes GPUs compute what the CPU computes, also in the processes that a test starts."""
+"""Makes GPUs compute the same numbers as the CPU, in processes that a test starts, too."""
 
 import contextlib
 import os

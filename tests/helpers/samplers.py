@@ -24,7 +24,7 @@ PONG = EnvConfig("pong", options={"max_episode_steps": 9, "noop_max": 3, "frame_
 
 
 class Echo:
-    """Acts by the observation and the noise together, and records both: a wrong row or a wrong noise shows at once."""
+    """A policy that acts by observation and noise together and records both, so that a wrong row or noise shows."""
 
     state_size = 0
 
@@ -46,7 +46,7 @@ class Echo:
 
 
 class Greedy(Echo):
-    """Acts by the observation alone: the number of environments that noise is drawn for does not show."""
+    """A policy that acts by the observation alone, so that the number of noise columns does not matter."""
 
     def act(
         self, observation: Tensor, noise: Tensor | None, recurrent_inputs: RecurrentInputs | None = None
@@ -55,7 +55,7 @@ class Greedy(Echo):
 
 
 class SameNoise(Echo):
-    """Noise is drawn on the CPU wherever it is used, so that two devices act alike."""
+    """A policy whose noise is always drawn on the CPU, so that two devices act alike."""
 
     def draw_noise(self, num_steps: int, num_envs: int, generator: torch.Generator) -> Tensor:
         self.drawn = getattr(self, "drawn", 0) + 1
@@ -63,7 +63,7 @@ class SameNoise(Echo):
 
 
 def spec_of(env: EnvConfig) -> EnvSpec:
-    """`probe_spec`, once for each kind of environment."""
+    """Returns `probe_spec`'s result, probed once for each kind of environment."""
     return _SPECS.get(repr(env)) or _SPECS.setdefault(repr(env), probe_spec(env))
 
 
@@ -79,7 +79,7 @@ def make(sampler_class: Any, env: EnvConfig, config: SamplerConfig, policy: Any 
 
 @contextlib.contextmanager
 def closing(*samplers: Any) -> Iterator[None]:
-    """Closes the samplers at the end, however that comes."""
+    """Closes the samplers when the block ends, with or without an error."""
     try:
         yield
     finally:
@@ -106,7 +106,7 @@ KINDS = ("serial", "alternating", "device")
 
 
 def make_kind(kind: str, env: EnvConfig, config: SamplerConfig, policy: Any = None, **batch: Any) -> Any:
-    """A sampler: serial | alternating | device, an alternating one whose server works as on a GPU, on the CPU."""
+    """Returns a sampler: serial, alternating, or device: an alternating one with a GPU's server on the CPU."""
     sampler = make(SerialSampler if kind == "serial" else AlternatingSampler, env, config, policy, **batch)
     return use_gpu_server(sampler) if kind == "device" else sampler
 
@@ -116,7 +116,7 @@ PER_ENV = ["observation_rows", "age", "action", "reward", "terminated", "truncat
 
 
 def assert_equal(first: Any, second: Any, what: str = "") -> None:
-    """Two rollouts, bit for bit."""
+    """Asserts that two rollouts are equal bit for bit."""
     for name in PER_ENV + FINALS:
         assert torch.equal(getattr(first, name), getattr(second, name)), f"{what}: {name}"
     assert first.policy_outputs.keys() == second.policy_outputs.keys()
@@ -131,7 +131,7 @@ def assert_equal(first: Any, second: Any, what: str = "") -> None:
 
 
 def copy(rollout: Any, clone_tensor: Callable[[Tensor], Tensor] = Tensor.clone) -> Any:
-    """A rollout that outlives the next `collect`."""
+    """Returns a rollout that outlives the next `collect`."""
 
     def clone(value: Any) -> Any:
         if isinstance(value, Tensor | np.ndarray):
@@ -144,12 +144,12 @@ def copy(rollout: Any, clone_tensor: Callable[[Tensor], Tensor] = Tensor.clone) 
 
 
 def to_cpu(rollout: Any) -> Any:
-    """A copy on the CPU."""
+    """Returns a copy on the CPU."""
     return copy(rollout, lambda tensor: tensor.clone().cpu())
 
 
 def columns_of(rollout: Any, envs: slice) -> Any:
-    """The rollout of some of the environments, by themselves."""
+    """Returns the rollout of some of the environments."""
     kept = (rollout.final_env >= envs.start) & (rollout.final_env < envs.stop)
     games = [game._replace(env=game.env - envs.start) for game in rollout.games if envs.start <= game.env < envs.stop]
     return replace(

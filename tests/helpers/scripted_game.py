@@ -23,7 +23,7 @@ POINTS = 100  # the unit of this game's score
 _MOST_FRAMES = 64  # the last frame's entries hold from then on
 _LOG = 0x40  # 64 bytes of RAM that remember what was pressed
 _LOGGED = 0x1D  # the number of the next one
-_RESET = 1  # in the log: a reset; else a contact that is closed is a 0 in bits 4 to 7, and the button in bit 3
+_RESET = 1  # log entry of a reset; in other entries, bits 4 to 7 and 3 are 0 for closed contacts and the button
 
 # Only frames count that follow a reset's pressing of the Reset switch. RAM remembers everything from reset to reset.
 _PROGRAM = """

@@ -108,7 +108,7 @@ def _following_value(policy: Any, rollout: Rollout, column: int) -> Tensor:
 
 
 def _widened(rollout: Rollout, padding: Rollout) -> Rollout:
-    """Returns the rollout with those columns behind it; nothing of them is valid."""
+    """Returns the rollout with those columns appended; none of their steps is valid."""
     padding.valid.zero_()
     first, second = rollout.tensors(), padding.tensors()
 

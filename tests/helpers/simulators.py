@@ -1,4 +1,4 @@
-"""Both simulators of Atari games, by their names, for tests that hold for each."""
+"""Both simulators of Atari games, by their names, for tests that hold for both."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, cast
@@ -12,7 +12,7 @@ from accel_rl.envs.atari import AtariSimulator
 from accel_rl.envs.batch_simulator import BatchConfig, BatchSimulator, make_simulator, rollout_layout
 from accel_rl.envs.native import make_native
 
-# What is expensive is tested on one of them in `make test`.
+# Expensive tests run on one of them in `make test`.
 NATIVE_FIRST = ["native", pytest.param("ale", marks=pytest.mark.slow)]
 MAKE: dict[str, Callable[..., Any]] = {"native": make_native, "ale": AtariSimulator}
 

@@ -1,6 +1,6 @@
 """Processes that share a central store with a test: `Process(store, role, ...)` starts one.
 
-A chunk is written as one number everywhere, which says what version it is: so torn ones are known for certain.
+All elements of a chunk are its version number, so a torn chunk is certain to be noticed.
 """
 
 import json
@@ -52,7 +52,7 @@ class Process:
         self.finish(-signal.SIGKILL)
 
     def finish(self, status: int = 0) -> str:
-        """Its last words; it must have found nothing wrong."""
+        """Returns the process's output; asserts its exit status."""
         self._stdin.close()
         words = self._stdout.read()
         self._stdout.close()
@@ -66,7 +66,7 @@ def fill(part: LockedTensors, values: float) -> None:
 
 
 def check(part: LockedTensors) -> None:
-    """That all of it is what its version has written. A copy is what a learner would go on with."""
+    """Asserts that all of part is from one version. Copies are checked, as a learner reads them."""
     version, copies = part.version, [tensor.clone() for tensor in part.current.values()]
     for copy in copies:
         assert bool((copy == version).all()), f"version {version} is torn: {sorted({*copy.tolist()})[:5]}"
@@ -111,7 +111,7 @@ def hold(store: CentralStore) -> None:
 
 
 class Weights(nn.Module):
-    """A vector of parameters."""
+    """A module with one vector of parameters."""
 
     def __init__(self, size: int, dtype: torch.dtype = torch.float32):
         super().__init__()

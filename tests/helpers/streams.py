@@ -1,4 +1,4 @@
-"""Streams of random episodes, written down whole, and the rollouts that a sampler would cut them into."""
+"""Streams of random episodes, written down whole, and the rollouts that a sampler would cut from them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ def make_spec(frame_stack: int) -> EnvSpec:
 
 @dataclass
 class Env:
-    """One environment's whole stream: a row for everything that was seen, a step for everything that was done."""
+    """One environment's whole stream: a row for each observation, a step for each action."""
 
     rng: np.random.Generator
     spec: EnvSpec
@@ -63,7 +63,7 @@ class Env:
             self.resets.append(False)
 
     def seen(self, row: int, newest: Any = None, age: int | None = None) -> Any:
-        """What the network sees at a row."""
+        """Returns the network's observation at a row."""
         newest, age = self.rows[row] if newest is None else newest, self.ages[row] if age is None else age
         if not self.spec.frame_stack:
             return newest
@@ -74,7 +74,7 @@ class Env:
 
 
 def rollout_of(envs: Sequence[Env], first: int, horizon: int, spec: EnvSpec) -> Rollout:
-    """Rows first ... first + horizon of these streams, as a sampler gives them."""
+    """Returns rows first ... first + horizon of these streams as a sampler's rollout."""
     history = max(spec.frame_stack - 1, 0)
 
     def rows(name: str, start: int, stop: int) -> torch.Tensor:

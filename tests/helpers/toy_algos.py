@@ -1,4 +1,4 @@
-"""Algorithms that go wrong on purpose: `Exploding` unless its learning rate is low, `Struck` in one learner; and ones
+"""Algorithms that fail on purpose, `Exploding` unless its learning rate is low and `Struck` in one learner; and ones
 that draw the same random numbers in every learner."""
 
 import os
@@ -156,7 +156,7 @@ class SameDrawsA2C(A2C):
 
 
 class SameDrawsPPO(PPO):
-    """As SameDrawsA2C."""
+    """PPO that draws the same numbers as SameDrawsA2C."""
 
     def setup(self, seed: int, make_update: MakeUpdate) -> None:
         super().setup(seed, make_update)

@@ -244,7 +244,7 @@ class Slow(Counting):
 
 
 class BoxAction(Counting):
-    """Continuous actions between -1 and 2, which are observed as they arrive: [*action] float32."""
+    """An environment with continuous actions between -1 and 2, observed as they arrive: [*action] float32."""
 
     def __init__(self, lengths: Sequence[int] = (0,), size: int = 2):
         super().__init__(lengths)
@@ -302,7 +302,7 @@ class Picture(Counting):
 
 
 class Float64(Counting):
-    """[game + 1/3, step + 1/3] in float64."""
+    """An environment that observes [game + 1/3, step + 1/3] in float64."""
 
     def __init__(self, lengths: Sequence[int] = (3,)):
         super().__init__(lengths)
@@ -322,7 +322,7 @@ class Unpicklable(Counting):
 
 
 class Hooked(Unpicklable):
-    """The same, but it tells its state itself."""
+    """Unpicklable with methods that save and restore its state."""
 
     def get_state(self) -> Any:
         return {"game": self.game, "steps": self.steps, "generator": self.np_random.bit_generator.state}
@@ -338,7 +338,7 @@ def limited_hooked(max_steps: int, lengths: Sequence[int] = (0,)) -> gymnasium.E
 
 
 class Deceptive(Counting):
-    """Lets itself be pickled, but its course depends on something outside of it, so that a copy takes another one."""
+    """Can be pickled, but depends on something outside of it, so that a copy takes another course."""
 
     _outside = 0
 
@@ -377,7 +377,7 @@ class Unsupported(Counting):
 
 
 class Wish(spaces.Space[str]):
-    """A space of one's own, as MiniGrid's missions; it cannot be pickled."""
+    """A space of a user's own, like MiniGrid's missions; it cannot be pickled."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -556,7 +556,7 @@ class OldStep(Counting):
 
 
 class OldReset(Counting):
-    """No info."""
+    """An environment whose reset returns no info."""
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         return super().reset(seed=seed)[0]
@@ -568,7 +568,7 @@ class Seedless(OldReset):
 
 
 def limited(kind: str) -> gymnasium.Env[Any, Any]:
-    """One of these in a wrapper of gymnasium, which unpacks what they return."""
+    """Returns one of these in a wrapper of gymnasium, which unpacks the results of reset and step."""
     return gymnasium.wrappers.TimeLimit(globals()[kind](), 10)
 
 
@@ -577,7 +577,7 @@ def not_an_env() -> Any:
 
 
 def forgetful() -> None:
-    """A factory whose author forgot to return the environment."""
+    """Returns no environment, as if its author had forgotten the return."""
     Counting()
 
 
@@ -598,7 +598,7 @@ def plus_one(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
 
 
 class AsFloats(gymnasium.ObservationWrapper[Any, Any, Any]):
-    """Pictures of numbers between 0 and 1."""
+    """A wrapper that shows pictures as numbers between 0 and 1."""
 
     def __init__(self, env: gymnasium.Env[Any, Any]):
         super().__init__(env)

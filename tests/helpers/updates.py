@@ -61,5 +61,5 @@ class RecordingUpdate(Update):
 
     @property
     def batches(self) -> list[Any]:
-        """The first argument of each loss: the samples themselves."""
+        """Returns the first argument of each loss: the samples themselves."""
         return [call.batch[0] for call in self.calls]

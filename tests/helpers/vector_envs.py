@@ -1,4 +1,4 @@
-"""Vector environments of toys, whose rollouts must be those of the same toys one by one, and ones that break rules."""
+"""Vector environments of toys, which play like the same toys one by one, and ones that break rules."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -18,14 +18,14 @@ class MasksByMethod(SyncVectorEnv):
 
 
 def make(num_envs: int, toy: str = "Counting", mode: str = "NextStep", **options: Any) -> SyncVectorEnv:
-    """A vector environment of toys. mode: the value of an AutoresetMode."""
+    """Returns a vector environment of toys. mode: the value of an AutoresetMode."""
     kind = MasksByMethod if "method" in options.get("sources", ()) else SyncVectorEnv
     make_toy = getattr(toy_envs, toy, None) or getattr(masked_envs, toy)
     return kind([lambda: make_toy(**options)] * num_envs, autoreset_mode=AutoresetMode(mode))
 
 
 def single_envpool(name: str, seed: int | None = None, **options: Any) -> gymnasium.Env[Any, Any]:
-    """One of EnvPool's environments by itself."""
+    """Returns one of EnvPool's environments by itself."""
     return make_gym_env(EnvConfig(f"envpool:{name}", options=options), seed)
 
 

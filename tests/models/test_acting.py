@@ -1,4 +1,4 @@
-"""Policies act as plain PyTorch computes, whatever the trunk, head, image and batch."""
+"""Tests that policies act as plain PyTorch computes, whatever the trunk, head, image and batch."""
 
 from typing import Any
 
@@ -69,7 +69,7 @@ TRUNKS = [(name, "pixels") for name in NETWORKS] + [(name, space) for name in ("
 
 @pytest.mark.parametrize(("name", "space"), TRUNKS)
 def test_every_trunk(name: str, space: str) -> None:
-    """Would catch a ReLU that is lost or computed twice, a wrong factor of 255, and mixed up groups of pixels."""
+    """Every trunk acts as plain PyTorch computes."""
     spec = SPECS[space]
     network = NETWORKS.get(name, make_trunk)
     if name in ("nature", "nature_half", "cule"):
@@ -82,7 +82,7 @@ def test_every_trunk(name: str, space: str) -> None:
 @pytest.mark.parametrize("dueling", [False, True])
 @pytest.mark.parametrize("space", SPECS)
 def test_every_trunk_with_layer_norms(space: str, dueling: bool) -> None:
-    """Would catch a ReLU that is fused with the layer before its normalization, in any precision."""
+    """Trunks with layer normalization act as plain PyTorch computes, in every precision."""
     policy = disturbed(QNetwork(SPECS[space], lambda spec: add_layer_norms(make_trunk(spec)), dueling=dueling))
     assert any(isinstance(layer, torch.nn.LayerNorm) for layer in policy.modules())
     assert_acts_as_plain(policy, observations(SPECS[space], 8))
@@ -91,7 +91,7 @@ def test_every_trunk_with_layer_norms(space: str, dueling: bool) -> None:
 @pytest.mark.parametrize("channels", [1, 2, 3, 4])
 @pytest.mark.parametrize("size", [(20, 20), (37, 41), pytest.param((21, 50), marks=pytest.mark.slow)], ids=str)
 def test_odd_images_in_every_layout(channels: int, size: tuple[int, int]) -> None:
-    """Would catch pixels grouped across the edge of a row, and images that are read as if they were contiguous."""
+    """Images of odd sizes give the same results in every memory layout."""
     shape = (channels, *size)
     policy = disturbed(ActorCritic(pixels(*shape)))
     image = images(shape, 5)
@@ -108,7 +108,7 @@ def test_odd_images_in_every_layout(channels: int, size: tuple[int, int]) -> Non
     "num_samples", [1, 2, 3, 8, 16, 64, *(pytest.param(n, marks=pytest.mark.slow) for n in range(4, 64) if n % 8)]
 )
 def test_every_batch_size(num_samples: int) -> None:
-    """Would catch weights packed for one batch size and used with another in a layout that does not fit it."""
+    """Weights prepared for one batch size do not change the results for another."""
     policy = disturbed(ActorCritic(SPECS["pixels"]))
     image = images((4, 20, 20), 64)
     outputs(policy, image[:7])  # prepares weights for a size of its own
@@ -120,7 +120,7 @@ GEOMETRIES = [(8, 4, 0), (4, 2, 1), (3, 1, 1), (5, 3, 2), (6, 3, 0), (4, 4, 0), 
 
 @pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
 def test_every_geometry_of_the_first_layer(geometry: tuple[int, int, int]) -> None:
-    """Would catch pixels that are grouped where kernel, padding or width forbid it."""
+    """First layers of any kernel, stride, padding and width act as plain PyTorch computes."""
     for width in (24, 25):
         shape = (3, 22, width)
 
@@ -137,7 +137,7 @@ def test_every_geometry_of_the_first_layer(geometry: tuple[int, int, int]) -> No
 @pytest.mark.parametrize("dueling", [False, True])
 @pytest.mark.parametrize("space", SPECS)
 def test_every_q_network(space: str, dueling: bool, support: Tensor | None) -> None:
-    """Would catch the streams' hidden layers without their ReLU, or with the wrong stream's weights."""
+    """Every Q-network acts as plain PyTorch computes and chooses the same actions."""
     policy = disturbed(QNetwork(SPECS[space], None, support, dueling))
     assert_acts_as_plain(policy, observations(SPECS[space], 6))
     expected = plain(policy).act(observations(SPECS[space], 6), None)[0]
@@ -157,7 +157,7 @@ ACTIONS: dict[str, tuple[gymnasium.Space[Any], str]] = {
 @pytest.mark.parametrize("name", ACTIONS)
 @pytest.mark.parametrize("separate_value", [False, True])
 def test_every_distribution(name: str, separate_value: bool) -> None:
-    """Would catch parameters in bfloat16, and a value trunk that takes the policy trunk's prepared weights."""
+    """Policies of every action space act as plain PyTorch computes, with a separate value network, too."""
     space, gaussian = ACTIONS[name]
     policy = disturbed(ActorCritic(pixels(2, 20, 20, action=space), None, separate_value, gaussian=gaussian))
     image = images((2, 20, 20), 5)
@@ -172,7 +172,7 @@ def test_every_distribution(name: str, separate_value: bool) -> None:
 @pytest.mark.parametrize("core", ["lstm", "gru"])
 @pytest.mark.parametrize("space", ["pixels", "vector"])
 def test_every_core(core: str, space: str) -> None:
-    """Would catch features in bfloat16 that reach a core, or a state in another precision."""
+    """Recurrent policies act as plain PyTorch computes."""
     spec = SPECS[space]
     policy = disturbed(ActorCritic(spec, core=core, core_size=16, previous_inputs=True))
     generator = torch.Generator().manual_seed(1)
@@ -188,7 +188,7 @@ def test_every_core(core: str, space: str) -> None:
 
 @pytest.mark.parametrize("dtype", PRECISIONS, ids=str)
 def test_acting_is_the_forward_pass_of_learning(dtype: torch.dtype) -> None:
-    """Would catch packed weights that are not those that learning uses: PPO's first ratios would not be 1."""
+    """Acting, bootstrapping and learning compute the same outputs, up to rounding."""
     for spec, network in ((SPECS["pixels"], None), (pixels(4, 84, 84), NETWORKS["nature"])):
         policy = disturbed(ActorCritic(spec, network))
         policy.bf16 = dtype == torch.bfloat16

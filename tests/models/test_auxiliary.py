@@ -1,4 +1,4 @@
-"""The heads of auxiliary tasks against PyTorch's own layers."""
+"""Tests of the heads of auxiliary tasks against PyTorch's own layers."""
 
 import torch
 from torch import nn
@@ -7,7 +7,7 @@ from accel_rl.models.auxiliary import NUM_MAPS, PixelControlHead
 
 
 def test_pixel_control_is_a_dueling_deconvolution() -> None:
-    """Would catch a mean over cells in place of actions, one of V or A that is missing, and maps in another order."""
+    """Pixel control's values are V + A - mean(A) over actions, for each cell."""
     torch.manual_seed(0)
     head = PixelControlHead(7, num_actions=3, cells=(6, 8))
     nn.init.normal_(head.deconvolution.bias)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Copies of weights in bfloat16 on a GPU: what acts and learns by them, and that they are never out of date."""
+"""Tests of copies of weights in bfloat16 on a GPU: what acts and learns by them, and that they are always current."""
 
 from collections.abc import Callable
 from copy import deepcopy

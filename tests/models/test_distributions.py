@@ -1,4 +1,4 @@
-"""Action distributions against torch's own, by sampling, and for extreme numbers."""
+"""Tests of action distributions against torch's own, by sampling, and for extreme numbers."""
 
 import math
 from typing import Any
@@ -59,7 +59,7 @@ def make(kind: str, shape: tuple[int, ...] = (50,), scale: float = 2.0) -> tuple
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "composite"])
 @pytest.mark.parametrize("shape", [(50,), (3, 7)])
 def test_log_probabilities_and_entropies_are_those_of_torch(kind: str, shape: tuple[int, ...]) -> None:
-    """Would catch a wrong formula, a mean instead of a sum over dimensions, or logits of another choice."""
+    """Log-probabilities and entropies equal those of torch's distributions."""
     distribution, parameters, action = make(kind, shape)
     references = reference(distribution, parameters)
     actions = action.unbind(-1) if isinstance(distribution, MultiCategorical) else [action]
@@ -70,7 +70,7 @@ def test_log_probabilities_and_entropies_are_those_of_torch(kind: str, shape: tu
 
 
 def test_a_composite_is_the_product_of_its_parts() -> None:
-    """Would catch parts that take each other's outputs, noise or numbers, are not summed, or get no gradient."""
+    """A composite's actions, log-probabilities, entropies and gradients equal its parts' in NumPy."""
     distribution = make_distribution(PARTS)
     assert isinstance(distribution, Composite) and (distribution.num_outputs, distribution.encoded_size) == (11, 11)
     rng = np.random.default_rng(0)
@@ -110,7 +110,7 @@ def test_a_composite_is_the_product_of_its_parts() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_entropy_is_the_samples_mean_of_minus_log_p(kind: str) -> None:
-    """Would catch an entropy, a log-probability and samples that do not agree: H = -E[log p]."""
+    """Entropy is the mean of -log p over samples."""
     distribution, parameters, _ = make(kind, (1,), scale=0.7)
     generator = torch.Generator().manual_seed(1)
     many = parameters.expand(200_000, -1)
@@ -121,7 +121,7 @@ def test_entropy_is_the_samples_mean_of_minus_log_p(kind: str) -> None:
 
 
 def test_categorical_sampling_follows_the_probabilities() -> None:
-    """Would catch an off-by-one in the inverse distribution, or a last action that is never or wrongly chosen."""
+    """Categorical samples have the given probabilities, and the largest noise gives the last action."""
     logits = torch.tensor([0.1, 0.0, 0.6, 0.3]).log().expand(100_001, 4)
     action = Categorical(4).sample(logits, torch.linspace(0, 1, 100_001))
     frequency = torch.bincount(action, minlength=4) / len(action)
@@ -130,7 +130,7 @@ def test_categorical_sampling_follows_the_probabilities() -> None:
 
 
 def test_choices_are_sampled_independently() -> None:
-    """Would catch choices with another one's probabilities, or choices that depend on each other."""
+    """The choices of a multi-categorical action have their own probabilities and are independent."""
     distribution, parameters, _ = make("multi_categorical", (1,), scale=1.0)
     generator = torch.Generator().manual_seed(2)
     num = 200_000
@@ -145,7 +145,7 @@ def test_choices_are_sampled_independently() -> None:
 
 
 def test_moments_of_the_spherical_gaussian() -> None:
-    """Would catch a variance taken for a std, or one that differs between dimensions."""
+    """Samples of the spherical Gaussian have its mean and its one variance."""
     distribution = SphericalGaussian(3)
     parameters = distribution.to_parameters(torch.tensor([[1.0, -2.0, 0.0, 3.0]]))
     variance = math.log1p(math.exp(3.0)) + MIN_VARIANCE
@@ -159,7 +159,7 @@ def test_moments_of_the_spherical_gaussian() -> None:
 
 
 def test_extreme_noise_gives_existing_actions() -> None:
-    """Would catch an action that does not exist, where rounding leaves the sum of probabilities below the noise."""
+    """Noise of 0 or just below 1 gives the first or the last action, never one beyond it."""
     distribution = MultiCategorical([2, 5, 1, 3])
     logits = torch.randn(1000, distribution.num_outputs, generator=torch.Generator().manual_seed(0))
     last = distribution.sample(logits, torch.full((1000, 4), 1 - 2**-24))
@@ -174,7 +174,7 @@ def test_extreme_noise_gives_existing_actions() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("extreme", [1e4, -1e4, 1e6])
 def test_extreme_outputs_stay_finite(kind: str, extreme: float) -> None:
-    """Would catch nan in a gradient: from 0 * log 0, the logits of actions that do not exist, or a variance of 0."""
+    """Extreme outputs give finite actions, log-probabilities, entropies and gradients."""
     distribution = KINDS[kind]()
     output = torch.zeros(2, distribution.num_outputs)
     output[0, -1] = output[1, 0] = extreme
@@ -190,7 +190,7 @@ def test_extreme_outputs_stay_finite(kind: str, extreme: float) -> None:
 
 
 def test_the_variance_depends_on_the_observation_and_has_a_gradient() -> None:
-    """Would catch a variance without a gradient, or of 0 where softplus underflows."""
+    """The variance depends on the output, has a gradient, and never falls below its minimum."""
     distribution = SphericalGaussian(2)
     output = torch.tensor([[0.0, 0.0, 1.0], [0.0, 0.0, -200.0]], requires_grad=True)
     parameters = distribution.to_parameters(output)
@@ -201,7 +201,7 @@ def test_the_variance_depends_on_the_observation_and_has_a_gradient() -> None:
 
 
 def test_encoded_actions() -> None:
-    """Would catch one-hot vectors in another choice's columns, and actions of several axes in the wrong order."""
+    """Encoded actions are one-hot for choices and plain numbers for boxes, in the order of the space."""
     assert Categorical(3).encode(torch.tensor([2, 0])).tolist() == [[0, 0, 1], [1, 0, 0]]
     multi = MultiCategorical([2, 3])
     assert multi.encode(torch.tensor([[1, 0], [0, 2]])).tolist() == [[0, 1, 1, 0, 0], [1, 0, 0, 0, 1]]
@@ -218,7 +218,7 @@ def test_encoded_actions() -> None:
 
 
 def test_every_space_has_its_distribution() -> None:
-    """Would catch a distribution of the wrong size, and a misspelt Gaussian that is ignored."""
+    """Each action space has a distribution of the right size; other spaces and Gaussians are usage errors."""
     box = spaces.Box(-1, 1, (2, 3))
     assert make_distribution(spaces.Discrete(5, start=3)).num_outputs == 5
     assert make_distribution(spaces.MultiDiscrete([[2, 3], [4, 5]])).num_outputs == 14
@@ -240,7 +240,7 @@ def test_every_space_has_its_distribution() -> None:
 )
 @pytest.mark.parametrize("gaussian", ["diagonal", "spherical"])
 def test_actions_in_the_shape_of_their_space(space: Any, gaussian: str) -> None:
-    """Would catch a log-probability of flat actions only, since rollouts hold them in the space's shape."""
+    """Actions in the shape of their space have the log-probability of flat ones."""
     distribution = make_distribution(space, gaussian)
     parameters = distribution.to_parameters(torch.randn(6, distribution.num_outputs))
     action = distribution.sample(parameters, distribution.draw_noise((6,), torch.Generator()))

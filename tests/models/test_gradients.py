@@ -1,4 +1,4 @@
-"""The fast layers' gradients against float64, and what one update computes besides."""
+"""Tests of the fast layers' gradients against float64, and of what one update computes besides."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -41,7 +41,7 @@ LAYERS: dict[str, tuple[Callable[[], Any], tuple[int, ...]]] = {
 @pytest.mark.parametrize("relu", [False, True])
 @pytest.mark.parametrize("name", LAYERS)
 def test_gradients_of_one_layer(name: str, relu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Would catch a transposed factor, a lost bias, a ReLU's gradient that passes everywhere, one more rounding."""
+    """A layer's gradients equal those in float64, and in bfloat16 they are as exact as autocast's."""
     monkeypatch.setattr(onednn, "prefers_products", lambda: onednn.multiplies(torch.float32))
     make, shape = LAYERS[name]
     torch.manual_seed(0)
@@ -72,7 +72,7 @@ def test_gradients_of_one_layer(name: str, relu: bool, monkeypatch: pytest.Monke
 
 
 def test_gradients_add_up() -> None:
-    """Would catch gradients of a second slice that replace those of the first."""
+    """Gradients of slices add up."""
     network = make_nature()
     parameters, image = FlatParameters(disturbed(network)), images(SHAPE, 6)
 
@@ -93,10 +93,10 @@ def test_gradients_add_up() -> None:
 
 
 def test_gradients_of_gradients_are_refused() -> None:
-    """Would catch a second derivative that silently leaves out one of the layers."""
+    """Second derivatives through a fast layer are refused."""
     for layer, shape in ((Conv2d(2, 3, 3), (1, 2, 5, 5)), (Linear(8, 4), (2, 8))):
         x = torch.randn(shape, requires_grad=True)
-        with torch.autocast("cpu"):  # in which both are ours
+        with torch.autocast("cpu"):  # Both layers are fast ones here.
             y = layer(x)
         is_ours = onednn.convolves if isinstance(layer, Conv2d) else onednn.multiplies
         if is_ours(torch.bfloat16):
@@ -149,7 +149,7 @@ def make(bf16: bool) -> tuple[Any, Update, Callable[[], Any]]:
 
 @pytest.mark.parametrize("bf16", [False, True])
 def test_the_first_layer_computes_no_gradient_of_its_input(bf16: bool) -> None:
-    """Would catch the largest of all gradients, of the images, which nobody needs."""
+    """The first layer computes no gradient of the images."""
     _, _, minimize = make(bf16)
     with Calls() as calls:
         minimize()
@@ -165,7 +165,7 @@ needs_bf16 = pytest.mark.skipif(
 
 @needs_bf16
 def test_weights_are_cast_once_for_each_update() -> None:
-    """Would catch weights that every slice, every act and every batch size casts anew."""
+    """Weights are cast to bfloat16 once per update, however many slices and acts use them."""
     policy, _, minimize = make(bf16=True)
     weights = {p.numel() for name, p in policy.encoder.named_parameters() if name.endswith("weight")}
     for _ in range(2):  # updates
@@ -192,7 +192,7 @@ def test_weights_are_cast_once_for_each_update() -> None:
 )
 @pytest.mark.parametrize("bf16", [False, pytest.param(True, marks=needs_bf16)])
 def test_weights_are_packed_once_for_each_update_and_batch_size(bf16: bool) -> None:
-    """Would catch packing in every act, and packing that nobody uses."""
+    """Weights are packed once per update and batch size of acting, and never for learning."""
     policy, _, minimize = make(bf16)
     for _ in range(2):
         minimize()

@@ -1,4 +1,4 @@
-"""`accelerate` changes how fast a user's network is, and nothing else."""
+"""Tests that `accelerate` changes only how fast a user's network is."""
 
 from collections.abc import Callable
 from copy import deepcopy
@@ -52,7 +52,7 @@ class ByHand(nn.Module):
 
 
 class MyConv(nn.Conv2d):
-    """Does something of its own."""
+    """A convolution with a forward pass of its own."""
 
     def forward(self, input: Tensor) -> Tensor:
         return super().forward(input) + 1
@@ -146,7 +146,7 @@ def frozen(network: Any) -> nn.Module:
 
 def results(network: nn.Module, image: Tensor, bf16: bool) -> list[Tensor]:
     """Returns outputs when acting and when learning, all gradients, and buffers that have changed."""
-    network = deepcopy(network)  # with its running statistics
+    network = deepcopy(network)  # keeps the caller's running statistics
     image = image.to(next(network.parameters()).dtype)
     with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
         with torch.inference_mode():
@@ -165,8 +165,7 @@ def results(network: nn.Module, image: Tensor, bf16: bool) -> list[Tensor]:
 
 @pytest.mark.parametrize("name", USERS)
 def test_results_and_names_stay(name: str) -> None:
-    """Would catch a layer that is used otherwise than its class says, a ReLU that is lost, and a checkpoint that cannot
-    be read any more."""
+    """`accelerate` keeps a network's results, and the names and values of its parameters."""
     make, num_ours = USERS[name]
     torch.manual_seed(0)
     before = make()
@@ -189,7 +188,7 @@ def test_results_and_names_stay(name: str) -> None:
 
 
 def test_accelerating_twice_changes_nothing() -> None:
-    """Would catch a head inside of a trunk whose layers are turned a second time."""
+    """Accelerating a network and a part of it again changes nothing."""
     torch.manual_seed(0)
     network = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.ReLU(), nn.Flatten(), nn.Linear(640, 40), nn.ReLU())
     before, image = deepcopy(network), torch.randn(2, 3, 12, 10)
@@ -200,7 +199,7 @@ def test_accelerating_twice_changes_nothing() -> None:
 
 
 def test_hooks_of_the_backward_pass_are_kept() -> None:
-    """Would catch a gradient that a hook scales no longer."""
+    """A layer with a hook of the backward pass stays as it is."""
     for register in ("register_full_backward_hook", "register_full_backward_pre_hook"):
         torch.manual_seed(0)
         network, found = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.ReLU()), []
@@ -216,7 +215,7 @@ def test_hooks_of_the_backward_pass_are_kept() -> None:
 
 
 def test_hooks_that_come_later() -> None:
-    """Would catch a hook that sees what comes after the ReLU, or one of a ReLU that is no longer called."""
+    """Forward hooks added later get the layer's output and the ReLU's."""
     torch.manual_seed(0)
     network, seen = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()), list[Tensor]()
     image = torch.randn(2, 3, 8, 8)
@@ -229,7 +228,7 @@ def test_hooks_that_come_later() -> None:
 
 
 def test_what_stays_is_named() -> None:
-    """Would catch a slow layer that no log line names, and one named although it is small or ours."""
+    """`unaccelerated` names the large layers that stay slow, and no other ones."""
     network = nn.ModuleDict(
         {
             "fast": nn.Conv2d(3, 64, 16),
@@ -237,7 +236,7 @@ def test_what_stays_is_named() -> None:
             "core": nn.LSTM(100, 100),
             "block": nn.Sequential(nn.Linear(200, 100), nn.LayerNorm(100), nn.Linear(9, 9)),
             "own": MyConv(3, 64, 16),
-            "small": nn.Conv1d(3, 4, 3),  # with few weights, but perhaps much to do
+            "small": nn.Conv1d(3, 4, 3),  # few weights, but perhaps many positions
         }
     )
     accelerate(network)
@@ -270,7 +269,7 @@ STATES: dict[str, tuple[Callable[[], nn.Module], list[str]]] = {
 
 @pytest.mark.parametrize("name", STATES)
 def test_checkpoints_of_earlier_versions_can_be_read(name: str) -> None:
-    """Would catch another name, order or shape in a state_dict."""
+    """The names and order of a network's parameters are those of earlier checkpoints."""
     make, layers = STATES[name]
     state = make().state_dict()
     assert [*state] == [f"{layer}.{kind}" for layer in layers for kind in BOTH]

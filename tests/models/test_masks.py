@@ -1,4 +1,4 @@
-"""Action masks in networks: what is not allowed has probability 0, and is never chosen."""
+"""Tests of action masks in networks: a forbidden action has probability 0 and is never chosen."""
 
 from typing import Any
 
@@ -24,7 +24,8 @@ CHOICES: dict[str, tuple[Any, list[int]]] = {
 
 
 def random_masks(nums: list[int], count: int, seed: int = 0) -> np.ndarray:
-    """[count, A] bool, half of it allowed, at least one in each choice; the last action of a choice rarely."""
+    """Returns masks [count, A] bool, about half allowed, at least one per choice; the last action of a choice
+    rarely."""
     rng = np.random.default_rng(seed)
     parts = [rng.random((count, num)) < 0.5 for num in nums]
     for part in parts:
@@ -39,7 +40,7 @@ def rows_of(masks: np.ndarray, seed: int = 0) -> Tensor:
 
 
 def make_policy(case: str, **options: Any) -> ActorCritic:
-    """A policy of large random logits, so that what is best is often not allowed."""
+    """Returns a policy of large random logits, so that the best action is often not allowed."""
     torch.manual_seed(0)
     policy = ActorCritic(EnvSpec(VECTOR, CHOICES[case][0], mask_sources=("info",)), **options)
     torch.nn.init.normal_(policy.policy_head.weight, std=3)
@@ -47,7 +48,7 @@ def make_policy(case: str, **options: Any) -> ActorCritic:
 
 
 def reference(logits: np.ndarray, mask: np.ndarray, action: np.ndarray, nums: list[int]) -> tuple[float, float]:
-    """log pi(action) and the entropy of one step in float64, over nothing but what is allowed."""
+    """Returns log pi(action) and the entropy of one step in float64, over the allowed actions alone."""
     log_probability = entropy = 0.0
     starts = np.cumsum([0, *nums])
     for start, stop, chosen in zip(starts[:-1], starts[1:], np.atleast_1d(action), strict=True):
@@ -61,7 +62,7 @@ def reference(logits: np.ndarray, mask: np.ndarray, action: np.ndarray, nums: li
 
 @pytest.mark.parametrize("case", CHOICES)
 def test_numbers_and_gradients_are_those_of_the_allowed_actions(case: str) -> None:
-    """Would catch a mask that only changes sampling, or one that makes entropy or a gradient wrong or nan."""
+    """Log-probabilities, entropies and gradients are those of the allowed actions alone."""
     _, nums = CHOICES[case]
     distribution = Categorical(nums[0], is_masked=True) if len(nums) == 1 else MultiCategorical(nums, is_masked=True)
     masks = random_masks(nums, 30)
@@ -86,14 +87,13 @@ def test_numbers_and_gradients_are_those_of_the_allowed_actions(case: str) -> No
 
 
 def choices_of(action: Tensor, nums: list[int]) -> Tensor:
-    """The number of the logit of each choice in actions [..., D]."""
+    """Returns the index of each choice's logit for actions [..., D]."""
     return action + torch.tensor([0, *np.cumsum(nums)[:-1]])
 
 
 @pytest.mark.parametrize("case", CHOICES)
 def test_a_million_draws(case: str) -> None:
-    """Would catch a disallowed action in a rare corner: the noise at 0, at 1, or beyond a sum that rounding left below
-    it, whose action was always the last one."""
+    """A million draws, with noise at 0 and 1, too, never take a forbidden action."""
     nums, policy = CHOICES[case][1], make_policy(case)
     masks = random_masks(nums, 1000)
     allowed = torch.from_numpy(masks)
@@ -110,7 +110,7 @@ def test_a_million_draws(case: str) -> None:
 
 
 def test_draws_follow_the_distribution() -> None:
-    """Would catch probabilities that move from one allowed action to another."""
+    """Masked draws have the probabilities of the allowed actions."""
     logits = disallow(torch.tensor([0.3, 1.0, -0.5, 2.0, 0.1]), torch.tensor([True, False, True, True, False]))
     noise = (torch.arange(100_000) + 0.5) / 100_000
     found = torch.bincount(Categorical(5, is_masked=True).sample(logits.expand(100_000, 5), noise), minlength=5)
@@ -129,7 +129,7 @@ QS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("case", QS)
 def test_q_networks_choose_what_is_allowed(case: str) -> None:
-    """Would catch a greedy or a random action, or a maximum, that ignores the mask."""
+    """Greedy actions, random actions and maxima of Q-networks keep to the mask."""
     count, nums = (100_000 if case == "plain" else 2000), [11]
     torch.manual_seed(0)
     policy = QNetwork(EnvSpec(VECTOR, spaces.Discrete(11), mask_sources=("info",)), **QS[case])
@@ -152,7 +152,7 @@ def test_q_networks_choose_what_is_allowed(case: str) -> None:
 
 
 def test_random_actions_are_uniform_among_the_allowed() -> None:
-    """Would catch exploration that prefers an action, or that never takes the last allowed one."""
+    """Random actions are uniform among the allowed ones."""
     policy = QNetwork(EnvSpec(VECTOR, spaces.Discrete(5), mask_sources=("info",)))
     masks = np.tile([True, False, True, True, False], (90_000, 1))
     noise = policy.draw_noise(1, 90_000, torch.Generator().manual_seed(0))[0]  # epsilon is 1
@@ -162,7 +162,7 @@ def test_random_actions_are_uniform_among_the_allowed() -> None:
 
 @pytest.mark.parametrize("options", [{}, {"separate_value": True, "normalize": True}])
 def test_trunks_do_not_see_the_mask(options: dict[str, Any]) -> None:
-    """Would catch a network, or moments of observations, that take the bits of the mask for a part of what is seen."""
+    """Networks and observation moments leave the mask out."""
     policy = make_policy("discrete", **options)
     masks = random_masks([11], 50)
     rows, others = rows_of(masks), rows_of(~masks)
@@ -178,7 +178,7 @@ def test_trunks_do_not_see_the_mask(options: dict[str, Any]) -> None:
 
 
 def test_the_best_of_an_auxiliary_task() -> None:
-    """Would catch pixel control's maximum over actions that cannot be taken."""
+    """Pixel control's best value is that of the allowed actions."""
     policy, masks = make_policy("discrete"), random_masks([11], 20)
     q = torch.randn(20, 11, 2, 3)
     expected = np.where(masks[:, :, None, None], q.numpy(), -np.inf).max(1)

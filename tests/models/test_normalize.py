@@ -1,4 +1,4 @@
-"""Running moments, and normalization by them, against NumPy over all the data at once."""
+"""Tests of running moments, and of normalization by them, against NumPy over all the data at once."""
 
 import copy
 import io
@@ -34,7 +34,7 @@ def vectors(*shape: int) -> EnvSpec:
 
 
 def batches(seed: int, *shape: int) -> list[Tensor]:
-    """Batches of several sizes whose scales and offsets differ, some far from 0."""
+    """Returns batches of several sizes whose scales and offsets differ, some far from 0."""
     random = np.random.default_rng(seed)
     sizes = (1, 7, 64, 2, 30)
     return [
@@ -45,7 +45,7 @@ def batches(seed: int, *shape: int) -> list[Tensor]:
 class TestRunningMoments:
     @pytest.mark.parametrize("shape", [(), (3,), (2, 4)])
     def test_moments_are_those_of_numpy(self, shape: tuple[int, ...]) -> None:
-        """Would catch a wrong merge, the sample variance, or squares that cancel in float32."""
+        """Moments merged over batches equal NumPy's over all data, in float64."""
         moments, seen = RunningMoments(shape), []
         for batch in batches(0, *shape):
             moments.update(batch, alone)
@@ -57,7 +57,7 @@ class TestRunningMoments:
         assert {value.dtype for value in moments.state_dict().values()} == {torch.float64}
 
     def test_a_mean_far_from_zero_does_not_cancel_the_variance(self) -> None:
-        """Would catch E[x^2] - E[x]^2, which is 0 or negative here."""
+        """The variance stays exact where the mean is far from zero."""
         moments = RunningMoments()
         data = 1e9 + np.random.default_rng(0).normal(0, 1, 10_000)
         for part in np.split(data, 100):
@@ -65,7 +65,7 @@ class TestRunningMoments:
         np.testing.assert_allclose(moments.variance.item(), data.var(), rtol=1e-6)
 
     def test_invalid_samples_do_not_count(self) -> None:
-        """Would catch nan from a weight of 0, or an empty batch that divides by its count."""
+        """Invalid samples, nan and inf included, do not change the moments."""
         moments, seen = RunningMoments((2,)), []
         for index, batch in enumerate(batches(1, 2)):
             valid = torch.arange(len(batch)) % 3 != index % 3
@@ -85,7 +85,7 @@ class TestRunningMoments:
 
 class TestObservationNorm:
     def test_moments_are_those_of_numpy(self) -> None:
-        """Would catch a wrong moment, a missing clip, or a change before the first update."""
+        """Observations are normalized by all data so far and clipped; before the first update they stay unchanged."""
         norm, data = ObservationNorm(vectors(3)), batches(3, 3)
         assert torch.equal(norm(data[1]), data[1])
         for batch in data:
@@ -99,13 +99,13 @@ class TestObservationNorm:
         assert not list(norm.parameters())
 
     def test_constant_entries_stay_finite(self) -> None:
-        """Would catch a division by zero for a constant entry."""
+        """A constant entry is normalized to finite numbers."""
         norm = ObservationNorm(vectors(2))
         norm.update(torch.tensor([[1.0, 5.0], [2.0, 5.0]]), alone)
         assert norm(torch.tensor([[1.5, 5.0], [1.5, 6.0]])).tolist() == [[0, 0], [0, 10]]
 
     def test_updates_are_in_place(self) -> None:
-        """Would catch buffers that an update replaces: a captured graph would keep reading the old ones."""
+        """An update writes to the same buffers, which a captured graph reads."""
         norm = ObservationNorm(vectors(3))
         before = [value.data_ptr() for value in norm.buffers()]
         norm.update(batches(5, 3)[2], alone)
@@ -120,18 +120,18 @@ class TestObservationNorm:
         ],
     )
     def test_images_and_discrete_states_are_refused(self, of: EnvSpec, what: str) -> None:
-        """Would catch moments of every pixel, or of a state's index."""
+        """Images and discrete states are refused by observation normalization."""
         with pytest.raises(UsageError, match=f"observations are {what}; only vectors"):
             ObservationNorm(of)
 
     def test_vectors_of_bytes_are_numbers(self) -> None:
-        """Would catch a vector of bytes, such as Atari's RAM, taken for an image."""
+        """A vector of bytes, such as Atari's RAM, is normalized as numbers."""
         norm = ObservationNorm(spec(gymnasium.spaces.Box(0, 255, (2,), np.uint8)))
         norm.update(torch.tensor([[0, 250], [10, 254]], dtype=torch.uint8), alone)
         assert norm(torch.tensor([[0, 254]], dtype=torch.uint8)).tolist() == [[-1, 1]]
 
     def test_flags_are_numbers(self) -> None:
-        """Would catch a Box of bool, which has no difference from a mean, that ends in an error of torch."""
+        """A Box of bool is normalized as numbers."""
         norm = ObservationNorm(spec(gymnasium.spaces.Box(0, 1, (2,), np.bool_)))
         norm.update(torch.tensor([[False, True], [True, True]]), alone)
         assert norm(torch.tensor([[False, True]])).tolist() == [[-1, 0]]
@@ -141,7 +141,8 @@ class TestPixelNorm:
     FRAMES = gymnasium.spaces.Box(0, 255, (84, 84), np.uint8)
 
     def images(self) -> tuple[Tensor, Tensor]:
-        """Images whose most frequent pixel is 87, but 9 among those that are not valid, and which are valid."""
+        """Returns images whose most frequent valid pixel is 87, and which are valid; 9 is the most frequent of the
+        others."""
         images = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (28, 2, 84, 84), np.uint8))
         valid = torch.arange(28) < 14
         images[:14, :, 20:50], images[14:] = 87, 9
@@ -153,8 +154,7 @@ class TestPixelNorm:
 
     @pytest.mark.parametrize("bf16", [False, True])
     def test_the_background_is_subtracted(self, bf16: bool) -> None:
-        """Would catch a background that only some layers, modes or copies subtract, or one of steps that do not count:
-        subtracting it is the same as taking what it adds from the first biases."""
+        """Subtracting the background equals taking its share from the first biases, in copies and modes alike."""
         (images, valid), normalized, plain = self.images(), self.policy(True), self.policy(False)
         assert isinstance(normalized.norm, PixelNorm)
         normalized.norm.update(images, lambda frequency: frequency, valid)
@@ -177,7 +177,7 @@ class TestPixelNorm:
                 )
 
     def test_learners_find_one_background(self) -> None:
-        """Would catch a background of each learner's own: 60 is in neither half the most frequent pixel but one."""
+        """Learners agree on the most frequent pixel over all of them."""
         policy = self.policy(False)
         norm = PixelNorm(policy.spec, policy)
         other = torch.zeros(256, dtype=torch.float64)
@@ -220,7 +220,7 @@ def update_scale(scale: ReturnScale, reward: Tensor, done: Tensor, valid: Tensor
 
 class TestReturnScale:
     def test_returns_are_those_of_plain_loops(self) -> None:
-        """Would catch a return across the end of an episode, one cut at the end of a rollout, or an invalid step."""
+        """The scale of returns equals plain loops over episodes, rollouts and invalid steps."""
         scale, data = ReturnScale(3, DISCOUNT), rollouts(0, 3)
         reward = torch.tensor([[1.0, -2.0, 1e6]])
         assert torch.equal(scale.scale(reward), reward)
@@ -231,13 +231,13 @@ class TestReturnScale:
         assert scale.moments.count.item() == sum(part[2].sum().item() for part in data)
 
     def test_equal_returns_leave_rewards_unchanged(self) -> None:
-        """Would catch rewards that become 10 because all returns so far were 0."""
+        """Rewards stay unchanged while all returns are equal."""
         scale, nothing = ReturnScale(2, DISCOUNT), torch.zeros(4, 2)
         update_scale(scale, nothing, nothing.bool(), ~nothing.bool(), alone)
         assert scale.scale(torch.tensor([0.5])).tolist() == [0.5]
 
     def test_a_restored_state_continues_identically(self) -> None:
-        """Would catch running returns that restart from 0, and anything else missing from a checkpoint."""
+        """A restored return scale continues identically."""
         scale, other = ReturnScale(3, DISCOUNT), ReturnScale(3, DISCOUNT)
         first, *rest = rollouts(1, 3)
         update_scale(scale, *first, alone)
@@ -252,7 +252,7 @@ class TestReturnScale:
             assert torch.equal(value, other.state_dict()[name]), name
 
     def test_two_learners_equal_one(self) -> None:
-        """Would catch the std of a single learner's returns, and moments that differ between learners."""
+        """Two learners share the moments that one learner with all environments has."""
         whole, halves = ReturnScale(5, DISCOUNT), [ReturnScale(2, DISCOUNT), ReturnScale(3, DISCOUNT)]
         columns, data = [slice(0, 2), slice(2, 5)], rollouts(2, 5)
         for part in data:
@@ -279,7 +279,7 @@ class TestReturnScale:
 
 
 def test_no_value_is_read() -> None:
-    """Would catch reads that make a GPU wait: on the device `meta`, which has shapes only, reading a value fails."""
+    """Updates and normalization read no value on the host: they run on the device `meta`."""
     norm, scale = ObservationNorm(vectors(3)).to("meta"), ReturnScale(4, DISCOUNT).to("meta")
     norm.update(torch.ones(8, 3, device="meta"), alone, torch.ones(8, dtype=torch.bool, device="meta"))
     assert norm(torch.ones(8, 3, device="meta")).shape == (8, 3)

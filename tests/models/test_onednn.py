@@ -1,4 +1,4 @@
-"""oneDNN's private operations are used where they work, and plain PyTorch where they do not."""
+"""Tests that oneDNN's private operations are used where they work, and plain PyTorch where they do not."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -43,7 +43,7 @@ def make_policy() -> Any:
 
 @pytest.mark.skipif(not HAS_ONEDNN, reason="this PyTorch has no oneDNN")
 def test_the_operations_of_this_pytorch_work() -> None:
-    """Would catch a trial so strict that the faster way is never taken."""
+    """The installed PyTorch's oneDNN operations pass their trial."""
     assert onednn.convolves(torch.float32) and onednn.multiplies(torch.float32)
     has_bf16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()
     assert onednn.convolves(torch.bfloat16) == onednn.multiplies(torch.bfloat16) == has_bf16
@@ -147,7 +147,7 @@ FAULTS += [(name, returns_its_first_argument) for name in ("_convolution_pointwi
 def test_an_operation_that_does_not_work_is_not_used(
     name: str, operation: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Would catch a check that the operation exists only, and a reason that is logged with every call, or never."""
+    """An operation that fails is not used, and its reason is logged once."""
     monkeypatch.setattr(torch.ops.mkldnn, name, operation, raising=False)
     in_float32, _ = assert_falls_back(name, caplog)
     if operation is refuses:
@@ -159,7 +159,7 @@ def test_an_operation_that_does_not_work_is_not_used(
 def test_an_operation_that_computes_something_else_is_not_used(
     case: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Would catch a trial that does not look at the values, or at one of the ways in which layers call it."""
+    """An operation with wrong results is not used."""
     name, how = SPOILT[case]
     monkeypatch.setattr(torch.ops.mkldnn, name, spoils(name, how))
     in_float32, _ = assert_falls_back(name, caplog)
@@ -170,7 +170,7 @@ def test_an_operation_that_computes_something_else_is_not_used(
 def test_an_operation_that_is_missing_is_not_used(
     name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Would catch an AttributeError from a PyTorch without the operation."""
+    """A PyTorch without an operation computes with its own layers."""
 
     class Without:
         def __getattr__(self, wanted: str) -> Any:
@@ -191,7 +191,7 @@ def test_an_operation_that_is_missing_is_not_used(
 
 
 def test_without_bfloat16_autocast_still_works(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Would catch a processor without the instructions on which `--bf16` fails, or computes in float32."""
+    """Without bfloat16 operations, a policy in bfloat16 acts and learns through autocast."""
     for name in ("convolves", "multiplies"):
         monkeypatch.setattr(onednn, name, lambda dtype: dtype == torch.float32 and HAS_ONEDNN)
     policy = make_policy()
@@ -209,7 +209,7 @@ def test_without_bfloat16_autocast_still_works(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("kind", ["linear", "trunk"])
 def test_other_dtypes_use_pytorchs_layers(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Would catch float64, or float16 from autocast, passed to an operation for float32 and bfloat16."""
+    """Float64 and float16 use PyTorch's own layers."""
     module: Any = Linear(96, 40) if kind == "linear" else make_policy().encoder.trunk
     x = torch.rand(2, 96) if kind == "linear" else torch.rand(2, *SHAPE)
     for name in ("convolve", "multiply"):

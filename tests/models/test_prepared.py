@@ -1,4 +1,5 @@
-"""Prepared weights are never stale, whoever changes the parameters; tests/updates/test_freshness.py has updates."""
+"""Tests that prepared weights are never stale, whoever changes the parameters. tests/updates/test_freshness.py has
+updates."""
 
 import io
 import pickle
@@ -35,7 +36,7 @@ def by_file(policy: ActorCritic) -> Any:
 @pytest.mark.parametrize("copy", [deepcopy, frozen_copy, by_pickle, by_file])
 @pytest.mark.parametrize("is_flat", [False, True])
 def test_copies_go_their_own_way(copy: Callable[[Any], Any], is_flat: bool) -> None:
-    """Would catch a copy with the original's prepared weights, or one whose changes are taken for the original's."""
+    """A change of a policy does not change its copy, and the reverse."""
     policy = make_policy()
     if is_flat:
         Update(policy, SGD())
@@ -55,7 +56,7 @@ def test_copies_go_their_own_way(copy: Callable[[Any], Any], is_flat: bool) -> N
 
 
 def test_after_parameters_have_become_flat() -> None:
-    """Would catch weights of the tensors that a policy was built with, once they lie elsewhere."""
+    """A policy acts by its flat parameters after they have moved into one vector."""
     policy = make_policy()
     before = evaluate(policy)
     parameters = FlatParameters(policy)
@@ -115,7 +116,7 @@ NOT_FLAT = [change_by_moves, change_by_new_parameters]  # FlatParameters says th
 @pytest.mark.parametrize("is_flat", [False, True])
 @pytest.mark.parametrize("change", BY_HAND)
 def test_after_changes_by_hand(change: Callable[[nn.Module], None], is_flat: bool) -> None:
-    """Would catch a change that only marks the whole vector, or only one's own tensor."""
+    """A policy acts by its new parameters after any change in place."""
     policy = make_policy()
     if is_flat:
         FlatParameters(policy)
@@ -126,7 +127,7 @@ def test_after_changes_by_hand(change: Callable[[nn.Module], None], is_flat: boo
 
 @pytest.mark.parametrize("change", NOT_FLAT)
 def test_after_parameters_are_replaced(change: Callable[[nn.Module], None]) -> None:
-    """Would catch a replacement with the same counters as what it replaces."""
+    """A policy acts by its new parameters after they were replaced."""
     policy = make_policy()
     before = evaluate(policy)
     change(policy)
@@ -134,7 +135,7 @@ def test_after_parameters_are_replaced(change: Callable[[nn.Module], None]) -> N
 
 
 def test_each_tensor_is_watched() -> None:
-    """Would catch a bias that is prepared once for all, or one weight's counter that stands for all."""
+    """A change of any single tensor of the encoder changes the outputs."""
     policy = make_policy()
     for name, parameter in policy.encoder.named_parameters():
         before = evaluate(policy)
@@ -146,7 +147,7 @@ def test_each_tensor_is_watched() -> None:
 
 
 def test_another_tensor_with_the_same_counters() -> None:
-    """Would catch counters that are compared without the tensor that they belong to."""
+    """Another tensor with the same version counter is prepared anew."""
     tensors, parameters = prepared.PreparedTensors(), [nn.Parameter(torch.full((2,), value)) for value in (1.0, 2.0)]
     assert parameters[0]._version == parameters[1]._version
     found = [
@@ -158,7 +159,7 @@ def test_another_tensor_with_the_same_counters() -> None:
 
 @pytest.mark.parametrize("copy", [deepcopy, by_pickle])
 def test_copies_do_not_disturb_each_other(copy: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Would catch a policy and its target network that throw out each other's weights at every turn."""
+    """Using a copy keeps the original's prepared weights."""
     policy = make_policy()
     other = copy(policy)
     evaluate(policy), evaluate(other)
@@ -167,7 +168,7 @@ def test_copies_do_not_disturb_each_other(copy: Callable[[Any], Any], monkeypatc
 
 
 def test_layers_keep_no_more_than_one_version() -> None:
-    """Would catch memory that grows with every update."""
+    """The number of prepared tensors does not grow with updates."""
     policy = make_policy()
     layers = [module for module in policy.modules() if isinstance(module, Conv2d | Linear)]
     evaluate(policy)
@@ -181,7 +182,7 @@ def test_layers_keep_no_more_than_one_version() -> None:
 
 
 def test_layers_do_not_keep_weights_for_every_size_of_batch() -> None:
-    """Would catch memory that grows with every batch size that a user acts with."""
+    """A layer keeps prepared weights for a bounded number of batch sizes."""
     parameter, tensors = torch.zeros(3), prepared.PreparedTensors()
     for name in range(5 * prepared.MOST_KEPT):
         assert tensors.get(name, lambda: (parameter + 1, None), parameter, None)[0].tolist() == [1, 1, 1]

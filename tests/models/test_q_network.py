@@ -1,4 +1,4 @@
-"""Action values: dueling streams, distributions, and epsilon-greedy actions."""
+"""Tests of action values: dueling streams, distributions, and epsilon-greedy actions."""
 
 import gymnasium
 import numpy as np
@@ -52,7 +52,7 @@ def reference(network: QNetwork, observation: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("support", [None, SUPPORT], ids=["values", "atoms"])
 def test_the_trunks_gradient_is_divided_by_the_root_of_two(support: Tensor | None) -> None:
-    """Would catch a factor that changes the values, reaches the streams, or is applied twice or not at all."""
+    """The dueling head divides only the trunk's gradient by the root of two."""
     network = dueling(support)
     x, slope = (torch.randn(shape, generator=torch.Generator().manual_seed(2)) for shape in ((4, 5), (4, 3, 9)))
     slope = slope[..., : 1 if support is None else 9]
@@ -71,7 +71,7 @@ def test_the_trunks_gradient_is_divided_by_the_root_of_two(support: Tensor | Non
 
 
 def test_on_pixels_each_stream_has_a_hidden_layer() -> None:
-    """Would catch streams that share a hidden layer. The sizes are those of Wang et al."""
+    """On pixels each stream has a hidden layer of its own, of the size in Wang et al."""
     network = QNetwork(PIXELS, NETWORKS["nature"], SUPPORT, dueling=True)
     assert isinstance(network.head, DuelingHead)
     shapes = {
@@ -92,7 +92,7 @@ def test_on_pixels_each_stream_has_a_hidden_layer() -> None:
 
 
 def test_a_support_is_neither_learned_nor_saved() -> None:
-    """Would catch atoms that are learned, or a checkpoint that cannot be read with another range."""
+    """The support is neither a parameter nor part of a checkpoint."""
     network = QNetwork(VECTORS, None, SUPPORT)
     assert not any("support" in name for name in network.state_dict())
     assert not any(parameter is network.support for parameter in network.parameters())
@@ -111,7 +111,7 @@ def frequencies(noise: Tensor) -> tuple[Tensor, Tensor]:
     "epsilon", [0.3, torch.tensor([0.0, 0.1, 0.5, 1.0]), torch.full((4,), 0.3)], ids=["one", "several", "equal"]
 )
 def test_the_frequency_of_random_actions(epsilon: float | Tensor) -> None:
-    """Would catch environments with each other's epsilon, and random actions that are not equally likely."""
+    """Each environment acts at random with its own epsilon, and all actions are equally likely."""
     network = QNetwork(VECTORS, epsilon_eval=0.05)
     network.epsilon = epsilon
     generator = torch.Generator().manual_seed(0)
@@ -127,7 +127,7 @@ def test_the_frequency_of_random_actions(epsilon: float | Tensor) -> None:
 
 @pytest.mark.parametrize("support", [None, SUPPORT], ids=["values", "atoms"])
 def test_actions_are_random_or_greedy(support: Tensor | None) -> None:
-    """Would catch the most likely atom taken for the best action, and a random action 0 taken for none."""
+    """Noise at or above 0 is the action; below 0 the action of the highest expected value is."""
     network = randomized(QNetwork(VECTORS, lambda spec: OneLayer(), support), seed=3)
     x = torch.randn(50, 5, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
@@ -149,13 +149,13 @@ def test_actions_are_random_or_greedy(support: Tensor | None) -> None:
 
 @pytest.mark.parametrize("space", [Box(-1, 1, (2,)), gymnasium.spaces.MultiDiscrete([2, 3])])
 def test_other_action_spaces_are_refused(space: gymnasium.Space[object]) -> None:
-    """Would catch an error that does not say which algorithms take such actions."""
+    """Other action spaces are refused with a hint to policy-gradient algorithms."""
     with pytest.raises(UsageError, match=f"{type(space).__name__} have no table of action values.*policy-gradient"):
         QNetwork(EnvSpec(Box(-1, 1, (5,), np.float32), space))
 
 
 def test_a_core_sees_the_last_action_and_reward_within_a_game() -> None:
-    """Would catch an action or a reward that is left out, or that outlives its game."""
+    """The last action and reward change the values within a game only."""
     torch.manual_seed(0)
     network = randomized(QNetwork(VECTORS, core="gru", core_size=4, previous_inputs=True))
     x, state = torch.randn(3, 5), torch.randn(3, network.state_size)

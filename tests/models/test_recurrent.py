@@ -1,4 +1,4 @@
-"""Recurrent cores against torch's own, and episodes within one sequence against each one alone."""
+"""Tests of recurrent cores against torch's own, and of episodes within one sequence against each one alone."""
 
 from typing import Any
 
@@ -51,7 +51,7 @@ def numbers(*shape: int, seed: int = 0) -> Tensor:
 
 @pytest.mark.parametrize("name", CORES)
 def test_outputs_and_gradients_are_those_of_torch(name: str) -> None:
-    """Would catch gates in another order, a bias in the wrong place, or a gradient that does not reach back in time."""
+    """Outputs, states and gradients equal those of torch's cores."""
     core = random_core(name)
     other, x, state = twin(core), numbers(7, 3, 5), numbers(3, core.state_size, seed=1)
     output, last = core(x, state, torch.zeros(7, 3, dtype=torch.bool))
@@ -69,7 +69,7 @@ def test_outputs_and_gradients_are_those_of_torch(name: str) -> None:
 
 @pytest.mark.parametrize("name", CORES)
 def test_episodes_are_independent(name: str) -> None:
-    """Would catch a state or a gradient that crosses the beginning of a game, or a reset one step late."""
+    """Neither states nor gradients cross the beginning of an episode."""
     core, x, T = random_core(name), numbers(9, 2, 5).requires_grad_(), 9
     is_first = torch.zeros(T, 2, dtype=torch.bool)
     is_first[[0, 4], 0] = True
@@ -89,7 +89,7 @@ def test_episodes_are_independent(name: str) -> None:
 
 @pytest.mark.parametrize("name", CORES)
 def test_initialization(name: str) -> None:
-    """Would catch a single matrix drawn for all gates, which has another scale."""
+    """Each gate has its own Glorot and orthogonal matrix, and input biases are zero."""
     core = CORES[name](200, 32)
     bound = (6 / (200 + 32)) ** 0.5
     for gate in core.input.weight.chunk(len(core.input.weight) // 32):
@@ -102,7 +102,7 @@ def test_initialization(name: str) -> None:
 @pytest.mark.parametrize("separate_value", [False, True])
 @pytest.mark.parametrize("space", SPACES)
 def test_a_sequence_equals_its_steps(space: str, separate_value: bool) -> None:
-    """Would catch previous actions of other environments or games, and mixed up states of policy and value."""
+    """Unrolling a sequence equals its steps one by one, and each previous input matters within a game."""
     torch.manual_seed(0)
     spec = EnvSpec(VECTOR, SPACES[space])
     policy = ActorCritic(spec, core="gru", core_size=6, previous_inputs=True, separate_value=separate_value)

@@ -1,4 +1,4 @@
-"""Shapes, sizes and initialization of the networks, as given in the papers."""
+"""Tests of the networks' shapes, sizes and initialization, as given in the papers."""
 
 from dataclasses import replace
 from typing import Any
@@ -51,7 +51,7 @@ def atari(height: int, width: int) -> EnvSpec:
     ],
 )
 def test_networks_have_the_papers_number_of_parameters(network: str, num_parameters: int) -> None:
-    """Would catch a wrong kernel, stride, padding or width; test_paper_settings.py has the networks of presets."""
+    """Networks have as many parameters as the papers'. test_paper_settings.py has the presets' networks."""
     policy = ActorCritic(atari(84, 84), NETWORKS[network])
     assert sum(p.numel() for p in policy.parameters()) == num_parameters
 
@@ -63,14 +63,13 @@ def normalized(x: torch.Tensor) -> torch.Tensor:
 
 
 def test_a_single_number_is_a_vector_of_one() -> None:
-    """Would catch observations of shape () that have no features."""
+    """An observation of shape () is a vector of one number."""
     assert make_trunk(EnvSpec(Box(0, 1, ()), Discrete(2)))(torch.zeros(5)).shape == (5, 64)
 
 
 @pytest.mark.parametrize("dueling", [False, True])
 def test_layers_are_normalized_before_their_relu(dueling: bool) -> None:
-    """Would catch a norm over positions or samples in place of channels, one behind the ReLU, and a hidden layer or a
-    stream without one."""
+    """Layer normalization is over channels, before each ReLU, in hidden layers and streams, too."""
     torch.manual_seed(0)
     network = QNetwork(atari(36, 40), lambda spec: add_layer_norms(NETWORKS["nature"](spec)), dueling=dueling)
     image = torch.randint(0, 256, (3, 4, 36, 40), dtype=torch.uint8)
@@ -91,7 +90,7 @@ def test_layers_are_normalized_before_their_relu(dueling: bool) -> None:
 
 
 def test_layer_norms_of_vectors_and_first_weights() -> None:
-    """Would catch a tanh without a norm, and other random weights with layer normalization than without it."""
+    """Layer normalization precedes each tanh and leaves the initial weights as they are."""
     spec = EnvSpec(Box(-1, 1, (5,)), Discrete(3))
     torch.manual_seed(0)
     trunk: Any = add_layer_norms(MLP(spec))
@@ -104,10 +103,10 @@ def test_layer_norms_of_vectors_and_first_weights() -> None:
 
 @pytest.mark.parametrize("channels", [1, 2, 3, 4, 5])
 def test_interleaving_changes_the_memory_layout_only(channels: int) -> None:
-    """Would catch an overflow, a swapped channel, or overlapping stacks that are misread."""
+    """Interleaving changes the memory layout of images, not their values."""
     rows = torch.randint(0, 256, (9, 5, 7, 6), dtype=torch.uint8)
     rows[0] = 255
-    stacks = rows.unfold(0, channels, 1).movedim(-1, 2).flatten(0, 1)  # overlapping, as in rollouts
+    stacks = rows.unfold(0, channels, 1).movedim(-1, 2).flatten(0, 1)  # overlap in memory, as in rollouts
     for image in (stacks, stacks.contiguous(), stacks.to(memory_format=torch.channels_last), stacks[3:4]):
         assert torch.equal(interleaved(image), image)
     columns = rows.unfold(0, channels, 1).movedim(-1, 2)[:, :3]  # without the padding of merged segments
@@ -122,7 +121,7 @@ SIZES = [(84, 84), (25, 31)]
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("name", ["ga3c", "ga3c_large_4", "ga3c_large_3", "ga3c_large_2", "ga3c_large_1"])
 def test_padding_is_tensorflows(name: str, size: tuple[int, int]) -> None:
-    """Would catch an odd zero at the top or left, a size other than ceil(size / stride), or padding not black."""
+    """Padding and output sizes equal TensorFlow's, computed window by window."""
     trunk = NETWORKS[name](atari(*size))
     image = torch.randint(0, 256, (2, 4, *size), dtype=torch.uint8)
     x = image / 255
@@ -145,7 +144,7 @@ def test_padding_is_tensorflows(name: str, size: tuple[int, int]) -> None:
 
 
 def test_padding_by_hand() -> None:
-    """Would catch another rule than TensorFlow's: GA3C's own layers, and kernels smaller than the stride."""
+    """Padding equals TensorFlow's "same" rule, and symmetric padding is the convolution's own."""
     cases = {(84, 8, 4): (2, 2), (21, 4, 2): (1, 2), (84, 8, 3): (2, 3), (84, 8, 1): (3, 4), (11, 4, 2): (1, 2)}
     cases |= {(5, 1, 2): (0, 0), (6, 2, 3): (0, 0), (1, 4, 2): (1, 2)}
     for arguments, expected in cases.items():
@@ -157,7 +156,7 @@ def test_padding_by_hand() -> None:
 
 @pytest.mark.parametrize("core", ["none", "lstm"])
 def test_initialization_by_fan_in(core: str) -> None:
-    """Would catch a layer or bias that is left as it was, or a bound by the number of outputs; heads of tasks, too."""
+    """Initialization by fan-in bounds weights and biases by inputs^-0.5; tasks do not change other weights."""
     settings = A2CSettings(
         initialization="fan_in", auxiliary=("pixel_control", "reward_prediction"), core=core, core_size=64
     )
@@ -188,7 +187,7 @@ def test_initialization_by_fan_in(core: str) -> None:
 
 @pytest.mark.parametrize("spec", [atari(84, 84), EnvSpec(Box(-1, 1, (4,)), Discrete(2))], ids=["pixels", "vectors"])
 def test_orthogonal_initialization(spec: EnvSpec) -> None:
-    """Would catch a layer that is left as it was, another gain, rows that are not orthogonal, or a bias."""
+    """Orthogonal initialization gives each layer orthogonal rows of its gain and zero biases."""
     policy = A2C(spec, A2CSettings(initialization="orthogonal", separate_value=True), 100, 2, 5).policy
     gains = {"policy_head": 0.01, "value_head": 1.0}
     layers = {name: layer for name, layer in policy.named_modules() if isinstance(layer, nn.Linear | nn.Conv2d)}
@@ -202,7 +201,7 @@ def test_orthogonal_initialization(spec: EnvSpec) -> None:
 
 
 def test_initialization() -> None:
-    """Would catch a scale that differs from the original code: units of norm 1, Glorot convolutions, zero biases."""
+    """Linear units have the given norm, convolutions keep to Glorot's bound, and biases are zero."""
     layer = linear(50, 7, norm=0.01)
     torch.testing.assert_close(layer.weight.norm(dim=1), torch.full((7,), 0.01))
     assert not layer.bias.any()
@@ -213,14 +212,14 @@ def test_initialization() -> None:
 
 
 def test_the_features_of_a_network_without_num_features_are_counted() -> None:
-    """Would catch a requirement for users' networks that is not documented."""
+    """The features of a network without num_features are counted."""
     spec = EnvSpec(Box(-1, 1, (3,), np.float32), Discrete(2))
     policy = ActorCritic(spec, lambda spec: torch.nn.Sequential(torch.nn.Linear(3, 17), torch.nn.ReLU()))
     assert policy.policy_head.in_features == 17
 
 
 def test_a_separate_value_shares_no_layers() -> None:
-    """Would catch a value loss whose gradient still reaches the policy's layers."""
+    """The gradient of a separate value does not reach the policy's layers."""
     spec = EnvSpec(Box(-1, 1, (3,), np.float32), Discrete(2))
     policy = ActorCritic(spec, separate_value=True)
     policy(torch.randn(4, 3))[1].sum().backward()
@@ -228,7 +227,7 @@ def test_a_separate_value_shares_no_layers() -> None:
 
 
 def test_nested_observations_are_split_by_entry() -> None:
-    """Would catch mixed up axes of an image, an entry that is left out, or one that goes to the wrong network."""
+    """Each entry of a nested observation reaches its own network unchanged and gets a gradient."""
     nested = spaces.Dict(
         {
             "back": Box(0, 255, (2, 20, 21), np.uint8),  # channels first
@@ -263,7 +262,7 @@ def test_nested_observations_are_split_by_entry() -> None:
 
 @pytest.mark.parametrize("size", [7, 24], ids=["small", "large"])
 def test_the_same_picture_in_other_numbers(size: int) -> None:
-    """Would catch pictures that are not scaled by their declared bounds, alone or in a Dict."""
+    """A picture gives the same features in every dtype and range, alone or in a Dict."""
     outputs = []
     picture = np.random.default_rng(0).integers(0, 256, (size, size, 3))
     for low, high, dtype in [(0, 255, np.uint8), (0, 255, np.float32), (0, 1, np.float64), (-1, 1, np.float32)]:
@@ -279,8 +278,7 @@ def test_the_same_picture_in_other_numbers(size: int) -> None:
 
 @pytest.mark.parametrize(("values", "size"), [(range(8), 1), (range(0, 256, 36), 7)], ids=["codes", "greys"])
 def test_small_pictures_hold_codes_or_colours(values: range, size: int) -> None:
-    """Would catch codes of things that are divided by 255 until they all look alike, colours that are not divided, and
-    a normalization that hides what is the same in the whole picture: its only number must be told from others."""
+    """Small uniform pictures of different codes or colours can be told apart."""
     spec = EnvSpec(Box(0, 255, (1, size, size), np.uint8), Discrete(2))
     images = torch.tensor(list(values), dtype=torch.uint8)[:, None, None, None].expand(-1, 1, size, size)
     torch.manual_seed(0)
@@ -294,7 +292,7 @@ def test_small_pictures_hold_codes_or_colours(values: range, size: int) -> None:
 
 
 def test_unbounded_pictures_stay_as_they_are() -> None:
-    """Would catch a scale that is guessed, and nan from the logarithm of a negative number."""
+    """Unbounded pictures are not scaled."""
     spec = make_spec(Box(-np.inf, np.inf, (24, 24, 3), np.float32), Discrete(2))
     picture = torch.randn(2, 3, 24, 24)
     first = make_trunk(spec).convolutions[0]  # type: ignore[index]
@@ -305,7 +303,7 @@ def test_unbounded_pictures_stay_as_they_are() -> None:
 
 
 def test_nested_spaces_without_images_need_no_convolutions() -> None:
-    """Would catch a Dict of numbers that is not treated as one vector."""
+    """A Dict of numbers is one vector."""
     nested = spaces.Dict({"a": Box(-1, 1, (2,)), "b": spaces.MultiDiscrete([2, 3])})
     net = make_trunk(flat(nested, Discrete(2)))
     assert isinstance(net, MLP) and net.layers[0].in_features == 7

@@ -1,4 +1,4 @@
-"""The process that forks others: what a child inherits, how it ends, and what if the forking process is killed."""
+"""Tests of the process that forks others: what a child inherits, how it ends, and when the server is killed."""
 
 import os
 import signal
@@ -47,9 +47,7 @@ def family(request: pytest.FixtureRequest) -> Iterator[Family]:
 
 @pytest.mark.parametrize("family", [FORKED], indirect=True)
 def test_a_forked_child_is_like_a_process_of_its_own(family: Family) -> None:
-    """Would catch descriptors of another child, without which nobody notices that it is gone; threads of the server or
-    of its imports; OpenMP that hangs after a fork; children that draw the same numbers; and a run that the system kills
-    in place of a child that takes the memory."""
+    """A forked child has its own descriptors only, one thread, working OpenMP and its own random numbers."""
     assert family.process.num_threads() == 1
     assert not {str(file) for file in family.files} & {*os.listdir(f"/proc/{family.process.pid}/fd")}
     found = [child.control.recv() for child in family.children]
@@ -64,7 +62,7 @@ def test_a_forked_child_is_like_a_process_of_its_own(family: Family) -> None:
 
 
 def test_the_parent_is_told_how_a_child_ended(family: Family) -> None:
-    """Would catch a status that gets lost on its way, and a wait that cannot end before the child does."""
+    """The parent learns a child's exit status or signal."""
     first, second = family.children
     assert first.poll() is None and second.poll() is None
     first.send(3)
@@ -77,7 +75,7 @@ def test_the_parent_is_told_how_a_child_ended(family: Family) -> None:
 
 
 def test_children_end_with_a_killed_server(family: Family) -> None:
-    """Would catch children that nobody can wait for, and a parent that waits for an answer for ever."""
+    """Children of a killed server end, and waiting for one raises an error."""
     processes = [psutil.Process(child.pid) for child in family.children]
     family.process.kill()
     with pytest.raises(RunError, match="the process that starts the learners was killed by SIGKILL"):
@@ -87,14 +85,13 @@ def test_children_end_with_a_killed_server(family: Family) -> None:
 
 
 def test_what_children_leave_behind_ends() -> None:
-    """Would catch an environment's own processes that outlive its worker, or the run, and a child that is alive taken
-    for one of them."""
+    """Processes that a child leaves behind end with it, and other children's stay until they end."""
     server = ForkServer("tests.helpers.light_child:leave_behind", [], LOST)
     first, second = server.launch(None), server.launch(None)
     left = {child: [*map(psutil.Process, child.control.recv())] for child in (first, second)}
     first.send(0)
     assert first.wait() == 0
-    server.launch(None)  # in place of the first one
+    server.launch(None)  # replaces the first one
     assert not any(process.is_running() for process in left[first])
     assert second.poll() is None and all(process.is_running() for process in left[second])
     server.close([second])
@@ -102,7 +99,7 @@ def test_what_children_leave_behind_ends() -> None:
 
 
 def test_a_process_with_threads_or_cuda_refuses_to_fork(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Would catch an import that starts threads or CUDA, and children that hang for it much later."""
+    """A process with threads or CUDA refuses to fork."""
     monkeypatch.setattr(os, "listdir", lambda _: ["1", "2"])
     with pytest.raises(RuntimeError, match="importing what they need has started 1 threads"):
         assert_safe_to_fork()
@@ -113,7 +110,7 @@ def test_a_process_with_threads_or_cuda_refuses_to_fork(monkeypatch: pytest.Monk
 
 
 def test_a_program_that_cannot_be_imported_is_reported(capfd: Any) -> None:
-    """Would catch a parent that waits for children that are never forked."""
+    """A program that cannot be imported ends the server, and the parent gets an error."""
     server = ForkServer("tests.helpers.no_such_module:main", [], LOST)
     with pytest.raises(RunError, match="the process that starts the learners exited with status 1"):
         server.launch(None)
@@ -131,7 +128,7 @@ def test_a_program_that_cannot_be_imported_is_reported(capfd: Any) -> None:
 def test_what_prepares_may_fail(
     argument: str, error: type[Exception], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
 ) -> None:
-    """Would catch an error of the system taken for the parent's end, and an import path that is cut at a colon."""
+    """A failure of the preparation reaches the parent as its own error, for paths with colons, too."""
     monkeypatch.syspath_prepend(tmp_path / "a:b")
     server = ForkServer(LIGHT, [], LOST, "tests.helpers.light_child:fail", argument)
     with pytest.raises(error, match=message):
@@ -141,7 +138,7 @@ def test_what_prepares_may_fail(
 
 
 def test_a_child_that_is_removed_is_not_waited_for() -> None:
-    """Would catch a watch that looks for a child which has left in the meantime."""
+    """A child that is removed while the pool collects answers is not waited for."""
     pool = ProcessPool("agent", ForkServer(LIGHT, [], LOST), str)
     watched = list[str]()
     for index, status in enumerate((1, 0)):

@@ -1,4 +1,4 @@
-"""Limits of a process, its user and its group: one line names the limit and the way out, and nothing is left."""
+"""Tests of limits of a process, its user and its group: one line names the limit and the way out."""
 
 import contextlib
 import errno
@@ -67,7 +67,7 @@ def train(folder: Path, kind: int, limit: int, *flags: Any, user: int | None = U
 
 
 def test_too_few_open_files(tmp_path: Path) -> None:
-    """Would catch an error that names neither the limit nor what raises it, in Python and in the log."""
+    """Too few open files give an error that names the limit and how to raise it, in the log, too."""
     limit = len(os.listdir("/proc/self/fd")) + 6
     message = FILES.format(limit)
     with limited(resource.RLIMIT_NOFILE, limit), pytest.raises(RunError, match=message):
@@ -76,7 +76,7 @@ def test_too_few_open_files(tmp_path: Path) -> None:
 
 
 def test_what_comes_from_a_limit() -> None:
-    """Would catch advice about processes for what has nothing to do with them, or that is given twice."""
+    """Only errors that come from a limit on processes get advice on it, and only once."""
     refused = os.strerror(errno.EAGAIN)
     for error in (OSError(errno.EAGAIN, refused), RuntimeError("can't start new thread"), RuntimeError(refused)):
         assert PROCESSES in (advice := describe_exceeded_limit(error) or "") and "ulimit -u" in advice
@@ -87,7 +87,7 @@ def test_what_comes_from_a_limit() -> None:
 
 @OTHER_USER
 def test_threads_are_tried_before_openmp_needs_them() -> None:
-    """Would catch an end by OpenMP, which says neither whose limit it is nor what to do, and threads that are left."""
+    """Too few threads are reported before OpenMP fails, and the trial leaves no thread."""
     before = threading.active_count()
     check_threads(3)
     assert threading.active_count() == before
@@ -102,14 +102,14 @@ def test_threads_are_tried_before_openmp_needs_them() -> None:
 
 
 def test_memory_that_is_refused() -> None:
-    """Would catch a traceback about a file where it is memory between processes that the system refuses."""
+    """Refused shared memory is one line that gives its size and the reason."""
     message = r"^no 0\.4 MB of memory to share with other processes: File too large$"
     with limited(resource.RLIMIT_FSIZE, 4096), pytest.raises(RunError, match=message):
         SharedArrays({"x": ((100_000,), "float32")})
 
 
 def test_an_answer_that_is_cut_off() -> None:
-    """Would catch a traceback about a pickle where the process that finds out spaces cannot write its answer."""
+    """A process that cannot write its answer is reported in one line."""
     with (
         limited(resource.RLIMIT_FSIZE, 100),
         pytest.raises(RunError, match=r"^CartPole-v1: the process that built it exited with status 1$"),
@@ -132,8 +132,7 @@ def test_an_answer_that_is_cut_off() -> None:
 def test_limits_up_to_the_one_that_is_enough(
     folder: Path, kind: int, first: int, step: int, message: str, flags: list[Any]
 ) -> None:
-    """Would catch a moment, of a start with ever more processes, threads and files, at which a run ends otherwise, and
-    a folder that keeps the same command from being given again."""
+    """At each limit that is too low, a run ends with one line and can be started again."""
     for limit in range(first, first + 15 * step, step):
         result = train(folder, kind, limit, *flags)
         if result.status == 0:
@@ -149,7 +148,7 @@ def test_limits_up_to_the_one_that_is_enough(
 @pytest.mark.multiprocess
 @OTHER_USER
 def test_no_locked_memory_is_needed(folder: Path) -> None:
-    """Would catch memory that is locked where the user may lock none."""
+    """A run needs no locked memory."""
     assert train(folder, resource.RLIMIT_MEMLOCK, 0, *TINY).status == 0
 
 
@@ -173,7 +172,7 @@ def group() -> Iterator[Path]:
 @pytest.mark.slow
 @pytest.mark.multiprocess
 def test_a_control_group_without_memory(group: Path, tmp_path: Path) -> None:
-    """Would catch a command that is killed in place of the worker that has taken the memory: nobody says anything."""
+    """Where a control group's memory runs out, the worker that took it is killed, and the command says so."""
     words = ["train", "--env", "tests.helpers.misbehaving_envs:Misbehaving", "--env-options", "{deed: memory leak}"]
     words += [*TINY, "--steps", 400, "--out", tmp_path / "run"]
     result = Command(*words, preexec_fn=lambda: (group / "cgroup.procs").write_text(str(os.getpid()))).finish()
@@ -183,7 +182,7 @@ def test_a_control_group_without_memory(group: Path, tmp_path: Path) -> None:
 
 @OTHER_USER
 def test_a_folder_that_may_not_be_written(tmp_path: Path) -> None:
-    """Would catch a traceback for a read-only folder at the start, and a run that is lost when it becomes one."""
+    """A read-only folder is one line at the start; one that becomes read-only leaves the last checkpoint."""
     for parent in tmp_path.parents:
         if parent.name.startswith(("pytest-", "popen-", tmp_path.name)):
             parent.chmod(0o755)

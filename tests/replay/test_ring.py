@@ -1,4 +1,4 @@
-"""The ring against a replay that assembles transitions step by step, over streams of random episodes."""
+"""Tests of the ring against a replay that assembles transitions step by step, over streams of random episodes."""
 
 from typing import Any
 
@@ -86,7 +86,7 @@ def test_every_transition_is_that_of_a_list(
     prioritized: bool,
     seed: int,
 ) -> None:
-    """Would catch frames of another step or game, a wrong return, and drawable steps that have been overwritten."""
+    """Every drawable transition equals that of a list of steps, several times around the ring."""
     spec = make_spec(frame_stack)
     num_rollouts = 4 * steps_kept // horizon  # several times around
     envs = streams(spec, num_envs, num_rollouts * horizon, longest, seed)
@@ -108,7 +108,7 @@ def test_every_transition_is_that_of_a_list(
 
 
 def test_long_episodes_keep_their_frames() -> None:
-    """Would catch ages that overflow: the last frames of a long episode would be blank."""
+    """The last frames of episodes longer than 255 steps have their whole stack."""
     spec = make_spec(4)
     envs = streams(spec, 4, 0, 1, seed=2)
     for env, length in zip(envs, (254, 255, 256, 257), strict=True):
@@ -123,7 +123,7 @@ def test_long_episodes_keep_their_frames() -> None:
 
 
 def test_uniform_draws_are_uniform() -> None:
-    """Would catch steps at either end of the ring drawn too often or never, and a number of rows that is not read."""
+    """Uniform draws take each drawable step equally often, and only rows that are given."""
     spec = make_spec(2)
     envs = streams(spec, 3, 60, 9, seed=1)
     replay = Replay(spec, 3, 36, 2, DISCOUNT)
@@ -136,7 +136,7 @@ def test_uniform_draws_are_uniform() -> None:
     assert counts[drawable].sum() == 36_000 and len(drawable) == 36
     chi_square = ((counts[drawable] - 1000) ** 2 / 1000).sum()
     assert chi_square < 73  # 35 degrees of freedom: exceeded once in 5,000 seeds
-    # Of the rows that are given alone: a CUDA graph that was captured while the replay filled is given others later.
+    # Only the given rows are drawn: a CUDA graph captured while the replay filled gets other rows later.
     rows = DrawnRows(replay.ring.first_row, 7)
     index, _ = replay.choose(replay.draw_noise(1000), rows)
     assert set(index.tolist()) == set(replay.ring.index_of(rows.first_row, rows.first_row + 7).tolist())
@@ -144,7 +144,7 @@ def test_uniform_draws_are_uniform() -> None:
 
 @pytest.mark.parametrize("steps_before", [5, 7, 41])  # 5: both games go on at the newest row
 def test_a_restored_replay_continues_identically(steps_before: int) -> None:
-    """Would catch anything missing from a checkpoint, before the ring is full and after."""
+    """A restored replay continues identically, before it is full and after."""
     spec = make_spec(4)
     envs = streams(spec, 2, 100, 9, seed=3)
 
@@ -170,7 +170,7 @@ def test_a_restored_replay_continues_identically(steps_before: int) -> None:
 
 
 def test_the_last_steps_of_a_replaced_environment_are_invalid() -> None:
-    """Would catch a return across a game that was replaced between two rollouts without having ended."""
+    """The last n steps of a replaced environment are not valid."""
     spec = make_spec(0)
     envs = streams(spec, 2, 12, longest=100, seed=5)
     for env in envs:
@@ -189,7 +189,7 @@ def test_the_last_steps_of_a_replaced_environment_are_invalid() -> None:
 
 
 def test_rollouts_longer_than_the_ring_are_refused() -> None:
-    """Would catch steps that overwrite those of the same rollout."""
+    """A rollout longer than the ring is refused."""
     spec = make_spec(0)
     envs = streams(spec, 1, 30, 9, seed=0)
     with pytest.raises(ValueError, match="rollouts of 12 steps do not fit"):
@@ -198,7 +198,7 @@ def test_rollouts_longer_than_the_ring_are_refused() -> None:
 
 @pytest.mark.parametrize(("num_envs", "size"), [(2, 30), (2, 50), (4, 40)])
 def test_a_replay_of_another_size_is_refused(num_envs: int, size: int) -> None:
-    """Would catch steps restored to the wrong rows, or an error about tensors."""
+    """The state of a replay of another size is refused."""
     spec = make_spec(0)
     saved, other = Replay(spec, 2, 40), Replay(spec, num_envs, size)
     saved.append(rollout_of(streams(spec, 2, 6, 9, seed=0), 0, 5, spec))

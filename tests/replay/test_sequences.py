@@ -1,4 +1,4 @@
-"""The sequence replay against lists of steps, over streams with every kind of episode edge."""
+"""Tests of the sequence replay against lists of steps, over streams with every kind of episode edge."""
 
 import random
 from collections import Counter
@@ -104,9 +104,8 @@ def spec_of(frame_stack: int) -> EnvSpec:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_every_sequence_and_window_is_that_of_a_list(seed: int) -> None:
-    """Sequences and windows have the frames of their steps and games: no step of an episode is left out, none of
-    another episode is in it, none that is not valid is drawn, and none that has been overwritten. The settings are
-    random."""
+    """Sequences and windows hold all frames of their episode's steps and no others. No step that is invalid or
+    overwritten is drawn. The settings are random."""
     chance = random.Random(seed)
     frame_stack, num_envs = chance.choice([0, 1, 2, 4]), chance.randint(1, 3)
     size, length, longest = chance.randint(8, 16), chance.randint(1, 8), chance.randint(1, 12)
@@ -125,7 +124,7 @@ def test_every_sequence_and_window_is_that_of_a_list(seed: int) -> None:
 
 
 def test_noise_is_each_environments_own() -> None:
-    """Would catch a number that serves several environments or choices, or lies outside of [0, 1)."""
+    """Each environment and choice has a random number of its own in [0, 1)."""
     replay = SequenceReplay(make_spec(2), 3, 60, 10)
     noise = torch.stack([replay.draw_noise() for _ in range(400)])
     assert noise.shape == (400, 3, 2) and noise.dtype == torch.float64
@@ -134,7 +133,7 @@ def test_noise_is_each_environments_own() -> None:
 
 
 def test_what_was_done_before_the_first_step_is_unknown() -> None:
-    """Would catch inputs of a recurrent policy from an empty slot, in a run that was resumed without its replay."""
+    """A sequence from the replay's first step begins without previous action and reward."""
     spec = make_spec(0)
     envs = make_envs(spec, 3, 10**9, seed=1)
     lost, replay = play(envs, 5, spec), SequenceReplay(spec, 3, 20, 4)
@@ -148,7 +147,7 @@ def test_what_was_done_before_the_first_step_is_unknown() -> None:
 
 
 def test_what_is_not_found_is_not_valid() -> None:
-    """Would catch a sequence or window that is learned from although an environment has none to draw."""
+    """Sequences and windows of environments that have none to draw are not valid."""
     spec = make_spec(4)
     envs = make_envs(spec, 3, 10**9, seed=1)
     replay = SequenceReplay(spec, 3, 20, 4)
@@ -162,7 +161,7 @@ def test_what_is_not_found_is_not_valid() -> None:
 
 
 def test_observations_are_views() -> None:
-    """Would catch a copy of every frame of a stack, of which there are four times as many as frames."""
+    """Observations are views of the frames."""
     spec = make_spec(4)
     envs = make_envs(spec, 1, 10**9, seed=0)
     replay = SequenceReplay(spec, 1, 20, 5)
@@ -174,7 +173,7 @@ def test_observations_are_views() -> None:
 
 @pytest.mark.parametrize(("shape", "frame_stack"), [((84, 84), 4), ((3, 84, 84), 0)])
 def test_memory(shape: tuple[int, ...], frame_stack: int) -> None:
-    """Would catch frames that are stored more than once, and memory that is not counted."""
+    """The replay stores each frame once, and sequence_bytes counts its memory exactly."""
     box = gymnasium.spaces.Box(0, 255, shape, np.uint8)
     spec = EnvSpec(box, gymnasium.spaces.Discrete(6), frame_stack)
     replay = SequenceReplay(spec, 2, 2000, 20)
@@ -187,7 +186,7 @@ def test_memory(shape: tuple[int, ...], frame_stack: int) -> None:
 
 
 def test_final_frames_are_dropped_with_their_steps() -> None:
-    """Would catch final frames that pile up during a run."""
+    """Final frames are dropped together with their steps."""
     spec = make_spec(1)
     envs = make_envs(spec, 2, 2, seed=3)
     replay = SequenceReplay(spec, 2, 10, 3)
@@ -198,7 +197,7 @@ def test_final_frames_are_dropped_with_their_steps() -> None:
 
 @pytest.mark.parametrize("num_before", [2, 30])
 def test_a_restored_replay_continues_identically(num_before: int) -> None:
-    """Would catch anything missing from a checkpoint, before the replay is full and after."""
+    """A restored replay continues identically, before it is full and after."""
     spec = make_spec(4)
     envs = make_envs(spec, 2, 8, seed=5)
     replay, other = (SequenceReplay(spec, 2, 40, 6) for _ in range(2))
@@ -219,7 +218,7 @@ def test_a_restored_replay_continues_identically(num_before: int) -> None:
 
 @pytest.mark.parametrize(("num_envs", "size"), [(2, 30), (4, 40)])
 def test_a_replay_of_another_size_is_refused(num_envs: int, size: int) -> None:
-    """Would catch steps restored to the wrong rows, or an error about tensors."""
+    """The state of a replay of another size is refused."""
     spec = make_spec(4)
     other = SequenceReplay(spec, num_envs, size, 5)
     message = f"has 40 steps of each of 2 environments, but this one has {size} of each of {num_envs}"
@@ -228,7 +227,7 @@ def test_a_replay_of_another_size_is_refused(num_envs: int, size: int) -> None:
 
 
 def test_sequences_longer_than_the_replay_are_refused() -> None:
-    """Would catch a replay from which nothing can ever be drawn."""
+    """Sequences longer than the replay are refused."""
     with pytest.raises(UsageError, match="sequences of 21 steps cannot be drawn from a replay of 20 steps"):
         SequenceReplay(make_spec(0), 2, 20, 21)
 
@@ -236,8 +235,7 @@ def test_sequences_longer_than_the_replay_are_refused() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("frame_stack", [0, 4])
 def test_graphs_draw_what_the_cpu_does(frame_stack: int) -> None:
-    """Would catch a value that a graph has frozen or that the GPU is waited for, final frames from before there was
-    more room for them, and operations that deterministic runs do not have."""
+    """CUDA graphs draw the same batches as the CPU, without waiting for the GPU."""
     device = torch.device("cuda:0")
     spec = spec_of(frame_stack)
     envs = make_envs(spec, 3, 5, seed=7)

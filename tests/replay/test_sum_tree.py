@@ -1,4 +1,4 @@
-"""The sum tree against cumulative sums, and prioritized draws."""
+"""Tests of the sum tree against cumulative sums, and of prioritized draws."""
 
 from bisect import bisect_right
 from fractions import Fraction
@@ -91,11 +91,11 @@ def assert_finds_in_sums(values: np.ndarray[Any, Any], rng: np.random.Generator,
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_find_is_a_search_in_the_cumulative_sum(device: str, sizes: list[int], data: st.DataObject) -> None:
-    """Where the ranges of two leaves meet, the second one is found; leaves of value 0 in between are not."""
+    """A prefix where two leaves meet finds the second one, and leaves of value 0 are never found."""
     rng = np.random.default_rng(data.draw(st.integers(0, 2**20)))
     size = data.draw(st.sampled_from(sizes))
     values = rng.integers(0, data.draw(st.sampled_from([2, 3, 10])), size).astype(float)
-    values[rng.integers(size)] += 1  # not all of them 0
+    values[rng.integers(size)] += 1  # At least one value is not 0.
     assert_finds_in_sums(values, rng, device)
 
 
@@ -107,7 +107,7 @@ def test_find_passes_three_levels_of_a_gpu() -> None:
 
 @on_cpu_and_gpu
 def test_find_agrees_with_exact_fractions(device: str, sizes: list[int]) -> None:
-    """Of any floats, the leaf is found in whose range the prefix lies, but for rounding; it is always positive."""
+    """For any floats, the found leaf is positive and its range holds the prefix, up to rounding."""
     for size in sizes:
         rng = np.random.default_rng(size)
         values = rng.random(size) * 10.0 ** rng.integers(-9, 3, size)
@@ -137,7 +137,7 @@ def test_a_prefix_at_the_end_finds_the_last_leaf_of_positive_value(device: str, 
 
 @on_cpu_and_gpu
 def test_a_node_of_tiny_value_leads_to_a_positive_leaf(device: str, sizes: list[int]) -> None:
-    """Where many values far below the precision of the total make a node of some value, no leaf of value 0 is found."""
+    """Values far below the precision of the total lead to a positive leaf, never to one of value 0."""
     for size in sizes[3:]:
         values = np.zeros(size)
         values[0], values[size - 40 :] = 1.0, 0.1 * 2.0**-60
@@ -206,7 +206,7 @@ def test_updates_do_not_drift(device: str, size: int) -> None:
 
 
 def test_the_largest_value_counts_where_a_leaf_occurs_more_than_once() -> None:
-    """Would catch the last value winning, two differences adding up, or the old value counting as one of them."""
+    """A leaf that occurs more than once in an update gets its largest value."""
     tree = filled([1.0] * 100 + [9.0] * 100)
     tree.update(torch.tensor([150, 3, 150, 3, 150]), torch.tensor([2.0, 0.5, 5.0, 0.25, 4.0]))
     expected = [1.0] * 100 + [9.0] * 100
@@ -218,7 +218,7 @@ def test_the_largest_value_counts_where_a_leaf_occurs_more_than_once() -> None:
 
 
 def test_a_restored_tree_is_equal() -> None:
-    """Would catch parents that are not restored with their leaves."""
+    """A restored tree has equal levels and draws."""
     rng = np.random.default_rng(0)
     tree, other = filled(rng.random(5000)), filled(rng.random(5000))
     other.load_state_dict(tree.state_dict())
@@ -230,7 +230,7 @@ def test_a_restored_tree_is_equal() -> None:
 
 @pytest.mark.parametrize("size", [0, -3])
 def test_a_tree_without_leaves_is_refused(size: int) -> None:
-    """Would catch a tree from which nothing can be drawn."""
+    """A tree without leaves is refused."""
     with pytest.raises(ValueError, match=f"size={size} must be at least 1"):
         SumTree(size)
 
@@ -239,7 +239,7 @@ def test_a_tree_without_leaves_is_refused(size: int) -> None:
 
 
 def test_probabilities_and_weights_by_hand() -> None:
-    """Would catch an exponent left out or applied twice, and weights that grow with the priority."""
+    """Draw probabilities and importance weights equal those computed by hand."""
     priorities = PrioritizedDistribution(4, 0.6, None, torch.device("cpu"))
     priorities.update(torch.arange(4), torch.tensor([1.0, 2.0, 4.0, 1.0]), torch.ones(4, dtype=torch.bool))
     index, probability = priorities.tree.sample(1000, torch.Generator().manual_seed(0))
@@ -257,7 +257,7 @@ def test_probabilities_and_weights_by_hand() -> None:
 def test_new_samples_have_the_largest_priority_or_a_given_one(
     new_priority: float | None, first: float, later: float
 ) -> None:
-    """Would catch new samples that are never drawn, a maximum of stored powers, or a maximum that falls again."""
+    """New samples get the largest priority so far, or the given one."""
     priorities = PrioritizedDistribution(6, 0.5, new_priority, torch.device("cpu"))
     is_valid = torch.tensor([1, 1, 0, 1, 1, 1]).bool()
     priorities.add(torch.arange(4), is_valid)
@@ -270,7 +270,7 @@ def test_new_samples_have_the_largest_priority_or_a_given_one(
 
 
 def test_what_has_become_invalid_stays_undrawn() -> None:
-    """Would catch a step that was lost after it had been drawn, and that its new priority brings back."""
+    """A step that became invalid after it was drawn keeps priority 0."""
     distribution = PrioritizedDistribution(4, 0.5, None, torch.device("cpu"))
     distribution.add(torch.arange(4), torch.ones(4, dtype=torch.bool))
     valid = torch.tensor([True, False, True, True])

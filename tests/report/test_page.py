@@ -1,4 +1,4 @@
-"""The page about runs: what it shows, that users' texts stay texts, that it fetches nothing, and bad input."""
+"""Tests of the page about runs: what it shows, that users' texts stay texts, that it fetches nothing, and bad input."""
 
 import base64
 import html
@@ -80,7 +80,7 @@ def write(out: Path, *runs: Path) -> Page:
 
 
 def test_the_page_of_a_run_holds_what_it_has_logged(tmp_path: Path, capsys: Any) -> None:
-    """Would catch a curve of other values, an evaluation drawn as training, and a part that is left out."""
+    """A run's page holds its curves, settings, machine, video, command and warnings."""
     run = write_run(tmp_path / "run", steps=5000)
     (run / "video.mp4").write_bytes(b"a video")
     (run / "command.txt").write_text("accel-rl train --seed 1\n")
@@ -108,7 +108,7 @@ def test_the_page_of_a_run_holds_what_it_has_logged(tmp_path: Path, capsys: Any)
 
 
 def test_seeds_become_a_mean_with_its_interval_and_settings_say_what_differs(tmp_path: Path) -> None:
-    """Would catch seeds as curves of their own, a wrong interval, and a difference between runs that is not shown."""
+    """Seeds are drawn as a mean with a confidence interval; settings are listed as differing or same."""
     runs = [write_run(tmp_path / str(seed), [(seed, ""), (seed, "")], seed=seed, steps=2000) for seed in (1, 2, 6)]
     runs.append(write_run(tmp_path / "other", horizon=99))
     (tmp_path / "other" / "video.mp4").write_bytes(b"a video")
@@ -130,7 +130,7 @@ def test_seeds_become_a_mean_with_its_interval_and_settings_say_what_differs(tmp
 
 
 def test_an_experiment_has_a_part_for_each_game_and_scores_over_all(tmp_path: Path) -> None:
-    """Would catch a game that is left out, scores that `plot --scores` does not have, and a run that hides others."""
+    """An experiment's page has a part per game and scores over all; a broken run hides no other."""
     for env, score in (("pong", -20.7), ("pong", 14.6), ("breakout", 1.7)):
         write_run(tmp_path / "grid" / f"{env}{score}", [("", ""), (score, "")], env=env, seed=int(score * 10) % 99)
     write_run(tmp_path / "grid" / "begun", header="other columns")
@@ -139,13 +139,13 @@ def test_an_experiment_has_a_part_for_each_game_and_scores_over_all(tmp_path: Pa
     assert f"Not shown: {tmp_path / 'grid' / 'begun' / 'progress.csv'} is not a run's" in found.text
     assert [figure for figure in found.figures if figure.startswith("over_steps")] == ["over_steps-0", "over_steps-1"]
     scores = [0, 1, human_normalized("breakout", 1.7)]
-    assert f"a2c 2 3 {np.mean(scores):.2f} (" in found.text  # of three runs, no quarter is left out
+    assert f"a2c 2 3 {np.mean(scores):.2f} (" in found.text  # The mean of three runs leaves no quarter out.
     x, part = found.trace("profiles", "a2c (2 games, 3 runs)")
     assert part == pytest.approx([np.mean(np.array(scores) > threshold) for threshold in x], abs=1e-6)
 
 
 def test_plotly_takes_the_figures(tmp_path: Path) -> None:
-    """Would catch a misspelt property, which the browser ignores."""
+    """Plotly accepts every figure."""
     from plotly import graph_objects  # slow
 
     found = write(tmp_path / "page.html", *(write_run(tmp_path / str(seed), seed=seed) for seed in (1, 2)))
@@ -157,7 +157,7 @@ def test_plotly_takes_the_figures(tmp_path: Path) -> None:
 
 
 def test_hostile_texts_stay_texts(tmp_path: Path) -> None:
-    """Would catch a name or a log that becomes a part of the page, there or in its figures."""
+    """Hostile names and logs stay texts, in the page and in its figures."""
     hostile = {"algo": HOSTILE, "env": HOSTILE, "env_options": {HOSTILE: HOSTILE}, HOSTILE: HOSTILE}
     header = f"{COLUMNS} time/{HOSTILE.replace(' ', '')}_share train/tail_share"
     runs = [write_run(tmp_path / str(seed), header=header, **hostile) for seed in (1, 2)]
@@ -182,7 +182,7 @@ def test_hostile_texts_stay_texts(tmp_path: Path) -> None:
 
 
 def test_a_browser_fetches_nothing(tmp_path: Path) -> None:
-    """Would catch a script, font, style or picture of another machine, which a page without a network would lack."""
+    """A page loads nothing from elsewhere."""
     found = write(tmp_path / "page.html", write_run(tmp_path / "run"))
     assert not found.tags("link") and not found.tags("iframe") and not found.tags("a")
     assert not [attributes for _, attributes in found.elements if {"src", "href", "srcset"} & attributes.keys()]
@@ -211,7 +211,7 @@ def test_a_browser_fetches_nothing(tmp_path: Path) -> None:
     ],
 )
 def test_foreign_and_damaged_folders(damage: dict[str, str | None], message: str, tmp_path: Path) -> None:
-    """Would catch a traceback, and a page of which a part is written."""
+    """A foreign or damaged folder is a usage error, and no page is written."""
     run = write_run(tmp_path / "run")
     for name, content in damage.items():
         (run / name).write_text(content) if content is not None else (run / name).unlink()
@@ -221,7 +221,7 @@ def test_foreign_and_damaged_folders(damage: dict[str, str | None], message: str
 
 
 def test_what_cannot_be_one_page(tmp_path: Path, capsys: Any) -> None:
-    """Would catch two games on one scale, and errors of the disk that are no line."""
+    """Runs that do not fit one page, and pages that cannot be written, are one line."""
     runs = [str(write_run(tmp_path / env, env=env)) for env in ("pong", "qbert")]
     for words, status, message in (
         ([*runs, "--out", "page.html"], 2, "these are runs of pong and qbert: give those of one, or an experiment's"),
@@ -242,7 +242,7 @@ def test_a_run_without_a_row_has_a_page(tmp_path: Path) -> None:
 
 
 def test_a_run_ends_without_plotly_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    """Would catch a run that fails at its end because of a page."""
+    """Without plotly a run ends with one line instead of a page."""
     run = write_run(tmp_path / "run")
     for module in ("plotly", "plotly.offline"):
         monkeypatch.setitem(sys.modules, module, None)

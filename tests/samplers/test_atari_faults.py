@@ -1,4 +1,4 @@
-"""Workers with Atari games that are killed or hang, and actions that do not exist, on both simulators."""
+"""Tests of workers with Atari games that are killed or hang, and of actions that do not exist, on both simulators."""
 
 import os
 import signal
@@ -29,7 +29,7 @@ def pong(simulator: str) -> EnvConfig:
 
 @pytest.mark.parametrize("reset_mode", ["immediate", pytest.param("wait", marks=pytest.mark.slow)])
 def test_a_killed_worker_is_replaced(simulator: str, reset_mode: str) -> None:
-    """Would catch another worker's games that are touched, new ones begun in the middle, or lost ones that score."""
+    """A killed worker's games start anew at the next rollout; other games go on, and lost ones do not score."""
     samplers = [
         make(AlternatingSampler, pong(simulator), CONFIG, restart_on_error=True, reset_mode=reset_mode) for _ in "ab"
     ]
@@ -55,7 +55,7 @@ def test_a_killed_worker_is_replaced(simulator: str, reset_mode: str) -> None:
 
 
 def test_actions_that_do_not_exist(simulator: str) -> None:
-    """Would catch an environment that goes on after such an action, or is replaced otherwise in another process."""
+    """An action that does not exist replaces its environment, in the same steps in both samplers."""
     found: list[list[Any]] = []
     for sampler_class in (SerialSampler, AlternatingSampler):
         sampler = make(sampler_class, pong(simulator), CONFIG, Echo(7), restart_on_error=True, decorrelation_steps=9)

@@ -1,4 +1,4 @@
-"""The device sampler against the serial one, which steps the same environments one by one."""
+"""Tests of the device sampler against the serial one, which steps the same environments one by one."""
 
 import pickle
 from dataclasses import replace
@@ -53,7 +53,7 @@ def on_device(
 
 
 def collect(sampler: Any) -> list[Any]:
-    """A rollout and what hooks have seen of it; they change the policy."""
+    """Returns a rollout and what its hooks have seen; the hooks change the policy."""
     seen = []
 
     def on_step(t: int) -> None:
@@ -69,8 +69,7 @@ def collect(sampler: Any) -> list[Any]:
 @pytest.mark.gpu
 @pytest.mark.parametrize("device", [CPU, GPU], ids=str)
 def test_rollouts_are_those_of_single_environments(device: torch.device) -> None:
-    """Would catch a row, an end, a last observation, a score or a recurrent input in the wrong place, and a graph that
-    has frozen one of them."""
+    """Rollouts of the device sampler equal those of the serial sampler: rows, ends, scores and recurrent inputs."""
     one, other = serial(Remembers(4, CPU)), on_device(Remembers(4, device), device=device)
     counts: dict[str, int] = {}
     with closing(one, other):
@@ -93,7 +92,7 @@ class Obeys(Greedy):
 
 
 def test_masks_are_those_of_single_environments() -> None:
-    """Would catch a mask of another environment or step, in rows, in last observations and at the random start."""
+    """Masks equal the serial sampler's, and no random or policy action breaks one in any reset mode."""
     one, other = serial(Obeys(4), spec=MASKED, is_masked=True), on_device(Obeys(4), is_masked=True)
     later = [
         on_device(Obeys(4), is_masked=True, mode=mode, decorrelation_steps=20) for mode in ("NextStep", "SameStep")
@@ -108,7 +107,7 @@ def test_masks_are_those_of_single_environments() -> None:
 
 
 def steps_of(rollouts: list[Any]) -> list[list[Any]]:
-    """The valid steps of each environment: what was seen, done and got, the end, and the true last observation."""
+    """Returns the valid steps of each environment: observation, action, reward, end, and true last observation."""
     steps: list[list[Any]] = [[] for _ in range(B)]
     for rollout in rollouts:
         last = {
@@ -127,7 +126,7 @@ def steps_of(rollouts: list[Any]) -> list[list[Any]]:
 
 
 def test_a_step_that_only_resets_is_no_sample() -> None:
-    """Would catch a sample that is none, a reward or a score across two games, and a last observation of the next."""
+    """A step that only resets is not valid; the other steps and the scores equal the serial sampler's."""
     one, other = serial(Greedy(4)), on_device(Greedy(4), mode="NextStep")
     with closing(one, other):
         singles, batches = ([copy(each.collect()) for _ in range(15)] for each in (one, other))
@@ -144,7 +143,7 @@ def test_a_step_that_only_resets_is_no_sample() -> None:
 
 @pytest.mark.gpu(fake=True)
 def test_the_host_waits_once_a_rollout() -> None:
-    """Would catch a step that waits for the device, or copies to the host and back."""
+    """The numbers of waits and uploads per rollout do not depend on the horizon."""
     found = []
     for horizon in (4, 8):
         sampler = on_device(Remembers(4, GPU), SamplerConfig(B, horizon, 0), GPU)
@@ -160,7 +159,7 @@ def test_the_host_waits_once_a_rollout() -> None:
 
 @pytest.mark.parametrize("name", ["Saves", "Drifts"])
 def test_state(name: str) -> None:
-    """Would catch anything that a checkpoint forgets, and a new start that is not said."""
+    """A restored state continues exactly; an environment without a state starts anew and is named."""
     for mode in ("SameStep", "NextStep"):
         samplers = [on_device(Echo(4), name=name, mode=mode) for _ in range(2)]
         with closing(*samplers):
@@ -177,7 +176,7 @@ def test_state(name: str) -> None:
 
 
 def test_random_actions_come_first_and_do_not_count() -> None:
-    """Would catch scores of games that were begun at random, and environments that do not move before the start."""
+    """Random actions move the environments before the first rollout, and games begun by them have no score."""
     sampler, fresh = on_device(Echo(4), decorrelation_steps=9), on_device(Echo(4))
     with closing(sampler, fresh):
         rollout, first = sampler.collect(), fresh.collect()
@@ -188,7 +187,7 @@ def test_random_actions_come_first_and_do_not_count() -> None:
 
 
 def test_evaluation_is_apart_from_training() -> None:
-    """Would catch a training that an evaluation has disturbed, or an evaluation that depends on what came before."""
+    """Evaluation uses environments of its own, leaves training as it was, and repeats exactly."""
     config = SamplerConfig(B, 7, 0, num_evaluation_envs=4)
     sampler, undisturbed = (on_device(Echo(4), config) for _ in range(2))
     with closing(sampler, undisturbed):
@@ -215,7 +214,7 @@ SPOILT = {
 
 
 def test_a_mask_that_allows_nothing() -> None:
-    """Would catch a mask that a policy cannot keep to, which no step waits for."""
+    """A mask that allows no action ends the run with an error that names its environment."""
     sampler = on_device(Obeys(4), SamplerConfig(B, 1, 0), spoil="no choice", is_masked=True)
     words = f"{HERE}:Drifts: the action mask of environment 1 after 1 steps of a rollout allows nothing"
     with closing(sampler), pytest.raises(RunError, match=words):
@@ -224,7 +223,7 @@ def test_a_mask_that_allows_nothing() -> None:
 
 @pytest.mark.parametrize("how", SPOILT)
 def test_what_an_environment_returns_wrongly(how: str) -> None:
-    """Would catch a wrong array that is learned from, or a traceback in place of one line."""
+    """A wrong array from an environment raises an error of one line that names the environment."""
     sampler = on_device(Echo(4), spoil=how)
     with closing(sampler), pytest.raises(RunError, match=SPOILT[how]) as raised:
         sampler.collect()
@@ -233,14 +232,14 @@ def test_what_an_environment_returns_wrongly(how: str) -> None:
 
 @pytest.mark.gpu
 def test_arrays_on_another_device() -> None:
-    """Would catch a copy between devices in each step that nobody has asked for."""
+    """An observation on another device than the policy is an error; it is not copied at each step."""
     sampler = on_device(Remembers(4, GPU), device=GPU, name="on_the_cpu")
     with closing(sampler), pytest.raises(RunError, match="observation lies on cpu, but the policy is on cuda:0"):
         sampler.collect()
 
 
 def test_what_can_not_be_made() -> None:
-    """Would catch environments that are fewer or more than asked for, and ones that nobody resets."""
+    """A wrong number of environments and a disabled autoreset mode are usage errors."""
     with pytest.raises(UsageError, match="num_envs=6, but returned 7"):
         on_device(Echo(4), name="too_many")
     with pytest.raises(UsageError, match="DISABLED"):
@@ -257,13 +256,13 @@ def test_what_can_not_be_made() -> None:
     ],
 )
 def test_samplers_and_environments_that_do_not_fit(settings: dict[str, Any], words: str) -> None:
-    """Would catch a sampler that is started with what it cannot step."""
+    """A sampler that cannot step the environment is a usage error."""
     with pytest.raises(UsageError, match=words):
         resolve({"algo": "ppo", **settings})
 
 
 def test_it_is_chosen_by_itself_and_one_of_it_is_a_single_environment() -> None:
-    """Would catch a batch that is not recognised, and a game that is probed, filmed or watched as another one."""
+    """A batched environment selects the device sampler, and a batch of one plays like a single environment."""
     run = resolve({"algo": "ppo", "env": f"{HERE}:Drifts"}).run
     assert run.sampler == "device" and run.sampling_threads is None  # not the one thread of the preset
     for mode in ("SameStep", "NextStep"):
@@ -287,8 +286,7 @@ def test_it_is_chosen_by_itself_and_one_of_it_is_a_single_environment() -> None:
 
 @pytest.mark.parametrize("kind", ["picture", "grey", "number"])
 def test_spaces(kind: str) -> None:
-    """Would catch channels in the wrong place, a numbering from 0 that is not the environment's, and bounds that are
-    not kept."""
+    """Channels, action numbers and bounds of a batched environment equal those of a single one."""
     config = EnvConfig(f"{HERE}:Shows", options={"kind": kind})
     spec = spec_of(config)
     assert spec.on_device

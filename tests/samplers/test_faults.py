@@ -1,4 +1,5 @@
-"""Environments, workers, disks and users that break a run: its message, what it saves, and that nothing is left."""
+"""Tests of environments, workers, disks and users that break a run: its message, its checkpoint, and no process
+left."""
 
 import json
 import os
@@ -46,7 +47,7 @@ def arguments(
     out: Path, env: str = BROKEN, options: dict[str, Any] | None = None, *flags: Any, steps: int = 400
 ) -> list[str]:
     words = ["train", "--env", env, "--out", out, "--steps", steps, "--seed", SEED, "--horizon", 4, *TINY]
-    if "ga3c" in flags:  # which has agents in place of workers
+    if "ga3c" in flags:  # GA3C has agents in place of workers
         del words[(index := words.index("--workers")) : index + 2]
     words += ["--decorrelation-steps", 0, "--env-options", yaml.safe_dump(options or {}, default_flow_style=True)]
     return [str(word) for word in (*words, *flags)]
@@ -68,7 +69,7 @@ HANG_S = 3  # a worker that does not hang is never that long without a step, how
 
 
 def time_limit(how: str, limit: str = "--env-timeout-s") -> tuple[str, int]:
-    """Short where it has to be reached."""
+    """Returns a short time limit for a fault that has to reach it."""
     return limit, HANG_S if how == "hang" else 60
 
 
@@ -88,7 +89,7 @@ STEPS += [pytest.param(how, QUEUED, id=f"queued-{how}", marks=() if how == "rais
 
 @pytest.mark.parametrize(("how", "flags"), STEPS)
 def test_a_step_that_breaks_ends_the_run(tmp_path: Path, capfd: Any, how: str, flags: Any) -> None:
-    """Would catch a hang, a wrong status, processes left, or a message that lacks worker, seed, action or cause."""
+    """A step that fails ends the run with a message that names its cause, and leaves no process."""
     before, run = psutil.Process().children(), tmp_path / how
     words = (run, BROKEN, {"how": how, "at_step": 5, "lengths": [0]}, *time_limit(how), *flags)
     # One that hangs gets a command of its own, which may have to end such a worker when it ends.
@@ -98,7 +99,7 @@ def test_a_step_that_breaks_ends_the_run(tmp_path: Path, capfd: Any, how: str, f
 
 
 def test_a_run_that_fails_says_how_its_page_is_made(tmp_path: Path, capfd: Any) -> None:
-    """Would catch a page that nobody hears of, and one of a run that has none: without a row, or with --no-report."""
+    """A failed run's last line tells how to make its page, unless it has no row or --no-report was given."""
     pages = {"page": (30, "--report"), "no-row": (2, "--report"), "no-page": (30, "--no-report")}
     for name, (at_step, flag) in pages.items():
         options, run = {"at_step": at_step, "lengths": [0]}, tmp_path / name
@@ -117,7 +118,7 @@ RESETS += [pytest.param(how, 0, NOT_REPLACED, id=f"queued-{how}", marks=slow) fo
 
 @pytest.mark.parametrize(("how", "game", "flags"), RESETS)
 def test_a_reset_that_breaks_ends_the_run(tmp_path: Path, capfd: Any, how: str, game: int, flags: Any) -> None:
-    """The same when the second game starts, and when the first one does: nobody has acted yet, nor can be replaced."""
+    """A reset that fails, of the first or second game, ends the run with its cause and leaves no process."""
     before, run, limit = psutil.Process().children(), tmp_path / "run", "--env-build-timeout-s"
     options = {"how": how, "at_step": 0, "at_game": game}
     status = main(arguments(run, BROKEN, options, *time_limit(how, limit), *flags))
@@ -127,7 +128,7 @@ def test_a_reset_that_breaks_ends_the_run(tmp_path: Path, capfd: Any, how: str, 
 
 
 def test_an_environment_that_cannot_be_built_ends_the_run(tmp_path: Path, capfd: Any) -> None:
-    """Would catch an environment that takes the trainer down or along while its spaces are found out."""
+    """An environment that cannot be built ends the run with one message before anything is written."""
     says = {
         "raise": "failed while it was built:\nTraceback (.|\n)*ValueError: broken on purpose",
         "exit": "the process that built it exited with status 7",
@@ -145,7 +146,7 @@ def test_an_environment_that_cannot_be_built_ends_the_run(tmp_path: Path, capfd:
 
 
 def test_an_environment_that_can_be_built_only_once(tmp_path: Path, capfd: Any, monkeypatch: Any) -> None:
-    """Would catch a failure in a worker that its environment, built before to find out its spaces, did not have."""
+    """An environment that fails only in its worker ends the run with the worker's traceback."""
     (tmp_path / "fussy.py").write_text(
         "import gymnasium, os\n"
         "def make():\n"
@@ -163,14 +164,14 @@ def test_an_environment_that_can_be_built_only_once(tmp_path: Path, capfd: Any, 
 
 
 def test_nonsense_of_an_environment_ends_the_run(tmp_path: Path, capfd: Any) -> None:
-    """Would catch numbers that are learned from although they are none, or an error that does not say whose."""
+    """An observation that is not finite ends the run, with a message that names environment and step."""
     assert main(arguments(tmp_path, BROKEN, {"how": "nan_observation", "at_step": 5, "lengths": [0]})) == 1
     message = r"the observation at step 5 of the episode is not finite: nan"
     assert re.search(f"worker [01]: {NAMED} failed (.|\n)*{message}", err := capfd.readouterr().err), err
 
 
 def test_environments_that_cannot_be_closed(caplog: pytest.LogCaptureFixture) -> None:
-    """Would catch a run that is complete and fails for that, and environments that stay open for the first one."""
+    """An environment whose close() fails is a single warning; the sampler closes all the same."""
     env = EnvConfig("tests.helpers.misbehaving_envs:Misbehaving", options={"deed": "close fails"})
     sampler = make(SerialSampler, env, SamplerConfig(4, 5))
     sampler.collect()
@@ -179,14 +180,15 @@ def test_environments_that_cannot_be_closed(caplog: pytest.LogCaptureFixture) ->
 
 
 def train_until_struck(run: Path, strike: Callable[[list[psutil.Process]], None], *flags: Any) -> int:
-    """Trains here for ever; `strike` gets the workers once there are results. Returns the exit status."""
+    """Trains in this process until `strike`, which gets the workers once there are results, ends it; returns the
+    status."""
     me, has_ended = psutil.Process(), threading.Event()
     before = me.children()
 
     def wait_and_strike() -> None:
         while not (run / "progress.csv").exists():
             if has_ended.wait(0.02):
-                return  # with an error: nobody may be struck
+                return  # The run has failed: there is nobody to strike.
         (launcher,) = (child for child in me.children() if child not in before)
         strike(launcher.children())
 
@@ -207,7 +209,7 @@ def train_until_struck(run: Path, strike: Callable[[list[psutil.Process]], None]
 
 @pytest.mark.parametrize("how", ["raise", *(pytest.param(how, marks=slow) for how in ("kill", "hang"))])
 def test_a_run_goes_on_with_a_new_environment(tmp_path: Path, how: str) -> None:
-    """Would catch a loss that ends the run in spite of --on-env-error restart, or that is not reported."""
+    """With --on-env-error restart the run completes, counts the replaced environments and logs them."""
     options = {"how": how, "at_step": 5, "lengths": [9], "once": str(tmp_path / "once")}
     flags = ("--on-env-error", "restart", *time_limit(how), "--log-interval-steps", 100)
     assert main(arguments(tmp_path / "run", BROKEN, options, *flags)) == 0
@@ -215,7 +217,7 @@ def test_a_run_goes_on_with_a_new_environment(tmp_path: Path, how: str) -> None:
     assert int(table[-1]["time/total_timesteps"]) == 400
     lost = 1 if how == "raise" else 2  # a worker has two environments
     assert [int(row["rollout/env_restarts"]) for row in table] == [lost] * len(table)
-    assert float(table[-1]["rollout/ep_len_mean"]) == 9  # what was lost is not counted as a game
+    assert float(table[-1]["rollout/ep_len_mean"]) == 9  # A lost game does not count.
     log = (tmp_path / "run" / "log.txt").read_text()
     assert re.search(rf"WARNING worker [01].* {NAMED}", log), log
     assert ("broken on purpose" in log) == (how == "raise")
@@ -223,7 +225,7 @@ def test_a_run_goes_on_with_a_new_environment(tmp_path: Path, how: str) -> None:
 
 @slow
 def test_a_queued_run_counts_new_environments(tmp_path: Path) -> None:
-    """Would catch a lost environment that progress.csv and the log do not tell of, or a count that starts anew."""
+    """A queued run counts and logs a replaced environment, and a resumed run keeps the count."""
     options = {"how": "kill", "at_step": 5, "lengths": [9], "once": str(tmp_path / "once")}
     flags = ("--on-env-error", "restart", "--log-interval-steps", 100, *QUEUED)
     assert main(arguments(tmp_path / "run", BROKEN, options, *flags)) == 0
@@ -240,7 +242,7 @@ def broken_sampler(sampler_class: Any, tmp_path: Path, how: str, **batch: Any) -
 
 
 def assert_rollout(rollout: Any, reset_mode: str) -> Any:
-    """The rules of Counting hold wherever a sample is valid; returns which environments [B] were lost in it."""
+    """Asserts Counting's rules for all valid samples; returns which environments [B] were lost."""
     step, T = rollout.observation_rows[..., 1], rollout.horizon
     valid = rollout.valid
     reward = (10 * rollout.action + step[:T] + 1).float()
@@ -277,7 +279,7 @@ def assert_no_token_left(sampler: Any) -> None:
     ],
 )
 def test_lost_samples_are_not_valid(tmp_path: Path, how: str, reset_mode: str) -> None:
-    """Would catch lost steps that are learned from, a lost game that is scored, or a loss of synchronisation."""
+    """Lost steps are not valid, lost games do not score, and the processes stay in step."""
     for sampler_class in (AlternatingSampler, SerialSampler) if how == "raise" else (AlternatingSampler,):
         sampler = broken_sampler(sampler_class, tmp_path, how, reset_mode=reset_mode)
         try:
@@ -299,7 +301,7 @@ def test_lost_samples_are_not_valid(tmp_path: Path, how: str, reset_mode: str) -
 
 @pytest.mark.parametrize("how", ["raise", "kill", pytest.param("hang", marks=slow)])
 def test_an_evaluation_goes_on_with_a_new_environment(tmp_path: Path, how: str) -> None:
-    """Would catch a replacement that forgets that an evaluation is under way, or does not come back from it."""
+    """An environment lost in an evaluation is replaced; the evaluation ends, and training goes on."""
     for sampler_class in (AlternatingSampler, SerialSampler) if how == "raise" else (AlternatingSampler,):
         sampler = broken_sampler(sampler_class, tmp_path, how)
         try:
@@ -322,7 +324,7 @@ def test_an_evaluation_goes_on_with_a_new_environment(tmp_path: Path, how: str) 
 
 @pytest.mark.parametrize("when", ["open_evaluation", "close_evaluation"])
 def test_a_worker_is_killed_around_an_evaluation(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Would catch a replacement that is told to begin or end what it has begun or never had."""
+    """A worker killed when an evaluation begins or ends is replaced, and the sampler stays in step."""
     env = EnvConfig(f"{TOYS}:Counting", options={"lengths": [7]})
     sampler = make(AlternatingSampler, env, SamplerConfig(4, 5, 2), restart_on_error=True)
     request = getattr(sampler.pool, when)
@@ -343,7 +345,7 @@ def test_a_worker_is_killed_around_an_evaluation(when: str, monkeypatch: pytest.
 
 
 def test_any_worker_may_be_killed_at_any_moment() -> None:
-    """Would catch moments between announcements in which a worker's death is not made good."""
+    """A worker killed at any moment of a rollout is replaced."""
     env = EnvConfig(f"{TOYS}:Slow", options={"step_s": 0.002, "lengths": [7]})
     sampler = make(AlternatingSampler, env, SamplerConfig(8, 5, 4), restart_on_error=True)
     rng = random.Random(0)
@@ -365,7 +367,7 @@ def test_any_worker_may_be_killed_at_any_moment() -> None:
 
 @pytest.mark.parametrize("held", [None, slice(0, 2)], ids=["between two steps", "while group 0 is held"])
 def test_all_workers_may_be_killed_at_once(held: slice | None) -> None:
-    """Would catch a rollout that waits for a group of which nobody is left, or that counts a step of theirs."""
+    """A rollout does not wait for a group whose workers have all died, and their steps are not valid."""
     sampler = make(
         AlternatingSampler,
         EnvConfig(f"{TOYS}:Counting", options={"lengths": [7]}),
@@ -391,7 +393,7 @@ def test_all_workers_may_be_killed_at_once(held: slice | None) -> None:
 
 
 def test_a_worker_may_be_killed_after_a_groups_last_row() -> None:
-    """Would catch a group that has ended its rollout, and counts as ready once more because a worker is lost."""
+    """A worker's death after its group's last row does not announce that group again."""
     sampler = make(AlternatingSampler, EnvConfig(f"{TOYS}:Counting"), SamplerConfig(4, 1, 2), restart_on_error=True)
     with closing(sampler):
         pool = sampler.pool
@@ -411,7 +413,7 @@ def test_a_worker_may_be_killed_after_a_groups_last_row() -> None:
     ("worker_too", "flags"), [(False, ()), pytest.param(True, (), marks=slow), pytest.param(False, QUEUED, marks=slow)]
 )
 def test_a_killed_launcher_ends_the_run(tmp_path: Path, capfd: Any, worker_too: bool, flags: tuple[Any, ...]) -> None:
-    """Would catch a run that waits for ever, says nothing of use, or leaves workers behind that nobody watches."""
+    """When the launching process is killed, the run ends with one message and no worker stays."""
     left: list[psutil.Process] = []
 
     def strike(workers: list[psutil.Process]) -> None:
@@ -431,7 +433,7 @@ def test_a_killed_launcher_ends_the_run(tmp_path: Path, capfd: Any, worker_too: 
 
 
 def assert_stopped(result: Result, status: int, run: Path) -> dict[str, Any]:
-    """Ended by a signal in good order; returns the checkpoint."""
+    """Asserts that a signal ended the run in good order; returns the checkpoint."""
     assert result.status == status
     assert "Traceback" not in result.err
     assert re.search(rf"to continue: \S*accel-rl train --resume {run}\n", result.err), result.err
@@ -444,7 +446,7 @@ def assert_stopped(result: Result, status: int, run: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("flags", [(), pytest.param(QUEUED, marks=slow)])
 def test_an_interrupted_run_ends_in_order(tmp_path: Path, flags: tuple[Any, ...]) -> None:
-    """Would catch a signal that loses the run, takes its time, or that reaches the workers before the checkpoint."""
+    """Ctrl-C ends a run soon, with a checkpoint and a pointer to its page; the run can be resumed."""
     command = train(tmp_path, "CartPole-v1", None, "--log-interval-steps", 100, "--report", *flags, steps=FOREVER)
     command.wait_for((tmp_path / "progress.csv").exists)
     os.killpg(command.process.pid, signal.SIGINT)  # as a terminal's Ctrl-C does
@@ -457,7 +459,7 @@ def test_an_interrupted_run_ends_in_order(tmp_path: Path, flags: tuple[Any, ...]
 
 
 def test_a_terminated_run_ends_in_order(tmp_path: Path, capfd: Any) -> None:
-    """The same for the signal of a service manager, which goes to every process."""
+    """SIGTERM to every process, as a service manager sends it, ends the run in order."""
 
     def strike(workers: list[psutil.Process]) -> None:
         for pid in (os.getpid(), workers[0].ppid(), *(worker.pid for worker in workers)):
@@ -469,7 +471,7 @@ def test_a_terminated_run_ends_in_order(tmp_path: Path, capfd: Any) -> None:
 
 @slow
 def test_signals_during_an_evaluation(tmp_path: Path) -> None:
-    """Would catch a signal that is only heeded when all games are over."""
+    """A signal during an evaluation stops the run without waiting for the games."""
     options, flags = {"lengths": [0], "step_s": 0.005}, ("--eval-interval-steps", 16)
     numbers = (signal.SIGINT, signal.SIGTERM)
     signs = {number: tmp_path / f"evaluates at {number.name}" for number in numbers}
@@ -488,7 +490,7 @@ def test_signals_during_an_evaluation(tmp_path: Path) -> None:
 
 @slow
 def test_signals_while_a_run_starts(tmp_path: Path) -> None:
-    """Would catch tracebacks, a wrong status, or processes that build environments for nobody."""
+    """A signal while a run starts ends it in silence, with the signal's status and no process left."""
     options = {"build_s": 1.0}
     probing, building = (train(tmp_path / name, f"{TOYS}:Slow", options) for name in ("probing", "building"))
     probing.wait_for(probing.descendants)
@@ -504,7 +506,7 @@ def test_signals_while_a_run_starts(tmp_path: Path) -> None:
 
 @slow
 def test_the_second_signal_insists(tmp_path: Path) -> None:
-    """Would catch a user who has to wait for an environment that hangs."""
+    """A second signal ends a run whose environment hangs."""
     options = {"how": "hang", "at_step": 5, "lengths": [0], "once": str(tmp_path / "once")}
     command = train(tmp_path / "run", BROKEN, options)
     command.wait_for((tmp_path / "once").exists)
@@ -517,7 +519,7 @@ def test_the_second_signal_insists(tmp_path: Path) -> None:
 
 @slow
 def test_nothing_outlives_a_killed_trainer(tmp_path: Path) -> None:
-    """Would catch orphans, even such as never return from their environment or were started by it."""
+    """No process outlives a killed trainer, even if it hangs in an environment or was started by one."""
     (tmp_path / "endless.py").write_text(
         "import pathlib, time\ndef make():\n    pathlib.Path('built').touch()\n    time.sleep(3600)\n"
     )
@@ -548,7 +550,7 @@ def test_nothing_outlives_a_killed_trainer(tmp_path: Path) -> None:
 
 
 def test_a_gpu_without_enough_memory(tmp_path: Path, monkeypatch: Any, capfd: Any) -> None:
-    """Would catch a traceback of PyTorch's in place of one line that says what to lower."""
+    """Running out of device memory gives one line that names the settings to lower."""
 
     def learn(self: Any, rollout: Any, update: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total of ...")
@@ -564,7 +566,7 @@ def test_a_gpu_without_enough_memory(tmp_path: Path, monkeypatch: Any, capfd: An
 
 
 def test_damaged_and_foreign_checkpoints(tmp_path: Path, capfd: Any) -> None:
-    """Would catch a traceback, or a run that continues from a foreign file."""
+    """A damaged or foreign checkpoint is refused with one line that names the file."""
     run = tmp_path / "run"
     assert main(arguments(run, "CartPole-v1")) == 0
     file, whole = run / "checkpoint.pt", (run / "checkpoint.pt").read_bytes()

@@ -1,4 +1,5 @@
-"""The native simulator's first use, which compiles it: before workers are timed, once, and without leaving anything."""
+"""Tests of the native simulator's first use, which compiles it: before workers are timed, once, without leaving
+anything."""
 
 import subprocess
 import time
@@ -19,7 +20,7 @@ PONG = BatchConfig(EnvConfig("pong", simulator="native"), seed=0, reset_mode="re
 
 
 def launcher(numba: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> ForkServer:
-    """Starts a launcher whose cache is empty and whose Numba is this program."""
+    """Returns a launcher with an empty cache whose Numba is this program."""
     monkeypatch.setattr(spawning, "subprocess", subprocess)  # a new process, which has imported no Numba yet
     (path / "numba.py").write_text(numba)
     monkeypatch.syspath_prepend(path)
@@ -29,7 +30,7 @@ def launcher(numba: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> ForkSer
 
 @pytest.mark.multiprocess
 def test_a_numba_that_cannot_be_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Would catch a traceback of the launching process, and a run that waits for it."""
+    """A Numba that cannot be imported is a usage error, and the launching process survives it."""
     others = {*psutil.Process().children()}
     started = launcher("raise ImportError('Numba needs NumPy 2.2 or less')", tmp_path, monkeypatch)
     for _ in range(2):
@@ -42,7 +43,7 @@ def test_a_numba_that_cannot_be_imported(tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.multiprocess
 def test_interrupted_while_it_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Would catch Ctrl-C that waits for the compiler, and a compiler that is left behind."""
+    """Closing the launcher during compilation ends the compiling processes."""
     marker, others = tmp_path / "compiles", {*psutil.Process().children()}
     started = launcher(f"import time\nopen({str(marker)!r}, 'w')\ntime.sleep(1000)", tmp_path, monkeypatch)
     while not marker.exists():
@@ -57,7 +58,7 @@ def test_interrupted_while_it_is_compiled(tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.multiprocess
 @pytest.mark.slow
 def test_it_is_compiled_once_and_not_against_the_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Would catch compiling that counts as building environments, or several learners that each compile."""
+    """Two learners compile once, and the compilation does not count as build time."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     flags = ["--steps", 200, "--envs", 4, "--decorrelation-steps", 0, "--eval-interval-steps", 0]
     flags += ["--devices", "cpu,cpu", "--env-build-timeout-s", 6, "--out", tmp_path / "run"]

@@ -1,4 +1,4 @@
-"""The action server of a GPU, against the one on the CPU."""
+"""Tests of the action server of a GPU against the one on the CPU."""
 
 from collections import Counter
 from functools import partial
@@ -80,7 +80,7 @@ def on_gpu(
     ids=["counting-immediate", "counting-wait", "pong-reserve"],
 )
 def test_rollouts_are_those_of_the_cpu(env: EnvConfig, reset_mode: str, device: torch.device) -> None:
-    """Would catch a frame, age, noise or action in the wrong row, and anything that a graph has frozen at capture."""
+    """Rollouts of the GPU's action server equal the CPU's, also after a state was set."""
     batch = {"reset_mode": reset_mode, "decorrelation_steps": 10}
     num_actions, num_terminated = 4 if env is COUNTING else 6, 0
     cpu = make(AlternatingSampler, env, CONFIG, SameNoise(num_actions), **batch)
@@ -100,7 +100,7 @@ def test_rollouts_are_those_of_the_cpu(env: EnvConfig, reset_mode: str, device: 
 
 
 def test_frames_go_up_once() -> None:
-    """Would catch anything that is transferred again for learning, or for the next rollout; except last frames."""
+    """Each frame goes up to the device once; only last frames go up for each request."""
     sampler = on_gpu(PONG, SameNoise(6), SamplerConfig(8, 5, 2, window=3), reset_mode="reserve")
     finals: list[int] = []
 
@@ -120,7 +120,7 @@ def test_frames_go_up_once() -> None:
 
 
 def test_graphs_act_like_single_operations() -> None:
-    """Would catch a graph that has captured less than what is done without."""
+    """Captured graphs act exactly like single operations."""
     samplers = [on_gpu(PONG, SameNoise(6), graphs=graphs) for graphs in (True, False)]
     with closing(*samplers):
         for _ in range(6):
@@ -130,7 +130,7 @@ def test_graphs_act_like_single_operations() -> None:
 
 
 def test_a_network_that_can_not_be_captured() -> None:
-    """Would catch a run that ends because of a network that looks at its values."""
+    """A network that cannot be captured runs without graphs."""
 
     class Looks(SameNoise):
         def act(
@@ -150,7 +150,7 @@ WINDOW = SamplerConfig(8, 5, 2, window=4)
 
 
 def remembering(device: torch.device) -> Any:
-    """An AlternatingSampler with a GPU's server, or on the CPU a SerialSampler."""
+    """Returns an AlternatingSampler with a GPU's server, or a SerialSampler on the CPU."""
     batch = {"reset_mode": "wait", "decorrelation_steps": 5}
     if device.type == "cpu":
         return make(SerialSampler, COUNTING, WINDOW, Remembers(4, device), **batch)
@@ -158,7 +158,7 @@ def remembering(device: torch.device) -> Any:
 
 
 def collect_and_learn(sampler: Any) -> list[Any]:
-    """The rollout and what hooks have seen of it; they change the policy by what they see, some of them before a group
+    """Returns the rollout and what its hooks have seen; the hooks change the policy by it, some of them before a group
     acts."""
     seen = []
 
@@ -167,7 +167,7 @@ def collect_and_learn(sampler: Any) -> list[Any]:
 
     def on_step(t: int) -> None:
         recent = sampler.recent(t, 4, held(t) or slice(0, 8))
-        recent = to_cpu(recent) if t % 2 else copy(recent)  # with and without waiting for the device
+        recent = to_cpu(recent) if t % 2 else copy(recent)  # Only to_cpu waits for the device.
         with torch.no_grad():
             sampler.policy.version.add_((recent.reward * recent.valid).sum().to(sampler.policy.version.device))
         seen.append(recent)
@@ -178,8 +178,7 @@ def collect_and_learn(sampler: Any) -> list[Any]:
 
 @pytest.mark.parametrize("device", [GPU], ids=str)
 def test_hooks_see_and_change_what_they_do_on_the_cpu(device: torch.device) -> None:
-    """Would catch a group that acts before the hook's work on its device is done, steps of a window that are not there
-    yet, and recurrent inputs of another step; and a state that goes elsewhere than where the captured graph reads."""
+    """Hooks read the same steps and change the policy at the same step as on the CPU, also after a state was set."""
     cpu, gpu = remembering(torch.device("cpu")), remembering(device)
     with closing(cpu, gpu):
         for index in range(4):
@@ -198,7 +197,7 @@ def test_hooks_see_and_change_what_they_do_on_the_cpu(device: torch.device) -> N
 
 
 def test_graphs_follow_the_policy() -> None:
-    """Would catch a graph that goes on with the policy that it has captured, or samples where it should be greedy."""
+    """A replaced policy and greedy actions get a new graph, and the rollouts equal the CPU's."""
     samplers = [remembering(torch.device("cpu")), remembering(GPU)]
     with closing(*samplers):
         for index in range(9):
@@ -214,7 +213,7 @@ def test_graphs_follow_the_policy() -> None:
 
 
 def test_memory_stays_pinned_while_the_gpu_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Would catch shared memory that is unpinned while uploads from it are under way."""
+    """Shared memory is unpinned only after all streams have ended their work."""
     sampler, idle = remembering(GPU), []
     streams = [group.stream for group in sampler._server._on_device]
 
@@ -229,7 +228,7 @@ def test_memory_stays_pinned_while_the_gpu_reads_it(monkeypatch: pytest.MonkeyPa
 
 
 class Calls(TorchDispatchMode):
-    """Counts what is enqueued on the GPU: operations that are no views, by name."""
+    """Counts work enqueued on the GPU: operations that are no views, by name."""
 
     def __init__(self, counts: Counter[str]):
         super().__init__()
@@ -243,7 +242,7 @@ class Calls(TorchDispatchMode):
 
 
 def test_a_step_is_two_uploads_a_graph_and_a_download(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Would catch another copy or kernel in each step, a needless wait, and events that are made anew each time."""
+    """A step takes two uploads, one graph and one download; the host never waits."""
     counts: Counter[str] = Counter()
 
     def count(owner: Any, name: str) -> None:
@@ -282,8 +281,8 @@ def test_a_step_is_two_uploads_a_graph_and_a_download(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("slow", [0, 1])
 def test_no_group_waits_for_what_the_gpu_does_for_the_other(slow: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While the GPU computes one group's actions, the other group is served. Here one group's actions of each step are
-    there only once the other's have been asked for: a server that waits for them would wait for ever."""
+    """The server serves one group while the GPU computes the other's actions. Here one group's actions are there only
+    once the other's are asked for, so a server that waits would wait for ever."""
     T, asked = 5, [0, 0]
     sampler = on_gpu(COUNTING, SameNoise(4), SamplerConfig(4, T, 2, env_timeout_s=20))
     server = sampler._server
@@ -305,7 +304,7 @@ def test_no_group_waits_for_what_the_gpu_does_for_the_other(slow: int, monkeypat
 
 
 def test_the_clock_adds_up() -> None:
-    """Would catch time that is counted twice, or lost between two readings."""
+    """The timer adds up intervals, and each reading starts again from zero."""
     clock = DeviceTimer(torch.device("cpu"))
     clock._mark = iter([1.0, 2.5, 4.0, 4.25]).__next__  # type: ignore[method-assign]
     with clock:
@@ -317,8 +316,8 @@ def test_the_clock_adds_up() -> None:
 
 
 def test_captured_actions_spread_as_the_policy_says() -> None:
-    """A captured policy acts by new noise in each step and each rollout: in one state, its actions have the spread of
-    its distribution. (Graphs that repeat the noise of their capture: pytorch/rl, issue 3002.)"""
+    """A captured policy acts by new noise in each step and rollout, so in one state its actions spread as its
+    distribution. (Graphs that repeat the noise of their capture: pytorch/rl, issue 3002.)."""
     env = EnvConfig("Pendulum-v1")
     policy = ActorCritic(spec_of(env), None).to(GPU)
     with torch.no_grad():
@@ -333,4 +332,4 @@ def test_captured_actions_spread_as_the_policy_says() -> None:
     for action in rollouts:
         assert len(action) == 1024 and len(action.unique()) > 1000
         assert abs(float(action.mean())) < 0.2 and 0.9 < float(action.std()) < 1.1
-    assert sum(value in rollouts[0] for value in rollouts[1]) < 5  # by chance, there may be one
+    assert sum(value in rollouts[0] for value in rollouts[1]) < 5  # One may occur by chance.

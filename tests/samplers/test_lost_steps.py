@@ -1,4 +1,4 @@
-"""What learners compute from rollouts in which an environment was replaced, against sums written out step by step."""
+"""Tests of what learners compute from rollouts with replaced environments, against sums written out step by step."""
 
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ PONG = EnvConfig("pong", options={"max_episode_steps": 9, "noop_max": 3, "frame_
 
 
 def value_of(observation: Tensor) -> Tensor:
-    """A value for each [game, step]; never 0, so that each bootstrap shows."""
+    """Returns a value for each [game, step], never 0, so that each bootstrap shows."""
     return 100.0 + 10 * observation[..., 0] + observation[..., 1] ** 2
 
 
@@ -53,7 +53,7 @@ def expected_advantage(rollout: Rollout, gae_lambda: float) -> Tensor:
 
 
 def assert_learned_right(rollout: Rollout) -> int:
-    """Returns, GAE, V-trace and n-step Q at every valid step; returns how many episodes were cut short by a loss."""
+    """Checks returns, GAE, V-trace and n-step Q at every valid step; returns how many episodes a loss has cut short."""
     T, valid = rollout.horizon, rollout.valid
     value = value_of(rollout.observation_rows)
     reward = rollout.reward.clone()  # as every learner has it, see accel_rl/algos/returns.py
@@ -61,7 +61,7 @@ def assert_learned_right(rollout: Rollout) -> int:
     target = value[:T] + expected_advantage(rollout, 1.0)
     close = {"rtol": 1e-5, "atol": 1e-3}  # values of about 100 in float32
 
-    returns = discounted_return(reward, rollout.done, value[T], DISCOUNT)  # for n-step Q, of the best action's value
+    returns = discounted_return(reward, rollout.done, value[T], DISCOUNT)  # n-step Q bootstraps with its best action
     torch.testing.assert_close(returns[valid], target[valid], **close)
     advantage, _ = generalized_advantage(reward, value[:T], rollout.done, value[T], DISCOUNT, GAE_LAMBDA)
     torch.testing.assert_close(advantage[valid], expected_advantage(rollout, GAE_LAMBDA)[valid], **close)
@@ -93,7 +93,7 @@ def sampler_of(kind: str, tmp_path: Path, how: str, at_step: int, window: int) -
 def test_the_step_before_a_lost_one_is_bootstrapped_with_one_discount(
     kind: str, how: str, at_step: int, tmp_path: Path
 ) -> None:
-    """Would catch r + discount^2 V in place of r + discount V, in a rollout and in windows that reach into it."""
+    """The step before a lost one is worth r + discount V, in rollouts and in windows."""
     window = 7
     sampler = sampler_of(kind, tmp_path, how, at_step, window)
     recent: list[Rollout] = []
@@ -109,7 +109,7 @@ def test_the_step_before_a_lost_one_is_bootstrapped_with_one_discount(
 
 
 def test_a_rollout_without_hooks_is_bootstrapped_too(tmp_path: Path) -> None:
-    """Would catch the step before a lost one being truncated only where an update asks for recent steps."""
+    """The step before a lost one is truncated in rollouts without step hooks, too."""
     sampler = sampler_of("serial", tmp_path, "raise", at_step=7, window=0)
     assert sum(assert_learned_right(copy(sampler.collect())) for _ in range(6)) == sampler.num_restarts > 0
 
@@ -121,7 +121,7 @@ def break_after(sampler: Any, env: int, num_steps: int) -> None:
 
     def breaks(*arguments: Any) -> Any:
         if next(steps, None) is None:
-            del simulator.step  # which refers to it
+            del simulator.step  # removes the reference cycle
             raise ValueError("broken on purpose")
         return step(*arguments)
 
@@ -131,7 +131,7 @@ def break_after(sampler: Any, env: int, num_steps: int) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize(("horizon", "window"), [(4, 7), (1, 3)])
 def test_lost_steps_are_the_same_on_a_gpu(horizon: int, window: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Would catch a last frame, or an end of an episode, that only the host's rows have."""
+    """Lost steps give the same rollouts, windows and states on a GPU as on the CPU."""
     config = SamplerConfig(4, horizon, 0, window=window)
 
     def make_server(spec: Any, arrays: Any, generator: Any, config: Any, _: Any) -> GpuActionServer:

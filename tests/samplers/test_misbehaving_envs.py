@@ -1,4 +1,4 @@
-"""Environments that misbehave: the run goes on, or ends with one message; nothing is left in either case."""
+"""Tests of environments that misbehave: the run goes on or ends with one message, and leaves nothing."""
 
 import re
 import sys
@@ -44,7 +44,7 @@ DEEDS = {
 
 @pytest.mark.parametrize(("deed", "message"), DEEDS.items(), ids=DEEDS)
 def test_what_an_environment_should_not_do(deed: str, message: str | None, tmp_path: Path) -> None:
-    """Would catch a hang, a traceback of ours, a message without its cause, and what an environment leaves behind."""
+    """An environment that misbehaves either does no harm or ends the run with one message and its cause."""
     words = ["train", "--env", "tests.helpers.misbehaving_envs:Misbehaving", "--env-options", f"{{deed: {deed!r}}}"]
     words += [*TINY, "--steps", 400, "--decorrelation-steps", 0, "--env-timeout-s", 3, "--out", tmp_path / "run"]
     if "close" in deed:

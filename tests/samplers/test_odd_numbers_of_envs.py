@@ -1,4 +1,4 @@
-"""The serial sampler with one environment, as each learner of A3C has, and with other odd numbers."""
+"""Tests of the serial sampler with odd numbers of environments: one, as each learner of A3C has, and others."""
 
 import pickle
 from dataclasses import replace
@@ -35,7 +35,7 @@ def policy_of(env: EnvConfig) -> Any:
 
 
 def serial(num_envs: int, env: EnvConfig, server: str = "cpu", window: int = 0, **batch: Any) -> Any:
-    """server: "device" for one as on a GPU, which is here on the CPU."""
+    """Returns a serial sampler. server: "device" for one that works as on a GPU, on the CPU."""
     config = SamplerConfig(num_envs, 5, 0, window=window)
     sampler = make(SerialSampler, env, config, policy_of(env), **{"decorrelation_steps": 5, **batch})
     return use_gpu_server(sampler) if server == "device" else sampler
@@ -52,7 +52,7 @@ def serial(num_envs: int, env: EnvConfig, server: str = "cpu", window: int = 0, 
     ],
 )
 def test_they_are_the_first_ones_of_more(env: EnvConfig, reset_mode: str, num_envs: int, server: str) -> None:
-    """Would catch an empty group that is served, a row that is not, or another one's recurrent inputs."""
+    """An odd number of environments gives the same columns as the next even number."""
     few = serial(num_envs, env, server, reset_mode=reset_mode)
     more = serial(num_envs + 1, env, reset_mode=reset_mode)  # its last group may be larger
     assert [len(range(4)[group]) for group in few._server.groups] == ([1] if num_envs == 1 else [2, 1])
@@ -70,7 +70,7 @@ def test_they_are_the_first_ones_of_more(env: EnvConfig, reset_mode: str, num_en
 
 @pytest.mark.parametrize("reset_mode", ["immediate", "wait"])
 def test_one_environment_continues_exactly(reset_mode: str) -> None:
-    """Would catch a window, recurrent inputs or environment that a checkpoint forgets, where there is but one group."""
+    """A sampler of one environment continues exactly from its state: rollouts and windows."""
     samplers = [serial(1, COUNTING, window=7, reset_mode=reset_mode) for _ in range(2)]
     for _ in range(3):
         samplers[0].collect()
@@ -87,7 +87,7 @@ def test_one_environment_continues_exactly(reset_mode: str) -> None:
 
 
 def test_one_environment_plays_game_after_game() -> None:
-    """Would catch an evaluation that waits for environments that are not there, or plays too few games."""
+    """An evaluation with one environment plays its games one after another, as many as asked."""
     sampler = serial(1, COUNTING)
     for num_games in (1, 16):
         games = sampler.evaluate(GamesToPlay(num_games), 0, True)
@@ -98,7 +98,7 @@ def test_one_environment_plays_game_after_game() -> None:
 
 
 def test_a_run_of_one_environment(tmp_path: Path) -> None:
-    """Would catch a setting, an evaluation or a player that still takes an even number."""
+    """Runs and saved policies evaluate with an odd number of environments."""
     settings: dict[str, Any] = {"sampler": "serial", "horizon": 5, "device": "cpu", "tensorboard": False}
     settings |= {"eval_episodes": 3, "out": tmp_path / "run", "overwrite": True}
     for num_envs, eval_steps in ((1, None), (1, 100), (3, 100)):
@@ -107,6 +107,6 @@ def test_a_run_of_one_environment(tmp_path: Path) -> None:
 
 
 def test_simulator_processes_want_a_worker() -> None:
-    """Would catch a message without the way out."""
+    """An alternating sampler without workers is refused with an error that names the serial one."""
     with pytest.raises(UsageError, match="workers=0 must be at least 1; use SerialSampler"):
         make(AlternatingSampler, COUNTING, SamplerConfig(5, 5, 0))

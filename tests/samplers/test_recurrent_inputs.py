@@ -1,4 +1,4 @@
-"""What recurrent policies remember while sampling, against an unroll by hand, one environment and one step a time."""
+"""Tests of what recurrent policies remember while sampling, against an unroll by hand, one step at a time."""
 
 from typing import Any
 
@@ -41,7 +41,7 @@ CASES: dict[str, tuple[EnvConfig, str, dict[str, Any]]] = {
 
 
 class QValues(QNetwork):
-    """Evaluates to what an actor-critic does: something of each action, and the value."""
+    """A Q-network that evaluates like an actor-critic: an output per action, and the value."""
 
     def evaluate(self, observation: Tensor, recurrent_inputs: RecurrentInputs | None = None) -> Any:
         q_values = super().evaluate(observation, recurrent_inputs)
@@ -75,7 +75,7 @@ class ByHand:
         self.recurrent_inputs: list[RecurrentInputs | None] = [None] * num_envs
 
     def see(self, env: int, observation: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Parameters and value [P], [] of one observation, and the state after it; action: any, for its shape."""
+        """Returns parameters [P] and value [] of one observation, and the next state. action: any, for its shape."""
         recurrent_inputs = self.recurrent_inputs[env]
         if recurrent_inputs is None:  # a new game: nothing is known, not even a previous action
             state, yes = torch.zeros(1, self.policy.state_size), torch.ones(1, dtype=torch.bool)
@@ -85,7 +85,7 @@ class ByHand:
 
     @torch.no_grad()
     def check(self, rollout: Rollout) -> tuple[Tensor, Tensor]:
-        """Every valid step; returns what `bootstrap` has to give for a discount of 0.9."""
+        """Checks every valid step; returns what `bootstrap` has to give for a discount of 0.9."""
         T, B = rollout.reward.shape
         seen = rollout.observations(0, T + 1)
         finals = {
@@ -123,8 +123,7 @@ def close(first: Tensor, second: Tensor) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_what_acted_is_what_learns(case: str) -> None:
-    """Would catch a state, previous action or reward of another step, environment or group, one that outlives its game
-    or forgets within it; a bootstrap from the wrong state; a difference between acting and learning."""
+    """Recurrent inputs, bootstraps and learning equal an unroll by hand, and the initial state matters."""
     env, reset_mode, options = CASES[case]
     policy = recurrent(env, **options)
     kinds = (SerialSampler, AlternatingSampler) if case in ALSO_ALTERNATING else (SerialSampler,)
@@ -159,7 +158,7 @@ def test_what_acted_is_what_learns(case: str) -> None:
 
 @pytest.mark.parametrize("kind", [SerialSampler, AlternatingSampler])
 def test_evaluation_begins_with_nothing(kind: Any) -> None:
-    """Would catch games of an evaluation that remember training or the evaluation before, or the other way round."""
+    """An evaluation starts from an empty state and leaves the training's state as it was."""
     samplers = [make(kind, COUNTING, CONFIG, recurrent(COUNTING)) for _ in range(3)]
     with closing(*samplers):
         first = samplers[0].evaluate(GamesToPlay(8), 0, True)

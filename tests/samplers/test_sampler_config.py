@@ -1,4 +1,4 @@
-"""Which numbers of environments and workers a sampler takes, and what it says of others."""
+"""Tests of the numbers of environments and workers that a sampler takes, and of its errors."""
 
 import pytest
 
@@ -27,7 +27,7 @@ def test_errors_name_numbers_that_fit(numbers: dict[str, int], message: str) -> 
 
 
 def test_default_numbers_of_workers_are_accepted() -> None:
-    """Would catch a default that the sampler refuses."""
+    """The sampler accepts each default number of workers."""
     for num_envs in range(2, 40, 2):
         for num_cpus in range(1, 20):
             SamplerConfig(num_envs, 5, default_workers(num_envs, num_cpus))

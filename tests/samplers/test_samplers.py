@@ -1,4 +1,4 @@
-"""Serial and alternating samplers against each other, and what their rollouts and processes are like."""
+"""Tests of serial and alternating samplers against each other, of their rollouts and of their processes."""
 
 import os
 import pickle
@@ -46,7 +46,7 @@ ARRANGEMENTS = [
 
 @pytest.mark.parametrize(("env", "reset_mode", "num_envs", "num_workers"), ARRANGEMENTS)
 def test_alternating_equals_serial(env: EnvConfig, reset_mode: str, num_envs: int, num_workers: int) -> None:
-    """Would catch any row, flag, seed or noise that depends on processes, groups or the order of service."""
+    """Rollouts and evaluations of the alternating sampler equal the serial sampler's."""
     config = SamplerConfig(num_envs=num_envs, horizon=5, num_workers=num_workers)
     batch = {"reset_mode": reset_mode, "decorrelation_steps": 10}
     serial = make(SerialSampler, env, config, **batch)
@@ -64,7 +64,7 @@ def test_alternating_equals_serial(env: EnvConfig, reset_mode: str, num_envs: in
 
 
 def test_evaluations_leave_nothing_in_workers() -> None:
-    """Would catch a worker that grows with each evaluation, by environments that only the search for cycles frees."""
+    """A worker's memory does not grow with the number of evaluations."""
     sampler = make(AlternatingSampler, EnvConfig(f"{TOYS}:Cyclic"), SamplerConfig(2, 5, 1))
     with closing(sampler):
         memory = []
@@ -77,7 +77,7 @@ def test_evaluations_leave_nothing_in_workers() -> None:
 
 @pytest.mark.parametrize(("num_envs", "num_evaluation_envs"), [(4, 2), (2, 4)])
 def test_workers_of_one_group_in_training_or_evaluation_only(num_envs: int, num_evaluation_envs: int) -> None:
-    """Would catch a worker that waits for the wrong turn of a group that it did not serve for a while."""
+    """Rollouts and evaluations stay in step where a worker serves fewer groups in one of them."""
     config = SamplerConfig(num_envs, 5, 2, num_evaluation_envs=num_evaluation_envs, env_timeout_s=8)
     serial, alternating = (make(kind, COUNTING, config) for kind in (SerialSampler, AlternatingSampler))
     with closing(alternating, serial):
@@ -89,8 +89,8 @@ def test_workers_of_one_group_in_training_or_evaluation_only(num_envs: int, num_
 
 
 def test_shares_cover_every_environment_once() -> None:
-    """Each environment is stepped by one worker. Workers have equally many of both groups, or of one group, where they
-    divide like this; else the numbers of a group differ by one at most. So do those of both groups together."""
+    """Each environment has one worker. Workers have equal shares of both groups, or of one group, where the numbers
+    divide. Elsewhere shares differ by one at most, in each group and in total."""
     for num_envs, num_workers in [(envs, workers) for envs in range(2, 66, 2) for workers in range(1, envs + 1)]:
         shares = assign_envs(num_envs, num_workers)
         half = num_envs // 2
@@ -110,7 +110,7 @@ def test_shares_cover_every_environment_once() -> None:
 
 
 def test_a_token_too_many_is_noticed() -> None:
-    """Would catch a loss of synchronisation that goes on in silence."""
+    """A worker that was answered once too often ends the run."""
     sampler = make(AlternatingSampler, COUNTING, SamplerConfig(4, 3, 2))
     with closing(sampler):
         sampler.collect()
@@ -121,10 +121,10 @@ def test_a_token_too_many_is_noticed() -> None:
 
 
 def test_stacks_are_blank_before_the_episode() -> None:
-    """Would catch frames of an old game, or of an old life, in a new one's stack."""
+    """A stack holds blank frames for the time before its episode."""
     env = EnvConfig("breakout", options={"noop_max": 0, "max_episode_steps": 7})
     sampler = make(SerialSampler, env, SamplerConfig(2, 5, 2))
-    frames: list[list[torch.Tensor]] = [[], []]  # of the episode so far, kept by hand
+    frames: list[list[torch.Tensor]] = [[], []]  # each column's episode so far, kept by hand
     for _ in range(8):
         rollout = sampler.collect()
         stacks = rollout.observations(0, 6)
@@ -144,7 +144,7 @@ def test_stacks_are_blank_before_the_episode() -> None:
 
 
 def test_final_observation_is_the_whole_last_stack() -> None:
-    """Would catch a truncated episode bootstrapped from the next one's first frame."""
+    """The last observation of a truncated episode is its whole last stack of frames."""
     env = EnvConfig("pong", options={"noop_max": 0, "max_episode_steps": 3, "frame_stack": 4})
     longer = EnvConfig("pong", options={"noop_max": 0, "max_episode_steps": 1000})
     policy = lambda: Echo(1)  # noqa: E731  always NOOP, so that both environments take the same course
@@ -160,13 +160,12 @@ def test_final_observation_is_the_whole_last_stack() -> None:
     [
         *((COUNTING, reset_mode) for reset_mode in ("immediate", "wait")),
         (PONG, "wait"),
-        pytest.param(PONG, "reserve", marks=slow),  # of one simulator, see tests/envs/test_start_states.py
+        pytest.param(PONG, "reserve", marks=slow),  # tests/envs/test_start_states.py covers one simulator.
         pytest.param(ASSAULT, "reserve", marks=slow),
     ],
 )
 def test_state_continues_exactly(env: EnvConfig, reset_mode: str) -> None:
-    """Would catch anything that a checkpoint of a sampler forgets, with another arrangement of the workers as well, and
-    one that was made before the first rollout and cannot be continued."""
+    """A sampler continues exactly from a state, with any number of workers and before the first rollout, too."""
     batch = {"reset_mode": reset_mode, "decorrelation_steps": 5}
     # Workers with both groups; with one group each; one with everything; none at all.
     arrangements = [(AlternatingSampler, 2), (AlternatingSampler, 4), (AlternatingSampler, 1), (SerialSampler, 2)]
@@ -188,7 +187,7 @@ def test_state_continues_exactly(env: EnvConfig, reset_mode: str) -> None:
 
 
 def test_evaluation_counts_the_first_games_of_each_environment() -> None:
-    """Would catch an evaluation that prefers short games."""
+    """An evaluation counts the first games of each environment, so short games have no advantage."""
     env = EnvConfig(f"{TOYS}:Counting", options={"lengths": [2, 50]})
     sampler = make(AlternatingSampler, env, SamplerConfig(4, 5, 2, num_evaluation_envs=4), Echo(1))
     with closing(sampler):
@@ -199,7 +198,7 @@ def test_evaluation_counts_the_first_games_of_each_environment() -> None:
 
 @pytest.mark.parametrize("sampler_class", [SerialSampler, AlternatingSampler])
 def test_evaluation_by_steps_counts_the_games_that_have_ended(sampler_class: Any) -> None:
-    """Would catch a game that is cut off and counted, one that is left out, and more steps than were asked for."""
+    """An evaluation by steps counts exactly the games that end within them."""
     env = EnvConfig(f"{TOYS}:Counting", options={"lengths": [3, -5, 6, 50]})
     sampler = make(sampler_class, env, SamplerConfig(4, 5, 2), Echo(1))
     with closing(sampler):
@@ -210,7 +209,7 @@ def test_evaluation_by_steps_counts_the_games_that_have_ended(sampler_class: Any
 
 
 def test_evaluation_by_steps_is_the_same_for_both_samplers() -> None:
-    """Would catch games that depend on which process plays them, and an evaluation that shows in the rollouts."""
+    """An evaluation by steps gives the same games in both samplers and does not change training."""
     config = SamplerConfig(num_envs=4, horizon=5, num_workers=2)
     samplers = [make(sampler_class, COUNTING, config) for sampler_class in (SerialSampler, AlternatingSampler)]
     with closing(*samplers):
@@ -221,7 +220,7 @@ def test_evaluation_by_steps_is_the_same_for_both_samplers() -> None:
 
 @pytest.mark.parametrize("sampler_class", [SerialSampler, AlternatingSampler])
 def test_another_policy_is_evaluated(sampler_class: Any) -> None:
-    """Would catch the scores of the policy of training under another's name, and a rollout that the other acted in."""
+    """An evaluation plays the given policy, and training goes on with its own."""
     env = EnvConfig(f"{TOYS}:Counting", options={"lengths": [4]})
     policy, other = Always(0), Always(1)
     sampler = make(sampler_class, env, SamplerConfig(4, 6, 2), policy)
@@ -248,7 +247,7 @@ class Always:
 
 
 def test_workers_are_free_of_torch_pinned_and_light(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Would catch a worker that imports torch, runs on another logical CPU than its own, or outgrows its memory."""
+    """A worker does not load torch, is pinned to its logical CPU and stays light."""
     monkeypatch.setattr(spawning, "subprocess", subprocess)  # not forked from this process, which has torch
     sampler = make(AlternatingSampler, EnvConfig("pong"), SamplerConfig(8, 5, 2))
     with closing(sampler):
@@ -264,13 +263,13 @@ def test_workers_are_free_of_torch_pinned_and_light(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("module", ["accel_rl.samplers.worker", "accel_rl.samplers.queued.agent"])
 def test_what_a_worker_imports_is_free_of_torch(module: str) -> None:
-    """Would catch an import that costs every worker seconds and hundreds of megabytes."""
+    """A worker's modules do not import torch."""
     code = f"import {module}, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
 def test_nothing_is_left_behind() -> None:
-    """Would catch processes, descriptors or shared memory that outlive a sampler."""
+    """A closed sampler leaves no process, descriptor or shared memory."""
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     num_fds, shm = psutil.Process().num_fds(), set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
     for _ in range(3):
@@ -285,15 +284,15 @@ def test_nothing_is_left_behind() -> None:
 
 
 def test_many_workers_do_not_share_the_global_generators() -> None:
-    """Would catch workers that draw the same numbers, and a limit far below what large machines need."""
+    """Forty workers each draw other numbers from the global generators."""
     sampler = make(AlternatingSampler, EnvConfig(f"{TOYS}:GlobalChance"), SamplerConfig(80, 3, 40, env_timeout_s=60.0))
     with closing(sampler):
-        numbers = sampler.collect().observation_rows[0, :40]  # of one environment of each worker: numpy's, Python's
+        numbers = sampler.collect().observation_rows[0, :40]  # one environment per worker: numpy's, Python's
         assert [len(set(column)) for column in numbers.T.tolist()] == [40] * 4
 
 
 def test_processes_leave_in_silence(capfd: Any) -> None:
-    """Would catch the emulator's complaints of leaks, hundreds of lines, when workers with prepared starts end."""
+    """Workers with prepared starts end without printing anything."""
     sampler = make(AlternatingSampler, PONG, SamplerConfig(4, 3, 2), reset_mode="reserve")
     sampler.collect()
     sampler.close()
@@ -301,7 +300,7 @@ def test_processes_leave_in_silence(capfd: Any) -> None:
 
 
 def test_an_announcement_too_many_ends_the_run() -> None:
-    """Would catch workers and server that are out of step from some rollout on, and learn from mixed-up rows."""
+    """A surplus announcement of a worker ends the run."""
     sampler = make(AlternatingSampler, COUNTING, SamplerConfig(4, 3, 2))
     with closing(sampler):
         sampler.collect()
@@ -311,7 +310,7 @@ def test_an_announcement_too_many_ends_the_run() -> None:
 
 
 def test_waits_are_told_from_work() -> None:
-    """Would catch a wait for environments that is booked as inference, or not at all."""
+    """Time spent waiting for environments counts as env_wait, not as inference."""
     env = EnvConfig(f"{TOYS}:Slow", options={"step_s": 0.1})
     sampler = make(AlternatingSampler, env, SamplerConfig(4, 5, 4))
     with closing(sampler):
@@ -319,4 +318,4 @@ def test_waits_are_told_from_work() -> None:
         sampler.collect()
         elapsed = time.perf_counter() - start
         assert sampler.seconds["env_wait"] + sampler.seconds["inference"] <= elapsed
-        assert sampler.seconds["env_wait"] > 0.25  # of five steps of 0.1 s
+        assert sampler.seconds["env_wait"] > 0.25  # Five steps take 0.1 s each.

@@ -1,4 +1,4 @@
-"""Samplers that are one learner's part of a run with several learners."""
+"""Tests of samplers that are one learner's part of a run with several learners."""
 
 import pickle
 import re
@@ -30,7 +30,7 @@ SAMPLERS = [SerialSampler, AlternatingSampler]
     ],
 )
 def test_two_learners_have_the_environments_of_one(sampler_class: Any, env: EnvConfig, reset_mode: str) -> None:
-    """Would catch two learners that sample the same episodes, or other ones than a single learner would."""
+    """Two learners sample the same episodes, and play the same games, as one learner with all environments."""
     batch = {"reset_mode": reset_mode, "decorrelation_steps": 10}
     whole = make(sampler_class, env, SamplerConfig(8, 5, 2), Greedy(6), **batch)
     parts = [make(sampler_class, env, SamplerConfig(4, 5, 1), Greedy(6), **batch, first_env=k) for k in (0, 4)]
@@ -50,7 +50,7 @@ def test_two_learners_have_the_environments_of_one(sampler_class: Any, env: EnvC
 
 
 def test_each_learner_has_its_own_noise() -> None:
-    """Would catch learners that explore in step, and a run of one learner that is not the one that it used to be."""
+    """Each learner draws noise of its own, and the first one's seeds are those of a single learner."""
     generators = [
         noise_generator(BatchConfig(COUNTING, seed=3, first_env=first_env), torch.device("cpu"), role)
         for first_env in (0, 4, 8)
@@ -65,17 +65,17 @@ SEEDS_OF_ONE_LEARNER = [
     7224678797418390616,
     9221857584964276806,
     529231208181325651,
-]  # of run seed 3: training, evaluations 0 and 3
+]  # run seed 3: training, evaluations 0 and 3
 
 
 @pytest.mark.parametrize("sampler_class", SAMPLERS)
 def test_steps_are_those_of_the_run(sampler_class: Any) -> None:
-    """Would catch schedules that go by one learner's steps alone, and a count that a checkpoint forgets."""
+    """Rollouts and windows count the steps of all learners, and a state keeps the count."""
     config = SamplerConfig(4, 3, 2, window=4, num_learners=3)
     samplers = [make(sampler_class, COUNTING, config) for _ in range(2)]
 
     def collect(sampler: Any, first_step: int | None = None) -> list[int]:
-        """The rollout's first step, and that of the two steps before each of its steps."""
+        """Returns the first steps of the rollout, and of the two steps before each of its steps."""
         seen: list[int] = []
         rollout = sampler.collect(
             StepHook(lambda t: seen.append(sampler.recent(t, 2, slice(0, 2)).first_step)), first_step
@@ -94,7 +94,7 @@ def test_steps_are_those_of_the_run(sampler_class: Any) -> None:
 
 @pytest.mark.parametrize("sampler_class", SAMPLERS)
 def test_an_environment_without_a_state_is_named(sampler_class: Any) -> None:
-    """Would catch a warning that names another learner's environments, or the window of a column that is not there."""
+    """Environments without a state are named by their numbers in the run, and their windows end."""
     env = EnvConfig(f"{TOYS}:Unpicklable", options={"lengths": [6]})
     samplers = [make(sampler_class, env, SamplerConfig(4, 4, 2, window=3), first_env=8) for _ in range(2)]
     with closing(*samplers):
@@ -107,7 +107,7 @@ def test_an_environment_without_a_state_is_named(sampler_class: Any) -> None:
 
 @pytest.mark.parametrize("how", ["raise", "kill"])
 def test_a_failure_names_the_environment_of_the_run(how: str, caplog: Any) -> None:
-    """Would catch an index by which nobody finds the environment, and an action of another one."""
+    """A failure names the environment by its number in the run, and its action."""
     env = EnvConfig(f"{TOYS}:Broken", options={"how": how, "at_step": 3, "lengths": [5]})
     named = r"environment 1[2-5] \(run seed 3, [a-z_.]+:Broken\)( failed)? at action [01]"
     config = SamplerConfig(4, 4, 2)
@@ -136,7 +136,7 @@ class Wakes(Greedy):
 
 
 def test_on_step_holds_nobody_back_where_it_does_not_run() -> None:
-    """Would catch groups that wait for each other at every step, and one that is not held where on_step does run."""
+    """Groups wait for each other only at steps where on_step runs."""
     policy = Wakes(after=6)  # the quick group alone gets as far as step 4; held at every step, it would not pass step 2
     sampler = make(AlternatingSampler, COUNTING, SamplerConfig(4, 6, 4, env_timeout_s=60.0), policy)
     seen: list[tuple[int, int]] = []

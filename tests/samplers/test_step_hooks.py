@@ -1,4 +1,4 @@
-"""Updates between the steps of a rollout: which policy chooses which actions, and what the learner can see."""
+"""Tests of updates between the steps of a rollout: who acts with which policy, and what the learner sees."""
 
 import time
 from collections.abc import Iterator
@@ -48,8 +48,8 @@ def expected_versions(horizon: int, every: int, named: list[slice | None], first
 
 @pytest.fixture(scope="module")
 def in_step() -> Iterator[dict[str, Any]]:
-    """A sampler of each kind with the same environments, which all collect what they are asked for; their policies are
-    `Versioned`."""
+    """Samplers of every kind with the same environments and `Versioned` policies, which all collect the same
+    rollouts."""
     samplers = {kind: make_kind(kind, COUNTING, SamplerConfig(4, 7, 2), Versioned(4)) for kind in KINDS}
     yield samplers
     for sampler in samplers.values():
@@ -65,7 +65,7 @@ def in_step() -> Iterator[dict[str, Any]]:
 def test_the_step_alone_decides_which_policy_chose_an_action(
     named: list[slice | None], every: int, in_step: dict[str, Any]
 ) -> None:
-    """Would catch an update that shows a step late in its own group, early in the other one, or by chance."""
+    """An update changes a group's policy at a step that is the same in all samplers."""
     horizon = 7
     for sampler in in_step.values():
         sampler.policy.version = 0
@@ -92,9 +92,9 @@ def test_the_step_alone_decides_which_policy_chose_an_action(
 
 @pytest.mark.parametrize(("envs", "free"), [(GROUP_0, 1), (GROUP_1, 0)])
 def test_a_group_that_is_not_learned_from_simulates_during_the_update(envs: slice, free: int) -> None:
-    """Would catch an update that all environments wait for."""
+    """During an update of one group, the other group's environments go on."""
     sampler = make(AlternatingSampler, COUNTING, SamplerConfig(4, 4, 2))
-    rows: list[tuple[int, int]] = []  # that the free group and the other one have announced by the end of each update
+    rows: list[tuple[int, int]] = []  # rows announced by the free and the other group when each update ends
 
     def on_step(t: int) -> None:
         def announced(group: int) -> int:

@@ -1,4 +1,4 @@
-"""The true last frames of terminated episodes, in the rollouts of all samplers."""
+"""Tests of the true last frames of terminated episodes, in the rollouts of all samplers."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ COLOR = EnvConfig("breakout", options={**BREAKOUT.options, "frame_stack": 1, "co
 
 
 def assert_right(rollout: Rollout, length_of: Any) -> int:
-    """Compares with what Counting has shown; returns how many episodes were terminated."""
+    """Compares with Counting's observations; returns how many episodes were terminated."""
     frames = rollout.terminal_frames
     assert frames is not None and frames.step.dtype == frames.env.dtype == torch.int64
     step, env = rollout.terminated.nonzero(as_tuple=True)
@@ -32,7 +32,7 @@ def assert_right(rollout: Rollout, length_of: Any) -> int:
 
 
 def test_terminated_and_truncated_is_terminated() -> None:
-    """Would catch an episode that counts twice, or not at all."""
+    """An episode that is both terminated and truncated counts as terminated."""
     sampler = make(
         SerialSampler,
         EnvConfig(f"{TOYS}:EndsTwice"),
@@ -46,7 +46,7 @@ def test_terminated_and_truncated_is_terminated() -> None:
 
 
 class LooksAtRollouts:
-    """Games to play that none are played of: only the rollouts are of interest."""
+    """Games to play of which none is played: only the rollouts matter."""
 
     def play(self, collect: Any, num_envs: int) -> list[Any]:
         assert all(collect().terminal_frames is None for _ in range(2))
@@ -64,7 +64,7 @@ class LooksAtRollouts:
     ids=lambda each: each if isinstance(each, str) else f"{each.env_id[-8:]}-{each.options.get('color', False)}",
 )
 def test_they_are_the_same_for_every_sampler_and_change_nothing_else(env: EnvConfig, kind: str) -> None:
-    """Would catch frames read too early or late, shown by a window or an evaluation, or lost with a state."""
+    """All samplers record the same terminal frames, and the rest of the rollouts stays the same."""
     without, with_frames = (SamplerConfig(2, 30, 1, window=3, terminal_frames=each) for each in (False, True))
     samplers = [
         make_kind("serial", env, without),

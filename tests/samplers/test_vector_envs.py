@@ -1,4 +1,4 @@
-"""Samplers of vector environments against those of the same environments one by one, and whole runs of them."""
+"""Tests of samplers of vector environments against the same environments one by one, and of whole runs of them."""
 
 import importlib.util
 from collections.abc import Sequence
@@ -60,8 +60,8 @@ def samples(rollouts: Sequence[Rollout]) -> list[list[Any]]:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_rollouts_are_those_of_single_environments(mode: str) -> None:
-    """Catches any sample, score or game that is not the single environment's; in order, since observations count games
-    and steps. Where a reset costs no step, whole rollouts are equal, bit for bit."""
+    """Steps, scores and games equal those of single environments; where a reset costs no step, whole rollouts are equal
+    bit for bit."""
     expected, expected_games = collect(SerialSampler, GymSimulator(SINGLE, np.random.SeedSequence(0)).spec, SINGLE)
     spec = VectorSimulator(vector(mode), [np.random.SeedSequence(0)]).spec
     serial, games = collect(SerialSampler, spec, vector(mode))
@@ -85,7 +85,7 @@ def test_rollouts_are_those_of_single_environments(mode: str) -> None:
 
 
 def test_a_run_of_a_vector_environment(tmp_path: Path) -> None:
-    """Catches a run that cannot be trained, evaluated, resumed or used, and limits of batches that nobody is told."""
+    """A run of a vector environment trains, evaluates, resumes and loads, and its log names the limits of batches."""
     run = {**TINY_RUN, "env": "vector:CartPole-v1", "algo": "ppo", "epochs": 1, "minibatches": 1}
     run |= {"eval_interval_steps": 100, "eval_episodes": 2}
     folder = accel_rl.train(**run, steps=200, out=tmp_path / "run")
@@ -100,13 +100,13 @@ def test_a_run_of_a_vector_environment(tmp_path: Path) -> None:
 
 
 def test_names_that_are_trusted() -> None:
-    """Catches a policy of EnvPool that cannot be evaluated without --trust, and code that such a name hides."""
+    """EnvPool's and gymnasium's names need no trust; any other name behind vector: does."""
     assert not foreign_code({"env": "envpool:Ant-v5"}) and not foreign_code({"env": "vector:CartPole-v1"})
     assert foreign_code({"env": "vector:os:system"})
 
 
 def test_envpool_has_one_worker_and_all_logical_cpus() -> None:
-    """Catches a library with threads that is pinned to one logical CPU, or has more of them than CPUs."""
+    """EnvPool has one worker by default, which is not pinned."""
     spec = VectorSimulator(vector("Disabled"), [np.random.SeedSequence(0)]).spec
     run = {"env": "envpool:CartPole-v1", "algo": "ppo", "envs": 64, "device": "cpu"}
     plan = resolve(run, spec=spec).plan
@@ -118,7 +118,7 @@ def test_envpool_has_one_worker_and_all_logical_cpus() -> None:
 @needs_envpool
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "Pong-v5", pytest.param("Ant-v4", marks=pytest.mark.slow)])
 def test_envpool_is_like_its_environments_one_by_one(env_id: str) -> None:
-    """Catches games of EnvPool that depend on how many are made together: their seeds, resets, last observations."""
+    """EnvPool's environments play the same games one by one and in a batch."""
     options = {"max_episode_steps": 5}
     env = EnvConfig(f"envpool:{env_id}", options=options)
     single = EnvConfig(f"{VECTORS}:single_envpool", options={"name": env_id, **options})

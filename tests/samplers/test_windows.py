@@ -1,4 +1,4 @@
-"""The last steps, as `recent` shows them, against a list of everything collected."""
+"""Tests of the last steps, as `recent` shows them, against a list of everything collected."""
 
 import os
 import pickle
@@ -58,7 +58,7 @@ class Watcher:
         return self.rollouts[-1]
 
     def check(self) -> None:
-        """Every `recent` against the list of all rollouts."""
+        """Compares every `recent` with the list of all rollouts."""
         T = self.sampler.config.horizon
         finals = {}
         for index, rollout in enumerate(self.rollouts):
@@ -83,7 +83,7 @@ class Watcher:
                 ):
                     assert torch.equal(rows[k], others[t, envs]), (where, name)
                 if k == size:
-                    break  # of the newest step nothing else is known
+                    break  # Nothing else is known about the newest step.
                 for name in PER_STEP:
                     assert torch.equal(getattr(recent, name)[k], getattr(rollout, name)[t, envs]), (where, name)
                 for name, rows in recent.policy_outputs.items():
@@ -103,8 +103,7 @@ class Watcher:
 @pytest.mark.parametrize(("horizon", "window"), [(3, 7), (1, 4), (5, 5), (8, 3)])
 @pytest.mark.parametrize("reset_mode", ["immediate", "wait"])
 def test_recent_steps_of_a_toy(reset_mode: str, horizon: int, window: int) -> None:
-    """Would catch a row that is carried from the wrong place, a state or recorded value of another step, a truncated
-    episode whose last observation is lost at a rollout's end, or slots before the first step that count."""
+    """`recent` shows the steps of a recurrent policy on a toy exactly as they were collected."""
     config = SamplerConfig(4, horizon, 2, window=window)
     sampler = make(SerialSampler, COUNTING, config, recurrent(COUNTING), reset_mode=reset_mode, decorrelation_steps=5)
     watcher = Watcher(sampler, [window, 1, (window + 1) // 2])
@@ -116,7 +115,7 @@ def test_recent_steps_of_a_toy(reset_mode: str, horizon: int, window: int) -> No
 @pytest.mark.parametrize(("horizon", "window"), [(2, 6), (6, 4)])
 @pytest.mark.parametrize("reset_mode", ["immediate", "wait", "reserve"])
 def test_recent_steps_of_a_game(reset_mode: str, horizon: int, window: int) -> None:
-    """The same for stacks of frames: would catch history that ends at the window's first row, or an old game in it."""
+    """`recent` shows stacks of frames as they were collected: full history, and nothing from an old game."""
     config = SamplerConfig(4, horizon, 2, window=window)
     sampler = make(SerialSampler, PONG, config, Echo(6), reset_mode=reset_mode, decorrelation_steps=5)
     watcher = Watcher(sampler, [window, 2])
@@ -138,7 +137,7 @@ def test_recent_steps_of_a_game(reset_mode: str, horizon: int, window: int) -> N
 )
 @pytest.mark.parametrize("kind", ["alternating", "device"])
 def test_windows_are_the_same_for_every_sampler(env: EnvConfig, reset_mode: str, kind: str, holds: bool) -> None:
-    """Would catch a group that acts before on_step's changes, and rows that are read while they are written."""
+    """Windows and rollouts are the same in every sampler, even where on_step changes the policy."""
     watchers = []
     for each in ("serial", kind):
         policy = recurrent(COUNTING) if env is COUNTING else Echo(6)
@@ -149,7 +148,7 @@ def test_windows_are_the_same_for_every_sampler(env: EnvConfig, reset_mode: str,
 
             def recent(t: int, size: int, envs: slice, show: Any = show, policy: Any = policy) -> Rollout:
                 rollout: Rollout = show(t, size, envs)
-                with torch.no_grad():  # what is seen decides what is done from now on
+                with torch.no_grad():  # makes later actions depend on the window
                     for parameter in policy.parameters():
                         parameter.add_(0.01 * (rollout.policy_outputs["value"] * rollout.valid).sum().sin())
                 return rollout
@@ -168,7 +167,7 @@ def test_windows_are_the_same_for_every_sampler(env: EnvConfig, reset_mode: str,
 
 
 def test_on_step_holds_the_faster_group_back() -> None:
-    """Would catch actions for step t + 1 that a group gets before on_step(t), since the other group is slow."""
+    """The faster group gets no action for step t + 1 before on_step(t) has run."""
     policy = Echo(2)
     sampler = make(AlternatingSampler, COUNTING, SamplerConfig(4, 6, 4, window=2), policy)
     seen: list[tuple[int, int]] = []
@@ -189,7 +188,7 @@ def test_on_step_holds_the_faster_group_back() -> None:
 @pytest.mark.parametrize("kinds", [("serial", "alternating"), ("device", "device"), ("alternating", "device")])
 @pytest.mark.parametrize("env", [COUNTING, pytest.param(PONG, marks=pytest.mark.slow)], ids=["counting", "pong"])
 def test_state_continues_in_the_middle_of_windows(env: EnvConfig, kinds: tuple[str, str]) -> None:
-    """Would catch steps, recorded values, last observations or states of the window that a checkpoint forgets."""
+    """A restored state continues windows exactly."""
     config = SamplerConfig(4, 3, 2, window=7)
     policies = [recurrent(COUNTING) if env is COUNTING else Echo(6) for _ in kinds]
     batch = {"reset_mode": "wait" if env is COUNTING else "immediate", "decorrelation_steps": 5}
@@ -208,7 +207,7 @@ def test_state_continues_in_the_middle_of_windows(env: EnvConfig, kinds: tuple[s
 
 @pytest.mark.parametrize("kind", ["serial", "alternating", "device"])
 def test_what_starts_anew_ends_the_window(kind: str) -> None:
-    """Would catch returns that go on from before a checkpoint into another game, where environments have no state."""
+    """An environment that starts anew truncates the game before it in the window."""
     env = EnvConfig(f"{TOYS}:Unpicklable", options={"lengths": [6]})  # [game, step, noise]
     config = SamplerConfig(4, 4, 2, window=3)
     samplers = [make_kind(kind, env, config, recurrent(env)) for _ in range(2)]
@@ -221,7 +220,7 @@ def test_what_starts_anew_ends_the_window(kind: str) -> None:
         after = watcher.collect()
         assert after.reset[0].all() and after.recurrent_inputs.is_first[0].all()
         for step, size, envs, recent in watcher.seen:
-            cut = size - 1 - step  # where in it the last step before lies
+            cut = size - 1 - step  # row of the last step before the restart
             if cut < 0:
                 assert not recent.done.any()
                 continue
@@ -235,7 +234,7 @@ def test_what_starts_anew_ends_the_window(kind: str) -> None:
         assert samplers[1].set_state(samplers[0].get_state()) == [0, 1, 2, 3]
         is_first = samplers[1].collect()
         assert torch.equal(is_first.observation_rows[:2, :, 1], torch.tensor([[0.0], [1.0]]).expand(2, 4))
-        assert torch.equal(is_first.observation_rows[0, :, 0], is_first.observation_rows[1, :, 0])  # of one game
+        assert torch.equal(is_first.observation_rows[0, :, 0], is_first.observation_rows[1, :, 0])  # the same game
         with torch.no_grad():
             recurrent_inputs = RecurrentInputs(*(rows[0] for rows in is_first.recurrent_inputs))
             value = samplers[1].policy.step(is_first.observation_rows[0], recurrent_inputs)[1]
@@ -244,7 +243,7 @@ def test_what_starts_anew_ends_the_window(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["alternating", "device"])
 def test_what_is_replaced_between_rollouts_ends_the_window(kind: str) -> None:
-    """Would catch returns that go on from a game whose worker died while a checkpoint was made into another game."""
+    """A worker that dies between rollouts truncates its games in the window."""
     env = EnvConfig(f"{TOYS}:Counting", options={"lengths": [100]})
     sampler = make_kind(kind, env, SamplerConfig(4, 4, 2, window=3), restart_on_error=True)
     with closing(sampler):

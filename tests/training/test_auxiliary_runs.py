@@ -1,4 +1,4 @@
-"""Whole runs with auxiliary tasks: resumed, broken, evaluated, recorded, in bfloat16."""
+"""Tests of whole runs with auxiliary tasks: resumed, broken, evaluated, recorded, in bfloat16."""
 
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ COMMON: dict[str, Any] = {
 }
 CLOCK: dict[str, Any] = {**COMMON, "env": f"{TOYS}:Clock", "network": "tests.helpers.samplers:Flat"}
 CLOCK |= {"env_options": {"lengths": [7, -4, 3]}, "normalize_observations": False, "normalize_returns": False}
-# With that many frames in a step, lives are lost and games end within the run.
+# So many frames per step make lives end and games end within the run.
 BREAKOUT: dict[str, Any] = {**COMMON, "env": "breakout", "frame_shape": (36, 36), "frame_stack": 2, "frame_skip": 9}
 LSTM: dict[str, Any] = {"core": "lstm", "core_size": 8, "previous_inputs": True}
 PPO: dict[str, Any] = {"algo": "ppo", "epochs": 2, "minibatches": 2}
@@ -61,8 +61,7 @@ RESUMED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("case", [name if name == "a2c lstm" else pytest.param(name, marks=slow) for name in RESUMED])
 def test_two_halves_equal_a_whole_run(tmp_path: Path, case: str) -> None:
-    """Would catch what a checkpoint forgets of a replay: frames, last frames of episodes, where games start, the
-    generator of its draws; and draws from a generator that no checkpoint holds."""
+    """A resumed run with auxiliary tasks equals an uninterrupted one, and so does its replay."""
     settings = RESUMED[case]
     whole = accel_rl.train(**settings, steps=200, out=tmp_path / "whole")
     half = accel_rl.train(**settings, steps=100, out=tmp_path / "half")
@@ -78,7 +77,7 @@ def test_two_halves_equal_a_whole_run(tmp_path: Path, case: str) -> None:
 
 @pytest.mark.parametrize("start", ["when_full", pytest.param("at_once", marks=slow)])
 def test_without_its_replay_a_run_fills_it_anew(tmp_path: Path, start: str) -> None:
-    """Would catch tasks that learn from a replay of nothing, and a run that says it is exact."""
+    """A run resumed without its replay says so, fills it anew, and then learns its tasks again."""
     settings = {**CLOCK, "auxiliary_start": start, "checkpoint_replay": False}
     run = accel_rl.train(**settings, steps=120, out=tmp_path / "run")
     assert not list(run.glob("replay-*"))
@@ -96,7 +95,7 @@ def test_without_its_replay_a_run_fills_it_anew(tmp_path: Path, start: str) -> N
 @pytest.mark.parametrize("reset_mode", ["immediate", pytest.param("wait", marks=slow)])
 @pytest.mark.parametrize("algo", ["a2c", pytest.param("ppo", marks=slow), pytest.param("vtrace", marks=slow)])
 def test_a_run_goes_on_with_a_new_environment(tmp_path: Path, algo: str, reset_mode: str) -> None:
-    """Would catch tasks that end a run, or stop learning, when an environment is replaced."""
+    """Auxiliary tasks go on learning after an environment was replaced."""
     broken = {"env_options": {"lengths": [7, -4, 9], "at_step": 5, "once": str(tmp_path / "once")}}
     settings = {**CLOCK, **LSTM, **ALGOS[algo], **broken, "decorrelation_steps": 0, "on_env_error": "restart"}
     run = accel_rl.train(**settings, reset_mode=reset_mode, steps=120, out=tmp_path / "run")
@@ -106,7 +105,7 @@ def test_a_run_goes_on_with_a_new_environment(tmp_path: Path, algo: str, reset_m
 
 
 def test_a_run_with_heads_is_evaluated_loaded_and_filmed(tmp_path: Path, capfd: Any) -> None:
-    """Would catch heads that an evaluation, a loaded agent or a video can't do without, or stumble over."""
+    """A run with auxiliary heads can be evaluated, loaded and filmed."""
     settings = {**CLOCK, **LSTM, "eval_interval_steps": 40, "eval_episodes": 2}
     run = accel_rl.train(**settings, steps=40, out=tmp_path / "run")
     assert [row["eval/episodes"] for row in rows(run)][-1] == "2"

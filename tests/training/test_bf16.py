@@ -1,4 +1,4 @@
-"""Runs in bfloat16 are as exact as those in float32: on one machine, the same run is the same bit for bit."""
+"""Tests that runs in bfloat16 are as exact as those in float32: on one machine, a run repeats bit for bit."""
 
 from pathlib import Path
 from typing import Any
@@ -51,10 +51,9 @@ def policy(run: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.multiprocess
-@pytest.mark.parametrize("case", others_slow("dqn"))  # which learns while it samples
+@pytest.mark.parametrize("case", others_slow("dqn"))  # DQN learns while it samples.
 def test_alternating_equals_serial(case: str, tmp_path: Path) -> None:
-    """Would catch actions by weights that one sampler prepared before an update and the other one after it, and results
-    that depend on what was computed before, such as which batch size the weights were packed for first."""
+    """In bfloat16, the alternating and the serial sampler give the same run."""
     settings = PONG | ALGOS[case]
     runs = [accel_rl.train(**settings, **each, out=tmp_path / each["sampler"]) for each in (SERIAL, ALTERNATING)]
     assert_same(*map(policy, runs))
@@ -68,7 +67,7 @@ def test_alternating_equals_serial(case: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("case", others_slow("a2c"))
 def test_two_halves_equal_a_whole_run(case: str, tmp_path: Path) -> None:
-    """Would catch a checkpoint of parameters that were rounded, and weights prepared before it was loaded."""
+    """In bfloat16, a resumed run equals an uninterrupted one."""
     settings = PONG | ALGOS[case] | SERIAL
     whole = accel_rl.train(**settings, out=tmp_path / "whole")
     half = accel_rl.train(**settings | {"steps": 40}, out=tmp_path / "half")

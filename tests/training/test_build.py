@@ -1,4 +1,4 @@
-"""The policies of runs: they fit the observations, and their weights are packed by how often they change."""
+"""Tests of the policies of runs: they fit the observations, and their weights are packed by how often they change."""
 
 from itertools import product
 from typing import Any
@@ -23,8 +23,7 @@ from tests.helpers.samplers import TOYS
 def test_weights_that_change_with_every_act_are_not_packed(
     algo: str, is_packed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Would catch a policy of DQN that takes longer to pack its hidden layer than to act, and one of A2C that does not
-    pack it."""
+    """A2C's hidden layer is packed, and DQN's, which changes with every act, is not."""
     shapes = list[torch.Size]()
 
     def pack(weight: Tensor, num_samples: int) -> Tensor:
@@ -39,7 +38,7 @@ def test_weights_that_change_with_every_act_are_not_packed(
 
 @pytest.mark.parametrize("needs_them", [False, True])
 def test_rollouts_hold_what_the_algorithm_learns_from(needs_them: bool) -> None:
-    """Would catch an algorithm that asks for the last frames of terminated episodes and gets none, or the reverse."""
+    """Rollouts hold terminal frames exactly if the algorithm needs them."""
     settings = {"algo": "a2c", "env": f"{TOYS}:Counting", "envs": 2, "sampler": "serial", "device": "cpu"}
     config = resolve({**settings, "decorrelation_steps": 0, "horizon": 4})
     algo = build_algo(config)
@@ -54,8 +53,7 @@ SIZES = [(1, 1), (9, 1), (2, 3), (3, 40), (7, 7), (16, 16), (19, 19), (20, 20), 
 
 @pytest.mark.parametrize("algo", ["a2c", "dqn"])
 def test_there_is_a_network_for_pictures_of_every_size(algo: str) -> None:
-    """Would catch a kernel larger than the picture, also in a network that a preset names, and bytes taken for granted;
-    the sizes are those at which the default network changes. Small pictures take a preset's settings for vectors."""
+    """Every size and dtype of picture has a network; small pictures get a preset's settings for vectors."""
     for size, dtype in product(SIZES, (np.uint8, np.float32)):
         spec = EnvSpec(gymnasium.spaces.Box(0, 255, (3, *size), dtype), gymnasium.spaces.Discrete(3))
         config = resolve({"algo": algo, "env": f"{TOYS}:Picture", "device": "cpu"}, spec=spec)
@@ -78,7 +76,7 @@ def test_there_is_a_network_for_pictures_of_every_size(algo: str) -> None:
     ],
 )
 def test_a_network_that_is_asked_for_but_does_not_fit(space: Any, network: str, words: str) -> None:
-    """Would catch a traceback, or a line that speaks of kernels only."""
+    """A network that does not fit the observations is a usage error with its reason."""
     spec = make_spec(space, gymnasium.spaces.Discrete(3))
     config = resolve({"algo": "ppo", "env": f"{TOYS}:Picture", "device": "cpu", "network": network}, spec=spec)
     with pytest.raises(UsageError, match=words):

@@ -1,4 +1,4 @@
-"""Callbacks: they are told of every row, may end a run, and change nothing else."""
+"""Tests of callbacks: they get every row, may end a run, and change nothing else."""
 
 import random
 from pathlib import Path
@@ -33,8 +33,7 @@ def filled(row: dict[str, str]) -> dict[str, str]:
     "settings", [RUN, pytest.param(TWO, marks=[pytest.mark.slow, pytest.mark.multiprocess])], ids=["one learner", "two"]
 )
 def test_callbacks_see_the_rows_and_change_nothing(settings: dict[str, Any], tmp_path: Path) -> None:
-    """Would catch a row that is missed, changed or told of twice, one that a callback changes for others, and random
-    numbers of a callback that are missing in the run (its environments draw from the generators of the process)."""
+    """Callbacks get every row once, and neither their changes nor their random numbers affect the run."""
     seen: list[dict[str, Any]] = []
 
     def meddles(row: dict[str, float]) -> None:
@@ -72,7 +71,7 @@ def test_callbacks_see_the_rows_and_change_nothing(settings: dict[str, Any], tmp
     ids=["one learner", "in step", "asynchronous"],
 )
 def test_a_callback_ends_the_run_as_its_steps_would(settings: dict[str, Any], tmp_path: Path) -> None:
-    """Would catch an end without the last row, evaluation or checkpoint, and a run that cannot be continued."""
+    """A callback ends the run with its last row, evaluation and checkpoint, and the run can be resumed."""
     seen: list[dict[str, float]] = []
 
     def ends(row: dict[str, float]) -> bool:
@@ -106,7 +105,7 @@ def fails(row: dict[str, float]) -> None:
     ids=["one learner", "asynchronous"],
 )
 def test_a_callback_that_raises_stops_the_run_with_a_checkpoint(settings: dict[str, Any], tmp_path: Path) -> None:
-    """Would catch a run that goes on, is lost, or leaves its user without the place where the callback failed."""
+    """A callback that raises stops the run with a checkpoint, and its traceback is in the log."""
     steps = {"steps": 80 if settings is RUN else 10_000}
     with pytest.raises(KeyError, match="no such metric") as caught:
         accel_rl.train(**settings | steps, callbacks=[fails], out=tmp_path / "run")
@@ -120,7 +119,7 @@ def test_a_callback_that_raises_stops_the_run_with_a_checkpoint(settings: dict[s
 
 @pytest.mark.parametrize("callbacks", [print, [print, 3], "print", None])
 def test_anything_else_than_functions_is_refused(callbacks: Any, tmp_path: Path) -> None:
-    """Would catch a mistake that shows only after the first row."""
+    """Callbacks that are not a list of functions are refused before the run."""
     with pytest.raises(UsageError, match="must be a list of functions"):
         accel_rl.train(**RUN, callbacks=callbacks, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
@@ -155,7 +154,7 @@ if __name__ == "__main__":
 @pytest.mark.slow
 @pytest.mark.multiprocess
 def test_learners_that_torchrun_has_started_end_together(tmp_path: Path) -> None:
-    """Would catch a callback that every learner calls, and learners that fail since another one was asked to end."""
+    """One learner calls the callbacks, and all learners of torchrun end together."""
     script, run = tmp_path / "program.py", tmp_path / "run"
     script.write_text(LAUNCHED)
     result = Command(run, script=script, environment={"PYTHONPATH": str(Path(__file__).parents[2])}).finish(200.0)

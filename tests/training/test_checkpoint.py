@@ -1,4 +1,4 @@
-"""Checkpoints on the disk: damage is noticed wherever it is, and there is a way back."""
+"""Tests of checkpoints on the disk: damage is noticed wherever it is, and there is a way back."""
 
 import os
 import re
@@ -78,12 +78,12 @@ def some_bytes(state: Any) -> Iterator[bytes]:
 
 @pytest.mark.parametrize("size", [1, 10**6])  # numbers: more than the disk takes at the end, or before
 def test_a_disk_that_refuses(tmp_path: Path, size: int) -> None:
-    """Would catch a traceback, or a checkpoint that is lost, whether the disk is full at a tensor or after the last."""
+    """A full disk is a one-line error and leaves the previous checkpoint intact."""
     path, limits = tmp_path / CHECKPOINT, resource.getrlimit(resource.RLIMIT_FSIZE)
     checkpoint.save(path, {"x": torch.ones(1)})
     before = path.read_bytes()
     message = r"could not write the checkpoint .*checkpoint\.pt: File too large; the previous one is intact"
-    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) // 2, limits[1]))  # of any file that this process writes
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) // 2, limits[1]))  # for each file of this process
     try:
         with pytest.raises(RunError, match=message):
             checkpoint.save(path, {"x": torch.ones(size)})
@@ -108,7 +108,7 @@ def test_a_disk_that_refuses(tmp_path: Path, size: int) -> None:
 def test_a_flipped_bit_in_any_part_is_noticed(
     finished: Path, tmp_path: Path, name: str, part: Any, mapped: bool
 ) -> None:
-    """Would catch a policy, a moment or a replay that is evaluated or resumed with a wrong number in it."""
+    """A flipped bit in any tensor of a checkpoint or replay is noticed."""
     file = copy_run(finished, tmp_path / "run") / name
     content = file.read_bytes()
     whole = [data for data in some_bytes(part(checkpoint.load(file, mapped))) if len(data) >= 32 and data in content]
@@ -127,8 +127,7 @@ def some_and_all(stride: int) -> list[Any]:
 
 @pytest.mark.parametrize("part", some_and_all(1009), ids=str)
 def test_a_flipped_bit_anywhere_is_noticed_or_without_effect(small: Path, tmp_path: Path, part: slice) -> None:
-    """Would catch damage to what lies between the records (their sizes, names and positions) that changes what is
-    read, or ends in a traceback. Padding and times may change: nobody reads them."""
+    """A flipped bit anywhere in the file is noticed or changes nothing that is read."""
     file, content, state, num_noticed = tmp_path / CHECKPOINT, small.read_bytes(), checkpoint.load(small), 0
     assert len(content) < 34_000
     file.write_bytes(content)
@@ -147,7 +146,7 @@ def test_a_flipped_bit_anywhere_is_noticed_or_without_effect(small: Path, tmp_pa
 
 
 def test_a_record_that_is_marked_as_a_folder_is_noticed(small: Path, tmp_path: Path) -> None:
-    """Would catch the one bit whose flip leaves all checksums right, and makes PyTorch read nothing of a tensor."""
+    """A record marked as a folder, from which PyTorch would read nothing, is noticed."""
     file = tmp_path / CHECKPOINT
     file.write_bytes(small.read_bytes())
     entry = small.read_bytes().rindex(b"PK\x01\x02", 0, small.read_bytes().rindex(b"archive/data/0"))
@@ -158,7 +157,7 @@ def test_a_record_that_is_marked_as_a_folder_is_noticed(small: Path, tmp_path: P
 
 @pytest.mark.parametrize("part", some_and_all(251), ids=str)
 def test_a_file_that_was_cut_is_noticed(small: Path, tmp_path: Path, part: slice) -> None:
-    """Would catch what a full disk, or a copy that was interrupted, leaves."""
+    """A checkpoint cut at any place is reported as damaged."""
     file, content = tmp_path / CHECKPOINT, small.read_bytes()
     for size in range(len(content))[part]:
         file.write_bytes(content[:size])
@@ -167,7 +166,7 @@ def test_a_file_that_was_cut_is_noticed(small: Path, tmp_path: Path, part: slice
 
 
 def test_what_is_no_file_is_no_checkpoint(tmp_path: Path) -> None:
-    """Would catch a command that waits for ever, or shows a traceback, for what somebody has put in its place."""
+    """A folder, pipe or broken link in a checkpoint's place counts as no checkpoint."""
     for make in (Path.mkdir, os.mkfifo, lambda path: path.symlink_to(path)):
         path = tmp_path / f"{make}" / CHECKPOINT
         path.parent.mkdir()
@@ -177,7 +176,7 @@ def test_what_is_no_file_is_no_checkpoint(tmp_path: Path) -> None:
 
 
 def test_checkpoints_of_an_older_format_are_named_as_such(tmp_path: Path) -> None:
-    """Would catch a checkpoint of another version that fails with a missing key, or that is called damaged."""
+    """A checkpoint of another format is refused by its number, and a foreign file as no checkpoint."""
     for number in (4, 6):
         torch.save({"format": f"accel_rl checkpoint {number}", "steps": 5}, tmp_path / CHECKPOINT)
         message = f"has format {number}, but this version of accel_rl reads format 5: use the version that wrote it"
@@ -189,8 +188,7 @@ def test_checkpoints_of_an_older_format_are_named_as_such(tmp_path: Path) -> Non
 
 
 def test_a_checkpoint_that_lacks_a_part_is_one_line(finished: Path, tmp_path: Path) -> None:
-    """Would catch a KeyError from a checkpoint that was written by something else or edited, and a part that is missing
-    from the list of what checkpoints hold."""
+    """A checkpoint or config.yaml that lacks a part is one line that names the part."""
     run = copy_run(finished, tmp_path / "run")
     state = checkpoint.load(run / CHECKPOINT)
     assert state.keys() == {"format", *checkpoint.PARTS}
@@ -211,8 +209,7 @@ def test_a_checkpoint_that_lacks_a_part_is_one_line(finished: Path, tmp_path: Pa
 
 @pytest.mark.parametrize("name", [CHECKPOINT, "replay-120.pt"])
 def test_the_way_out_of_damage_leads_to_the_same_run(finished: Path, tmp_path: Path, name: str) -> None:
-    """Would catch a message whose way out does not work, and a previous checkpoint that lacks anything, its replay
-    included."""
+    """The command that the error gives restores the previous checkpoint, from which the run continues exactly."""
     whole = copy_run(finished, tmp_path / "whole")
     accel_rl.train(resume=whole, steps=200)
     run = copy_run(finished, tmp_path / "a run")
@@ -230,7 +227,7 @@ def test_the_way_out_of_damage_leads_to_the_same_run(finished: Path, tmp_path: P
 
 
 def test_there_is_no_way_out_that_is_damaged_itself(finished: Path, tmp_path: Path) -> None:
-    """Would catch advice to continue from a checkpoint that cannot be read, or whose replay cannot."""
+    """The error names the previous checkpoint only if it and its replay can be read."""
     for name in (PREVIOUS, "replay-80.pt", "replay-120.pt"):
         run = copy_run(finished, tmp_path / f"without {name}")
         (run / CHECKPOINT).write_bytes(b"")
@@ -241,7 +238,7 @@ def test_there_is_no_way_out_that_is_damaged_itself(finished: Path, tmp_path: Pa
 
 
 def test_what_is_replaced_becomes_the_previous_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Would catch a previous checkpoint that is the last one, and a disk without hard links that ends the run."""
+    """A replaced checkpoint becomes the previous one, on disks without hard links, too."""
     path = tmp_path / CHECKPOINT
 
     def steps() -> list[int]:
@@ -275,7 +272,7 @@ class Halts:
 
 @pytest.mark.filterwarnings("ignore:.*fork")
 def test_a_process_that_is_killed_while_it_writes_leaves_both(tmp_path: Path) -> None:
-    """Would catch a checkpoint that is overwritten in place, or a previous one that is given up too early."""
+    """A process killed while it writes leaves the last and the previous checkpoint."""
     path = tmp_path / CHECKPOINT
     for steps in (1, 2):
         checkpoint.save(path, {"steps": steps}, keep_previous=True)
@@ -293,7 +290,7 @@ def test_a_process_that_is_killed_while_it_writes_leaves_both(tmp_path: Path) ->
 
 
 def test_replays_of_two_checkpoints_are_kept(tmp_path: Path) -> None:
-    """Would catch replays that pile up until the disk is full, and the loss of one that is needed."""
+    """Exactly the replays that the last two checkpoints need are kept, and those of learners ahead."""
 
     def write(steps: int, names: list[str]) -> list[str]:
         for name in names:
@@ -307,7 +304,7 @@ def test_replays_of_two_checkpoints_are_kept(tmp_path: Path) -> None:
     checkpoint.save(tmp_path / "replay-15.pt", {})  # superseded before the next checkpoint
     four = ["replay-10.pt", "replay-12-1.pt", "replay-20.pt", "replay-22-1.pt"]
     assert write(20, ["replay-20.pt", "replay-22-1.pt"]) == four
-    checkpoint.save(tmp_path / "replay-44-1.pt", {})  # of a learner that is ahead
+    checkpoint.save(tmp_path / "replay-44-1.pt", {})  # from a learner that is ahead
     assert write(30, ["replay-30.pt", "replay-32-1.pt"]) == [
         *four[2:],
         "replay-30.pt",
@@ -318,7 +315,7 @@ def test_replays_of_two_checkpoints_are_kept(tmp_path: Path) -> None:
 
 
 def test_overwriting_a_run_removes_both_checkpoints(finished: Path, tmp_path: Path) -> None:
-    """Would catch a way out that leads to another run."""
+    """Overwriting a run removes its previous checkpoint and its replays."""
     run = copy_run(finished, tmp_path / "run")
     accel_rl.train(**{**RUN, "checkpoint_interval_steps": 1000}, steps=100, out=run, overwrite=True)
     assert not (run / PREVIOUS).exists() and not re.search("replay-(80|120)", " ".join(os.listdir(run)))

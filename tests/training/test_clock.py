@@ -1,4 +1,4 @@
-"""A clock that is set, back and forward, while a run trains; logical CPUs that are taken away from it."""
+"""Tests of runs whose clock is set back and forward, or whose logical CPUs are taken away."""
 
 import itertools
 import os
@@ -35,7 +35,7 @@ def mad_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("mad_clock")
 @pytest.mark.multiprocess
 def test_the_clock_is_set_again_and_again(settings: dict[str, Any], tmp_path: Path) -> None:
-    """Would catch a run that hangs or fails for it, times that are negative, and speeds that are."""
+    """Setting the clock neither ends a run nor makes times or speeds negative."""
     steps = {"steps": 80, "log_interval_steps": 20, "eval_interval_steps": 40, "eval_episodes": 2}
     accel_rl.train(**{**settings, **steps, "tensorboard": True}, out=tmp_path)
     table = rows(tmp_path)
@@ -46,7 +46,7 @@ def test_the_clock_is_set_again_and_again(settings: dict[str, Any], tmp_path: Pa
 
 
 def test_who_has_started_a_run_does_not_depend_on_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Would catch learners that torchrun starts again, and take the run for another's after the clock is set."""
+    """The launcher's identity does not depend on the clock."""
     before = launcher_id()
     monkeypatch.setattr(psutil.Process, "create_time", lambda process: 1.0)
     assert launcher_id() == before or sys.platform != "linux"
@@ -56,7 +56,7 @@ def test_who_has_started_a_run_does_not_depend_on_the_clock(monkeypatch: pytest.
 @pytest.mark.slow
 @pytest.mark.multiprocess
 def test_cpus_are_taken_away(tmp_path: Path) -> None:
-    """Would catch a run that hangs or fails when one logical CPU is left to all of it, pinned workers included."""
+    """A run completes when all its processes are left with one logical CPU."""
     usual, first = os.sched_getaffinity(0), min(os.sched_getaffinity(0))
     seen = []
 
@@ -79,7 +79,7 @@ def test_cpus_are_taken_away(tmp_path: Path) -> None:
 @CAN_PIN
 @pytest.mark.multiprocess
 def test_cpus_that_are_gone() -> None:
-    """Would catch a worker that cannot be started, or replaced, since the logical CPU planned for it is gone."""
+    """Workers start although the logical CPUs planned for them are gone."""
     no_cpu = 1023
     with pytest.raises(OSError, match="Invalid argument"):
         os.sched_setaffinity(0, {no_cpu})

@@ -1,4 +1,4 @@
-"""What a run shows, in a terminal and elsewhere."""
+"""Tests of what a run shows, in a terminal and elsewhere."""
 
 import contextlib
 import io
@@ -23,8 +23,7 @@ from accel_rl.training.progress import Progress
 
 
 def test_lines_come_by_time_too(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    """Would catch a run that is silent while its environments are slow, one that says before it knows that no game has
-    finished, scores without a name, and a thread that goes on after the run."""
+    """Lines appear while no step completes, scores have names, and the console's thread ends with it."""
     monkeypatch.setattr(console, "EVERY_S", 0.02)
     shown, deadline = Console(0, 4000, show=True), time.monotonic() + 60
     text = ""
@@ -45,7 +44,7 @@ def test_lines_come_by_time_too(monkeypatch: pytest.MonkeyPatch, capsys: Any) ->
 
 
 def test_time_left_is_that_of_learning(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Would catch twelve minutes left of a DQN that fills its replay, and then learns for two hours."""
+    """Time left is computed from the speed since learning began."""
     clock = 0.0
     monkeypatch.setattr(time, "monotonic", lambda: clock)
     shown = Console(0, 100_000, show=False)
@@ -60,7 +59,7 @@ def test_time_left_is_that_of_learning(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_panel_says_what_the_lines_say(capsys: Any) -> None:
-    """Would catch a number in another's place, a panel wider than the terminal, and a curve that loses its end."""
+    """The panel shows the row's numbers by name and is as wide as the terminal."""
     shown = Console(0, 4000, show=False)
     shown.advance(1000)
     for score in (1.0, 2.0, 8.0):
@@ -88,8 +87,8 @@ def test_the_panel_says_what_the_lines_say(capsys: Any) -> None:
 
 
 def test_the_line_on_who_waited_is_about_all_rows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Rows count by their wall time, and GPU idle is what the GPU's work on actions and on learning leaves. Without a
-    GPU, there is no such line."""
+    """The line weights rows by their wall time. A GPU is idle when it neither acts nor learns. Without a GPU there is
+    no such line."""
     clock = 0.0
     monkeypatch.setattr(time, "perf_counter", lambda: clock)
 
@@ -118,8 +117,7 @@ def read_terminal(primary: int) -> str:
 
 
 def test_what_is_written_beside_the_panel(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    """Would catch a long message that is broken into lines, which cannot be copied, output to a file that goes to the
-    terminal, and a cursor within the panel, where the error of a killed run would begin."""
+    """Messages beside the panel stay unbroken, stdout stays apart, and the cursor ends below the panel."""
     primary, terminal = pty.openpty()
     monkeypatch.setenv("TERM", "xterm")
     with ThreadPoolExecutor() as reader, os.fdopen(terminal, "w") as stderr:
@@ -140,7 +138,7 @@ def test_what_is_written_beside_the_panel(monkeypatch: pytest.MonkeyPatch, capsy
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["xterm-256color", "dumb"])
 def test_a_run_in_a_terminal(tmp_path: Path, kind: str) -> None:
-    """Would catch a panel that swallows messages, hides the cursor for good, or is drawn where nothing can be drawn."""
+    """A terminal shows panel and messages and gets its cursor back; a dumb one gets lines only."""
     command = [sys.executable, "-m", "accel_rl", "train", "--env", "CartPole-v1", "--steps", "4000", "--no-report"]
     primary, terminal = pty.openpty()
     with subprocess.Popen(

@@ -1,4 +1,4 @@
-"""What a run says of its network's precision and threads, on processors with bfloat16 instructions and without."""
+"""Tests of what a run says about its network's precision and threads, with and without bfloat16 instructions."""
 
 import logging
 from typing import Any
@@ -42,7 +42,7 @@ ADVICE = "--precision bf16 would make the network faster: this CPU has instructi
 def test_a_run_names_its_precision(
     env: str, bf16: bool, instructions: Instructions, network: str, advice: str | None, monkeypatch: Any, caplog: Any
 ) -> None:
-    """Would catch advice for a network that gains nothing, none where bfloat16 pays, and threads that are not said."""
+    """A run logs its precision and threads, and advises on bfloat16 only where that pays."""
     config = resolve({**TINY, "env": env, "precision": "bf16" if bf16 else "float32"})
     monkeypatch.setattr(description, "read_instructions", lambda: instructions)
     with caplog.at_level(logging.INFO, "accel_rl"):
@@ -64,7 +64,7 @@ def test_a_run_names_its_precision(
 
 @pytest.mark.parametrize("has_bf16", [True, False])
 def test_fast_precision_follows_the_cpu(has_bf16: bool, monkeypatch: Any) -> None:
-    """What a run decides is what it saves, so that it resumes in the same precision on any machine."""
+    """The precision "fast" is resolved to the CPU's own and saved as that, so a resumed run keeps it."""
     monkeypatch.setattr("accel_rl.training.resolve.has_bf16", lambda: has_bf16)
     config = resolve({**TINY, "env": "pong", "precision": "fast"})
     assert config.run.precision == config.as_dict()["precision"] == ("bf16" if has_bf16 else "float32")
@@ -127,7 +127,7 @@ def test_a_policy_without_bf16_trains_without_it(caplog: Any) -> None:
 
 
 def test_no_advice_for_a_policy_without_bf16(monkeypatch: Any, caplog: Any) -> None:
-    """Would catch advice that ends in an error: a user's own policy may have no bfloat16."""
+    """A policy without bfloat16 gets no advice to use it."""
     monkeypatch.setattr(description, "read_instructions", lambda: WITH)
     with caplog.at_level(logging.INFO, "accel_rl"):
         log_description(resolve({**TINY, "env": "CartPole-v1"}), nn.Sequential(nn.Conv2d(1, 1, 1)))

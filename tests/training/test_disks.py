@@ -1,4 +1,4 @@
-"""Disks that refuse: a run goes on without what it can do without, and else leaves its last good checkpoint."""
+"""Tests of disks that refuse: a run goes on without what it can spare, and else leaves its last good checkpoint."""
 
 import contextlib
 import errno
@@ -30,15 +30,14 @@ pytestmark = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a
 
 
 def fill(path: Path) -> None:
-    """Makes the disk full for what is written to path."""
+    """Makes writes to path fail as on a full disk."""
     path.symlink_to("/dev/full")
 
 
 def test_a_run_goes_on_without_what_it_can_do_without(
     tmp_path: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Would catch a run that ends, or prints a traceback, for a line of its log; and rows of progress.csv that stay
-    lost once the disk has room again, or one that is in it twice because the disk fails after it has taken it."""
+    """A run goes on without its log, and rows that a full disk refused are in progress.csv once, later."""
     table, open_file = tmp_path / "progress.csv", Path.open
 
     @contextlib.contextmanager
@@ -70,7 +69,7 @@ def test_a_run_goes_on_without_what_it_can_do_without(
 
 
 def test_a_table_takes_no_memory(tmp_path: Path) -> None:
-    """Would catch a run of days that keeps all its rows: they take megabytes an hour."""
+    """The table of rows keeps its memory small and still knows the last value."""
     table, row = _Table(tmp_path / "progress.csv", 0), {f"train/{index}": index / 3 for index in range(20)}
     tracemalloc.start()
     try:
@@ -84,7 +83,7 @@ def test_a_table_takes_no_memory(tmp_path: Path) -> None:
 
 
 def test_a_table_that_another_program_has_changed(tmp_path: Path) -> None:
-    """Would catch a traceback, and rows that are lost."""
+    """A table that another program has changed is a usage error and stays as it is."""
     file = tmp_path / "progress.csv"
     file.write_text("time/total_timesteps;train/loss\n20;1,5\n")
     with pytest.raises(UsageError, match=r"progress.csv is damaged .*; restore it, or move it away"):
@@ -93,7 +92,7 @@ def test_a_table_that_another_program_has_changed(tmp_path: Path) -> None:
 
 
 def test_tensorboard_does_not_end_a_run(tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: Any) -> None:
-    """Would catch a run that ends for its last events, a traceback, and a file that is tried again and again."""
+    """Events that cannot be written give one warning, and the run goes on."""
     pytest.importorskip("tensorboard")
     events = _Events(tmp_path, 0)
     assert events._file
@@ -109,7 +108,7 @@ def test_tensorboard_does_not_end_a_run(tmp_path: Path, caplog: pytest.LogCaptur
 
 
 def test_tensorboard_reads_the_events(tmp_path: Path) -> None:
-    """Would catch a file that it does not understand, or shows what a resumed run has not kept."""
+    """TensorBoard reads the events, without those that a resumed run has taken back."""
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     for first, written in ((0, (20, 40, 60)), (40, (50,))):  # the second session continues from step 40
         events = _Events(tmp_path, first)
@@ -170,7 +169,7 @@ def test_the_last_good_checkpoint_stays(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Would catch a run that goes on although it cannot be saved, and one that cannot be continued after that."""
+    """A run whose checkpoint cannot be written ends and leaves its last good one to continue from."""
     run = tmp_path / "run"
 
     def strike(row: dict[str, float]) -> None:
@@ -186,7 +185,7 @@ def test_the_last_good_checkpoint_stays(
 
 
 def test_a_users_own_files_are_left_alone(tmp_path: Path) -> None:
-    """Would catch a checkpoint that fails at a file whose name begins as a replay's, and a file that is removed."""
+    """Only replays that checkpoints wrote are removed, whatever a user's files are called."""
     own = {"replay-x.pt", "replay-40-best.pt", "replay-notes.txt"}
     for name in {*own, "replay-40.pt", "replay-40-1.pt", "replay-80.pt.tmp"}:
         (tmp_path / name).touch()
@@ -200,7 +199,7 @@ def test_a_users_own_files_are_left_alone(tmp_path: Path) -> None:
 @pytest.mark.multiprocess
 @pytest.mark.parametrize("settings", [TINY_RUN, {**TINY, "algo": "ga3c", "predictors": 1, "trainers": 1}])
 def test_a_slow_disk(settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Would catch workers that are taken for hung since they have waited while the run waited for the disk."""
+    """Workers that wait while the run waits for a slow disk are not taken for hung."""
     waited = list[int]()
 
     def fsync(descriptor: int) -> None:
@@ -216,7 +215,7 @@ def test_a_slow_disk(settings: dict[str, Any], tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_full_disk_does_not_take_the_settings(tmp_path: Path) -> None:
-    """Would catch a run whose config.yaml is emptied when it is resumed, and that is none after that."""
+    """A full disk leaves config.yaml intact on resume, and the run can be resumed later."""
     run = accel_rl.train(**TINY_SERIAL_RUN, steps=20, out=tmp_path / "run")
     fill(run / "config.yaml.tmp")
     with pytest.raises(RunError, match=r"could not write the settings .*config\.yaml: No space left .* is intact"):
@@ -227,7 +226,7 @@ def test_a_full_disk_does_not_take_the_settings(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.multiprocess
 def test_two_runs_that_start_at_once_do_not_share_a_folder(tmp_path: Path) -> None:
-    """Would catch two runs that both find the folder empty, and mix their files."""
+    """Of two runs that start at once in one folder, one trains and the other is refused."""
     words = ["train", "--env", "CartPole-v1", *processes.TINY, "--steps", 400, "--out", tmp_path / "run"]
     first, second = [command.finish() for command in [Command(*words), Command(*words)]]
     done, refused = (first, second) if first.status == 0 else (second, first)
@@ -239,7 +238,7 @@ def test_two_runs_that_start_at_once_do_not_share_a_folder(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("kind", ["disk", "terminal"])
 def test_a_run_goes_on_without_its_console(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Would catch a run of days that ends since `2> file` is on a full disk, or since its terminal is gone."""
+    """A run completes though its stderr is on a full disk or its terminal is gone."""
     ours, theirs = os.openpty()
     path = "/dev/full" if kind == "disk" else os.ttyname(theirs)
     monkeypatch.setenv("TERM", "xterm")
@@ -256,7 +255,7 @@ def test_a_run_goes_on_without_its_console(kind: str, tmp_path: Path, monkeypatc
         accel_rl.train(**settings, show=True, callbacks=[hang_up])
         with pytest.raises(OSError, match=r"No space left|Input/output error"):
             print("so nothing can be written", file=stderr)
-        assert cli.main(["train", "--out", str(tmp_path / "run")]) == 2  # as there is a run in it
+        assert cli.main(["train", "--out", str(tmp_path / "run")]) == 2  # The folder holds a run.
         with contextlib.suppress(OSError):
             stderr.close()
     assert rows(tmp_path / "run")[-1]["time/total_timesteps"] == "60"

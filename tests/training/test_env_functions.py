@@ -1,4 +1,4 @@
-"""Environments that are given as a function of Python: by its name where that is enough, else the function itself."""
+"""Tests of environments given as a Python function: by its name where that is enough, else by value."""
 
 import functools
 import threading
@@ -32,10 +32,10 @@ class WithMethod:
 
 
 def test_a_function_goes_by_its_name_if_that_is_enough() -> None:
-    """Would catch a function of a module that is pickled, and a name by which a worker finds nothing or another one."""
+    """A function that its module's name finds goes by name, and any other one by value."""
     assert as_setting(Counting) == (f"{TOYS}:Counting", None)
     assert as_setting(with_seed) == (f"{TOYS}:with_seed", None)
-    renamed = functools.wraps(with_seed)(lambda: Counting(LENGTHS))  # has that name, but is another one
+    renamed = functools.wraps(with_seed)(lambda: Counting(LENGTHS))  # another function of the same name
     for function in (lambda: Counting(), functools.partial(Counting, LENGTHS), WithMethod.make, WithMethod(), renamed):
         name, content = as_setting(function)
         assert name.startswith(FUNCTION) and content is not None
@@ -60,15 +60,14 @@ def unpicklable() -> Any:
     ids=["an environment", "a number", "unpicklable", "of numbers", "with arguments"],
 )
 def test_anything_else_is_one_line(env: Any, message: str, tmp_path: Path) -> None:
-    """Would catch a traceback of pickle, or a worker's."""
+    """An environment that is no usable function is a usage error of one line."""
     with pytest.raises(UsageError, match=message) as caught:
         accel_rl.train(**RUN | {"env": env}, steps=20, out=tmp_path / "run")
     assert "\n" not in str(caught.value) and not (tmp_path / "run").exists()
 
 
 def test_a_run_with_a_function_is_that_with_its_name(tmp_path: Path) -> None:
-    """Would catch options that a function does not get, a run that says nothing of it, and a resume that goes on with
-    nothing, with another environment, or with what it has been given wrongly."""
+    """A run with a function equals the run with its name, and its resume needs the same function."""
     lengths = list(LENGTHS)
 
     def make_env(seeded: bool) -> Counting:
@@ -92,7 +91,7 @@ def test_a_run_with_a_function_is_that_with_its_name(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_function_that_has_moved_into_a_module_is_taken(tmp_path: Path) -> None:
-    """Would catch a run that only the program that began it can resume."""
+    """A run can be resumed with its function from another module."""
     own = functools.wraps(with_seed)(lambda seed: with_seed(seed))  # as the program's own function of this name
     run = accel_rl.train(**RUN | {"env": own}, steps=20, out=tmp_path / "run")
     accel_rl.train(resume=run, steps=40, env=with_seed)
@@ -100,7 +99,7 @@ def test_a_function_that_has_moved_into_a_module_is_taken(tmp_path: Path) -> Non
 
 
 def test_what_a_name_is_not_enough_for_says_so(tmp_path: Path) -> None:
-    """Would catch a policy that looks for a module named "function", or cannot act without its environment."""
+    """A policy acts without its environment's function, and asks for it where it needs it."""
     run = accel_rl.train(**RUN | {"env": lambda: Counting([3])}, steps=20, out=tmp_path / "run")
     policy = accel_rl.load(run)
     policy.predict(np.zeros(2, np.float32))
@@ -113,7 +112,7 @@ def test_what_a_name_is_not_enough_for_says_so(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.multiprocess
 def test_simulator_processes_get_the_function(tmp_path: Path) -> None:
-    """Would catch a function that stays in the process that has it."""
+    """Simulator processes get the function with the values that it refers to."""
     lengths = [5]
     settings = {**TINY_RUN, "env": lambda: gymnasium.wrappers.TimeLimit(Counting(lengths), 4), "algo": "a2c"}
     accel_rl.train(**settings, steps=20, out=tmp_path / "run")
@@ -159,7 +158,7 @@ if __name__ == "__main__":
 @pytest.mark.multiprocess
 @pytest.mark.parametrize("devices", [[], ["cpu,cpu"]], ids=["one learner", "two"])
 def test_a_program_trains_in_its_own_environment(devices: list[str], tmp_path: Path) -> None:
-    """Would catch processes that look for the program's own functions and classes, or run the program again."""
+    """A program trains in an environment of its own, and its processes do not run the program again."""
     script, run = tmp_path / "program.py", tmp_path / "run"
     script.write_text(SCRIPT)
     command = Command(run, *devices, script=script, environment={"PYTHONPATH": str(Path(__file__).parents[2])})

@@ -1,4 +1,4 @@
-"""Runs whose loss, gradient or parameters stop being finite: the message, what is kept, and how to continue."""
+"""Tests of runs whose loss, gradient or parameters stop being finite: the message, what is kept, how to continue."""
 
 import math
 from pathlib import Path
@@ -42,7 +42,7 @@ def assert_good(path: Path, steps: int) -> None:
     ],
 )
 def test_the_run_stops_and_continues_from_its_last_good_checkpoint(tmp_path: Path, how: str, said: str) -> None:
-    """Would catch a wrong update, step or culprit, a spoilt checkpoint, and a way out that does not work."""
+    """A run stops at its first number that is not finite, names it, and continues with a lower learning rate."""
     run = tmp_path / "run"
     with pytest.raises(RunError) as caught:
         accel_rl.train(**RUN, how=how, out=run)
@@ -67,7 +67,7 @@ def test_the_run_stops_and_continues_from_its_last_good_checkpoint(tmp_path: Pat
 
 
 def test_parameters_are_checked_where_there_are_no_statistics(tmp_path: Path) -> None:
-    """Would catch a last checkpoint or a best policy full of nan, by an algorithm that reports nothing."""
+    """Parameters are checked before each checkpoint and best policy, even if the algorithm reports nothing."""
     settings = {**RUN, "silent": True, "how": "gradient", "steps": 140, "checkpoint_interval_steps": 1000}
     rule = "after update 0 .agent step 140.: parameter .* is nan; there is no checkpoint yet: start again with a lower"
     with pytest.raises(RunError, match=rule):
@@ -83,7 +83,7 @@ def test_parameters_are_checked_where_there_are_no_statistics(tmp_path: Path) ->
 
 
 def test_in_bfloat16_the_same_parameter_is_named(tmp_path: Path) -> None:
-    """Would catch nan that only the weights prepared from a parameter show, or a name that belongs to these."""
+    """In bfloat16, the error names the same parameter as in float32."""
     picture = {"env": f"{TOYS}:Picture", "env_options": {"height": 36, "width": 36}}
     settings = {**RUN, **picture, "silent": True, "how": "gradient", "steps": 140}
     messages = []
@@ -96,16 +96,16 @@ def test_in_bfloat16_the_same_parameter_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("how", ["gradient", "raise"])
 def test_nan_actions_are_reported_and_not_the_environment_that_they_break(tmp_path: Path, how: str) -> None:
-    """Would catch the user being shown an environment's or an algorithm's traceback, which follows from nan."""
+    """A parameter that is nan is reported instead of the failure that its actions cause."""
     settings = {**RUN, "env": f"{TOYS}:BoxAction", "env_options": {"lengths": [5]}, "silent": True, "how": how}
-    step = 140 if how == "gradient" else 120  # what `learn` fails in is not counted
+    step = 140 if how == "gradient" else 120  # An update in which `learn` fails does not count.
     with pytest.raises(RunError, match=rf"^after update 0 \(agent step {step}\): parameter .* is nan; .* step 80"):
         accel_rl.train(**settings, out=tmp_path / "run")
     assert_good(tmp_path / "run" / "checkpoint.pt", 80)
 
 
 def test_a_failure_with_another_cause_is_reported_as_it_is(tmp_path: Path) -> None:
-    """Would catch an error that is swallowed, or blamed on numbers although all of them are finite."""
+    """A failure while all numbers are finite is reported as it is."""
     settings = {**RUN, "env": f"{TOYS}:Broken", "env_options": {"how": "raise", "at_step": 9, "lengths": [0]}}
     with pytest.raises(RunError, match="broken on purpose"):
         accel_rl.train(**settings, out=tmp_path / "run")
@@ -120,7 +120,7 @@ def guard(folder: Path, layer: torch.nn.Module, statistics: UpdateStatistics, up
 
 
 def test_statistics_that_wait_on_the_device_are_checked_before_an_environment_is_reported(tmp_path: Path) -> None:
-    """Would catch, on a GPU, a traceback of an environment while the statistic that explains it is still unseen."""
+    """Statistics still on the device are checked before an environment's error is reported."""
     statistics, layer = UpdateStatistics(), torch.nn.Linear(2, 1)
     watch = guard(tmp_path, layer, statistics, Update(layer, Adam()))
     statistics.add(100, {"loss": torch.tensor(1.0)})
@@ -135,7 +135,7 @@ def test_statistics_that_wait_on_the_device_are_checked_before_an_environment_is
 
 
 def test_the_optimizers_state_must_be_finite_too(tmp_path: Path) -> None:
-    """Would catch a mean square that has overflowed: parameters stay as they are, finite, and never learn again."""
+    """An optimizer state that is not finite stops the run."""
     layer = torch.nn.Linear(2, 1)
     update = Update(layer, Adam(beta1=0.0))
     watch = guard(tmp_path, layer, UpdateStatistics(), update)
@@ -148,7 +148,7 @@ def test_the_optimizers_state_must_be_finite_too(tmp_path: Path) -> None:
 
 class TestStatistics:
     def test_means_are_over_updates(self) -> None:
-        """Would catch a rollout with many updates that counts as one, or a row that counts twice."""
+        """Means of a row are over all updates since the last row, each of which counts once."""
         statistics = UpdateStatistics()
         statistics.add(10, {"loss": torch.tensor([1.0, 2.0, 3.0]), "rate": torch.tensor(0.5)})
         assert statistics.fetch() is None
@@ -158,7 +158,7 @@ class TestStatistics:
         assert statistics.flush() == {}
 
     def test_an_update_is_judged_in_the_order_of_computation(self) -> None:
-        """Would catch the alphabet, the last update or the whole rollout being blamed for what an earlier one did."""
+        """The first number that is not finite is reported, in the order of computation."""
         nan, inf = math.nan, math.inf
         statistics = UpdateStatistics()
         statistics.add(10, {"z": torch.ones(4), "a": torch.ones(4)})
@@ -171,19 +171,19 @@ class TestStatistics:
         assert statistics.fetch() == flaw
         assert statistics.fetch() == flaw and statistics.num_updates == 10
 
-        statistics = UpdateStatistics()  # of the same update
+        statistics = UpdateStatistics()  # both numbers from one update
         statistics.add(10, {"z": torch.tensor([1, -inf]), "a": torch.tensor([1, inf]), "mean": torch.tensor(inf)})
         assert statistics.fetch() == NotFinite(2, 10, "z", -inf)
 
     def test_a_large_number_of_float64_is_finite(self) -> None:
-        """Would catch a run that ends since a statistic does not fit into float32."""
+        """A float64 statistic that float32 could not hold counts as finite."""
         statistics = UpdateStatistics()
         statistics.add(1, {"sum": torch.tensor(1e300, dtype=torch.float64)})
         assert statistics.fetch() is None and statistics.flush() == {"sum": [1e300]}
 
     @pytest.mark.parametrize("look_early", [False, True])
     def test_a_row_cut_in_two_by_a_checkpoint(self, look_early: bool) -> None:
-        """Would catch a mean that depends on when statistics were looked at, or saved."""
+        """A mean is the same, however often statistics were read or saved before the row."""
         values = torch.rand(4, 3, generator=torch.Generator().manual_seed(0))
         whole, half, rest = UpdateStatistics(), UpdateStatistics(), UpdateStatistics()
         for row in values:

@@ -1,4 +1,4 @@
-"""The lock of a run's folder: one process writes there, and whoever comes beside it learns which."""
+"""Tests of the lock of a run's folder: one process writes there, and a second one learns which."""
 
 import os
 import signal
@@ -28,8 +28,7 @@ with locked(Path(sys.argv[1]), "run"):
 
 
 def test_the_lock_dies_with_its_process(tmp_path: Path) -> None:
-    """Would catch a folder that stays locked after kill -9, a message without the process, and a lock that its own
-    process keeps after the end of the run."""
+    """A lock ends with its process or its run, and a refusal names the process."""
     command = [sys.executable, "-c", HOLDS, str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout and process.stdout.readline() == "locked\n"
@@ -45,7 +44,7 @@ def test_the_lock_dies_with_its_process(tmp_path: Path) -> None:
 def test_a_run_is_alone_in_its_folder(
     settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
 ) -> None:
-    """Would catch a second run that is let into the folder of one under way, and mixes its rows with that one's."""
+    """A second run in a folder under way is refused, also with --resume and --overwrite."""
     out, refused = tmp_path / "run", []
 
     def try_both(*arguments: Any) -> None:

@@ -1,5 +1,4 @@
-"""What a run does with its GPU besides training on it: memory that is short, and generators in checkpoints. CUDA is
-stubbed."""
+"""Tests of a learner's GPU beside training: memory that is short, and generators in checkpoints. CUDA is stubbed."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -36,7 +35,7 @@ def resolved(settings: dict[str, Any]) -> Config:
 
 @pytest.fixture
 def two_gpus(monkeypatch: Any) -> None:
-    """Two GPUs of which only is known what does not take any of their memory."""
+    """Fakes two GPUs; a query that would keep some of their memory fails."""
 
     def take(device: Any) -> Any:
         raise AssertionError("a context on the GPU would keep some of its memory")
@@ -49,7 +48,7 @@ def two_gpus(monkeypatch: Any) -> None:
 
 
 def test_a_gpu_without_a_number_is_the_first(two_gpus: None) -> None:
-    """Would catch a run that PyTorch refuses when it makes the GPU the current one."""
+    """The device "cuda" is resolved to "cuda:0"."""
     config = resolved({**CARTPOLE, "device": "cuda"})
     assert (config.device, config.run.device, config.as_dict()["device"]) == ("cuda:0",) * 3
 
@@ -85,9 +84,7 @@ def num_bytes_of_a_replay() -> int:
 def test_replays_on_one_gpu_need_room_for_all(
     settings: dict[str, Any], room: float, message: str, two_gpus: None, monkeypatch: Any
 ) -> None:
-    """Would catch learners that share a GPU and each find room for their own replay.
-
-    room: memory of each GPU, as a share of what the samples of all learners need."""
+    """Replays of learners on one GPU must fit it together. room: GPU memory as a share of all learners' samples."""
     properties = SimpleNamespace(total_memory=room * num_bytes_of_a_replay())
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     config = resolved({**DQN, **settings})
@@ -119,7 +116,7 @@ def on_gpu(monkeypatch: Any) -> Config:
 
 @pytest.mark.parametrize("error", REFUSALS, ids=str)
 def test_out_of_memory_is_one_line_of_advice(error: RuntimeError, on_gpu: Config, monkeypatch: Any) -> None:
-    """Would catch a traceback of PyTorch's from whatever needs memory first: the check of settings, or the context."""
+    """Running out of GPU memory gives one line of advice, wherever it happens."""
 
     def refuse(*arguments: Any) -> Any:
         raise error
@@ -134,14 +131,14 @@ def test_out_of_memory_is_one_line_of_advice(error: RuntimeError, on_gpu: Config
 
 @pytest.mark.parametrize("error", [RuntimeError("shapes do not fit"), RunError("a worker was killed: out of memory")])
 def test_other_errors_stay_what_they_are(error: RuntimeError, on_gpu: Config) -> None:
-    """Would catch advice that has nothing to do with the failure."""
+    """Errors other than missing memory get no advice."""
     with pytest.raises(RuntimeError) as raised, advice_on_memory(on_gpu):
         raise error
     assert raised.value is error
 
 
 def test_advice_without_figures(on_gpu: Config, monkeypatch: Any) -> None:
-    """Would catch a GPU that has no memory left to say how much is free."""
+    """Advice is given even if the GPU cannot tell how much memory is free."""
 
     def refuse(device: Any) -> Any:
         raise RuntimeError("CUDA error: out of memory")

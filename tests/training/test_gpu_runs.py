@@ -1,4 +1,5 @@
-"""Whole runs on a GPU are those of the CPU: every algorithm, sampler, replay, update, core and reset mode."""
+"""Tests that whole runs on a GPU equal those on the CPU: every algorithm, sampler, replay, update, core and reset
+mode."""
 
 from pathlib import Path
 from typing import Any
@@ -111,8 +112,7 @@ def _not_deterministic() -> Any:
 @pytest.mark.gpu(like_cpu=True)
 @pytest.mark.parametrize("case", [*IN_MAKE_TEST, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
 def test_a_run_is_that_of_the_cpu(case: str, tmp_path: Path) -> None:
-    """Would catch a missing wait of any kind, a value that a graph has frozen, a tensor on the wrong device, and what
-    the GPU's own sampler, replay or update computes otherwise."""
+    """A run on a GPU learns and scores as on the CPU, and tells the GPU's shares of waiting."""
     there = accel_rl.train(**CASES[case], device="cuda:0", out=tmp_path / "there")
     here = accel_rl.train(**CASES[case], device="cpu", out=tmp_path / "here")
     assert_learned_alike(CASES[case], there, here, TOLERANCE.get(case, 1e-5))
@@ -163,8 +163,8 @@ RESUMED_IN_MAKE_TEST = ("a2c with dropout", "eps_rainbow", "vtrace lstm")
     "case", [name if name in RESUMED_IN_MAKE_TEST else pytest.param(name, marks=pytest.mark.slow) for name in RESUMED]
 )
 def test_two_halves_equal_a_whole_run_on_a_gpu(case: str, tmp_path: Path) -> None:
-    """No graph keeps the tensors from before, and a checkpoint forgets no generator. Bit for bit this holds with
-    deterministic operations only: on a real GPU, others add in an order of their own."""
+    """A resumed run on a GPU equals an uninterrupted one, bit for bit with deterministic operations. On a real GPU,
+    other operations add in an order of their own."""
     settings = {**RESUMED[case], "device": "cuda:0", "steps": 120, "deterministic": True}
     whole = accel_rl.train(**settings, out=tmp_path / "whole")
     half = accel_rl.train(**{**settings, "steps": 80}, out=tmp_path / "half")
@@ -177,7 +177,7 @@ def test_two_halves_equal_a_whole_run_on_a_gpu(case: str, tmp_path: Path) -> Non
     ("first", "second"), [("cpu", "cuda:0"), pytest.param("cuda:0", "cpu", marks=pytest.mark.slow)]
 )
 def test_a_run_continues_on_another_device(first: str, second: str, tmp_path: Path) -> None:
-    """Would catch a state that only the device that it was saved on can load."""
+    """A run can be resumed on another device."""
     run = accel_rl.train(**{**CARTPOLE, **RAINBOW, "steps": 80}, device=first, out=tmp_path / "run")
     accel_rl.train(resume=run, steps=120, device=second)
     assert checkpoint.load(run / "checkpoint.pt")["steps"] == 120

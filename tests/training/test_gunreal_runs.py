@@ -1,4 +1,4 @@
-"""Whole runs of GUNREAL: agents that draw for the auxiliary tasks, checkpoints of their replays."""
+"""Tests of whole GUNREAL runs: agents that draw for the auxiliary tasks, and checkpoints of their replays."""
 
 from pathlib import Path
 from typing import Any
@@ -35,8 +35,7 @@ def policy_of(run: Path) -> dict[str, torch.Tensor]:
 
 
 def test_two_halves_are_a_whole_run(tmp_path: Path) -> None:
-    """Would catch replays, ages or generators of agents that a checkpoint leaves out, tasks that begin early or never,
-    and values behind sequences that depend on which agents ask together."""
+    """A resumed GUNREAL run equals an uninterrupted one, and its tasks learn once the replays are full."""
     whole = accel_rl.train(**RUN, steps=120, out=tmp_path / "whole")
     halves = accel_rl.train(**RUN, steps=70, schedule_steps=120, out=tmp_path / "halves")
     halves = accel_rl.train(resume=halves, steps=120)
@@ -50,9 +49,9 @@ def test_two_halves_are_a_whole_run(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_replays_that_are_not_saved_are_filled_anew(tmp_path: Path) -> None:
-    """Would catch a resumed agent that draws from an empty replay, or waits for a state that is not there."""
+    """Replays that were not saved are filled anew before the tasks learn again."""
     run = accel_rl.train(**RUN, checkpoint_replay=False, steps=80, out=tmp_path / "run")
     accel_rl.train(resume=run, steps=160)
     helps = [bool(row.get("train/value_replay_loss")) for row in rows(run)]
-    # Each agent had taken a step more, which the segment after the checkpoint begins with.
+    # Each agent had taken one more step: the segment after the checkpoint begins with it.
     assert helps[4:8] == [True] * 4 and helps[8:13] == [False] * 5 and all(helps[13:])

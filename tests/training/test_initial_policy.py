@@ -1,4 +1,4 @@
-"""A run that begins with a trained policy: what it takes, what begins anew, and that it resumes by itself."""
+"""Tests of runs that begin with a trained policy: what they take, what begins anew, and how they resume."""
 
 import json
 import shutil
@@ -51,7 +51,7 @@ def begin(source: Path | str, **settings: Any) -> Config:
 
 
 def test_a_run_begins_with_all_of_a_policy(trained: Path) -> None:
-    """Would catch a parameter or a statistic that is as the seed has it, and a first rollout that is wasted."""
+    """A run takes all parameters and statistics of a policy and learns from its first rollout."""
     state = checkpoint.load(trained / "checkpoint.pt")
     config = begin(trained, **RUN | {"envs": 6, "horizon": 2, "learning_rate": 1e-5, "seed": 8})
     assert config.initial and config.initial.summary.endswith("statistics of returns; new: nothing")
@@ -64,7 +64,7 @@ def test_a_run_begins_with_all_of_a_policy(trained: Path) -> None:
 
 
 def test_networks_beside_the_policy_begin_as_its_copies(tmp_path: Path) -> None:
-    """Would catch a target network, or a second one, that is as the seed has it."""
+    """Target and secondary networks begin as copies of the initial policy."""
     settings = {"algo": "dqn", **REPLAY}
     source = write_policy(tmp_path / "policy", **settings, seed=7)
     algo: Any = build_algo_and_update(begin(source, **settings, secondary_batch_size=8))[0]
@@ -74,7 +74,7 @@ def test_networks_beside_the_policy_begin_as_its_copies(tmp_path: Path) -> None:
 
 
 def test_the_parameters_that_learners_share_begin_with_it(trained: Path) -> None:
-    """Would catch a central store that is as the seed has it, which learners would take over."""
+    """The central store begins with the initial policy's parameters and statistics."""
     settings = {**TINY_LEARNERS_RUN, **PPO, "update": "central_store", "init_from": str(trained)}
     store = build_store(with_initial_policy(resolve(settings)))
     try:
@@ -90,7 +90,7 @@ def test_the_parameters_that_learners_share_begin_with_it(trained: Path) -> None
 @pytest.mark.multiprocess
 @pytest.mark.parametrize("update", ["all_reduce", "central_store"])
 def test_all_learners_begin_with_it(trained: Path, tmp_path: Path, update: str) -> None:
-    """Would catch learners' processes that do not get it: what hardly learns stays as it was."""
+    """All learners begin with the initial policy."""
     settings = {**TINY_LEARNERS_RUN, **PPO, "update": update, "learning_rate": 1e-30}
     run = accel_rl.train(**settings, init_from=trained, steps=40, out=tmp_path / "run")
     before, after = (load_file(folder / LAST) for folder in (trained, run))
@@ -107,7 +107,7 @@ def identity(spec: EnvSpec) -> nn.Module:
 
 
 def test_a_good_policy_is_good_at_once(tmp_path: Path) -> None:
-    """Would catch a run that begins with something else than the policy, or unlearns it in its first rollout."""
+    """A run that begins with a good policy scores as well at once."""
     settings: dict[str, Any] = {"algo": "a2c", "network": f"{__name__}:identity", "normalize_observations": False}
     settings |= {"normalize_returns": False, "separate_value": False}
     source = write_policy(tmp_path / "policy", **settings)
@@ -126,11 +126,11 @@ def test_a_good_policy_is_good_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_background_of_a_policy_stays(tmp_path: Path) -> None:
-    """Would catch filters that suddenly see other numbers, since the first rollout shows another background."""
+    """The first rollout does not change the background of an initial policy."""
     settings = {**PONG, "algo": "a2c", "normalize_observations": True}
     source = write_policy(tmp_path / "policy", **settings)
     policy_file.save(source / LAST, load_file(source / LAST) | {"norm.moments.value": torch.tensor(5.0)})
-    for returns in (False, True):  # with these, the first rollout makes other statistics
+    for returns in (False, True):  # True: the first rollout makes statistics of returns.
         run = {**TINY_SERIAL_RUN, **settings, "normalize_returns": returns, "init_from": source, "steps": 40}
         out = accel_rl.train(**run, out=tmp_path / str(returns))
         assert load_file(out / LAST)["norm.moments.value"] == 5
@@ -193,8 +193,7 @@ IN_MAKE_TEST += ("a value of its own that is left out", "statistics that there w
     "case", [name if name in IN_MAKE_TEST else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
 )
 def test_what_fits_is_taken_and_the_rest_begins_anew(tmp_path: Path, case: str) -> None:
-    """Would catch a head that is taken for what it is not, a part that is left out silently, and statistics of nothing
-    that are learned with."""
+    """Parts that fit are taken, other parts begin anew, and the log names both."""
     before, now, summary = CASES[case]
     source = write_policy(tmp_path / "policy", **before, seed=5)
     config = begin(source, **now)
@@ -211,7 +210,7 @@ def test_what_fits_is_taken_and_the_rest_begins_anew(tmp_path: Path, case: str) 
 
 
 def test_a_resumed_run_does_not_need_the_policy(trained: Path, tmp_path: Path) -> None:
-    """Would catch a resume that begins with the policy again, and one that asks for a file that is gone."""
+    """A resumed run does not need its initial policy and refuses another one."""
     source = shutil.copytree(trained, tmp_path / "source")
     settings = {**RUN, "init_from": source, "schedule_steps": 120}
     whole = accel_rl.train(**settings, steps=120, out=tmp_path / "whole")
@@ -228,7 +227,7 @@ def test_a_resumed_run_does_not_need_the_policy(trained: Path, tmp_path: Path) -
 
 
 def test_all_names_of_a_policy_are_taken(trained: Path, tmp_path: Path) -> None:
-    """Would catch a file that is not found by what a user would call it, or the last policy in place of the best."""
+    """A policy may be named by its folder or any of its files, and the best one is the best."""
     run = shutil.copytree(trained, tmp_path / "run")
     tensors = load_file(run / LAST)
     policy_file.save(run / BEST, tensors | {"value_head.bias": tensors["value_head.bias"] + 1}, 40)
@@ -284,7 +283,7 @@ BAD: list[tuple[Any, str, dict[str, Any], str]] = [
 def test_what_cannot_be_begun_with_is_one_line(
     trained: Path, tmp_path: Path, spoil: Any, name: str, settings: dict[str, Any], message: str
 ) -> None:
-    """Would catch a run that begins with what does not fit or is broken, or leaves a folder behind."""
+    """An initial policy that does not fit or is broken is one line, before anything is written."""
     run = Path(shutil.copytree(trained, tmp_path / "run"))
     if spoil:
         spoil(run)
@@ -296,7 +295,7 @@ def test_what_cannot_be_begun_with_is_one_line(
 
 @pytest.mark.slow
 def test_the_command_takes_it(trained: Path, tmp_path: Path, capfd: Any) -> None:
-    """Would catch a flag that does not arrive, and a log that does not say what was taken."""
+    """The command takes --init-from and logs what was taken; a wrong name is one line."""
     words = [f"--{name.replace('_', '-')}={value}" for name, value in RUN.items() if not isinstance(value, bool)]
     words += ["--no-tensorboard", "--network", "null", "--steps", "20", "--out", str(tmp_path / "run")]
     assert main(["train", *words, "--init-from", str(trained)]) == 0

@@ -1,4 +1,4 @@
-"""Iterations: what is learned from when, and which policy acts."""
+"""Tests of iterations: what is learned from when, and which policy acts."""
 
 from typing import Any
 
@@ -39,8 +39,7 @@ def make_vtrace(batches: int, batch_steps: int, steps_per_update: int, cls: type
 
 
 def test_vtrace_with_one_batch_acts_as_a2c_does() -> None:
-    """Would catch an update that comes a step late, so that one sample in five is from the policy before it: CuLE's
-    (1, 5, 5) is A2C, beyond the first update."""
+    """V-trace with one batch per rollout acts and learns like A2C: CuLE's (1, 5, 5) is A2C."""
     vtrace = make_vtrace(1, HORIZON, HORIZON)
     torch.manual_seed(0)
     a2c = A2C(spec_of(COUNTING), A2CSettings(gae_lambda=1.0, **COMMON), 10**6, NUM_ENVS, HORIZON)
@@ -58,8 +57,7 @@ def test_vtrace_with_one_batch_acts_as_a2c_does() -> None:
 
 @pytest.mark.parametrize("normalizes", [False, True])
 def test_the_first_rollout_of_a_run_makes_the_running_statistics(normalizes: bool) -> None:
-    """Would catch what is learned with statistics of nothing, a first rollout that is wasted without them, and one that
-    a resumed run wastes."""
+    """The first rollout only makes statistics where observations are normalized, and once per run."""
     torch.manual_seed(0)
     algo = A2C(spec_of(COUNTING), A2CSettings(normalize_observations=normalizes), 10**6, NUM_ENVS, HORIZON)
     learned = []
@@ -71,7 +69,7 @@ def test_the_first_rollout_of_a_run_makes_the_running_statistics(normalizes: boo
 
 
 def test_the_first_rollout_alone_shows_the_background() -> None:
-    """Would catch a background that later rollouts change, or one that a resumed run looks for again."""
+    """Only a run's first rollout sets the background."""
     env = EnvConfig("pong", options={"max_episode_steps": 9, "noop_max": 3, "frame_shape": (42, 42)})
     algo = A2C(spec_of(env), A2CSettings(normalize_observations=True), 10**6, NUM_ENVS, HORIZON)
     iteration, (value,) = make_iteration(algo, env=env), algo.policy.norm.moments.buffers()  # type: ignore[union-attr]
@@ -104,8 +102,7 @@ class Watching(VTrace):
 def test_an_update_precedes_the_actions_of_its_environments(
     sampler_class: Any, batches: int, steps_per_update: int
 ) -> None:
-    """Would catch actions that were chosen before the update of their step: with an update every step, no sample would
-    be from the policy as it is."""
+    """An environment's actions follow the update of their step."""
     algo = make_vtrace(batches, 3, steps_per_update, Watching)
     iteration = make_iteration(algo, sampler_class)
     try:

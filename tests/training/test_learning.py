@@ -1,4 +1,4 @@
-"""The whole framework, by its command line, on tasks that take about half a minute to learn."""
+"""Tests of the whole framework, by its command line, on tasks that take about half a minute to learn."""
 
 import csv
 import json
@@ -25,20 +25,20 @@ def score(folder: Path) -> float:
 
 
 def test_a2c_learns_cartpole(tmp_path: Path) -> None:
-    """Would catch what keeps A2C from learning: a wrong sign, a lost sample, a return across episodes."""
+    """A2C scores 450 on CartPole after 200,000 steps."""
     train(tmp_path / "run", "--env", "CartPole-v1", "--steps", "200000", "--seed", "1")
     assert score(tmp_path / "run") >= 450
 
 
 def test_ppo_learns_cartpole(tmp_path: Path) -> None:
-    """Would catch what keeps PPO from learning: a clip on the wrong side, targets of other samples, a wrong scale."""
+    """PPO scores 450 on CartPole after 60,000 steps."""
     arguments = ["--algo", "ppo", "--env", "CartPole-v1", "--sampler", "serial", "--seed", "1"]
     train(tmp_path / "run", *arguments, "--steps", "60000")
     assert score(tmp_path / "run") >= 450
 
 
 def test_the_example_of_the_docs_learns_cartpole(tmp_path: Path) -> None:
-    """Would catch an example that users copy and that does not work, or a class of theirs that can't be named."""
+    """The documented example of an own algorithm learns CartPole."""
     arguments = ["--algo", "docs.reinforce:Reinforce", "--normalize", "--learning-rate", "0.005"]
     train(tmp_path / "run", *arguments, "--env", "CartPole-v1", "--steps", "100000", "--seed", "1")
     with (tmp_path / "run" / "progress.csv").open() as file:

@@ -1,4 +1,4 @@
-"""Whole runs in environments with action masks, which raise at an action that is not allowed."""
+"""Tests of whole runs in environments with action masks, which raise at an action that is not allowed."""
 
 import json
 from dataclasses import replace
@@ -56,8 +56,7 @@ FAST = ("ppo lstm", "dqn")
 
 @pytest.mark.parametrize("case", [name if name in FAST else pytest.param(name, marks=slow) for name in RUNS])
 def test_no_other_action_is_taken(case: str, tmp_path: Path) -> None:
-    """Would catch any draw, of acting, exploration, random starts or evaluation, that ignores the mask: the environment
-    raises; a queue, a replay or a task that loses masks; and numbers that are not finite."""
+    """Acting, random starts, evaluation and loaded policies never take an action that the mask forbids."""
     run = accel_rl.train(**COMMON | RUNS[case], out=tmp_path / "run")
     used = "its method action_masks(); ignored" if case == "ppo" else "action_mask"
     (line,) = [line for line in (run / "log.txt").read_text().splitlines() if "only those allowed by" in line]
@@ -78,7 +77,7 @@ def test_no_other_action_is_taken(case: str, tmp_path: Path) -> None:
 @pytest.mark.multiprocess
 @pytest.mark.parametrize("policy_class", [ActorCritic, QNetwork])
 def test_alternating_equals_serial(policy_class: Any) -> None:
-    """Would catch workers that take masks from elsewhere than the learner's process, or draw other random actions."""
+    """With masks, the alternating sampler's rollouts equal the serial one's."""
     found = spec_of(EnvConfig(ENV, options={"start": 2}, mask_sources=None))
     env = EnvConfig(ENV, options={"start": 2}, mask_sources=found.mask_sources)
     torch.manual_seed(0)
@@ -92,7 +91,7 @@ def test_alternating_equals_serial(policy_class: Any) -> None:
 
 
 def test_a_mask_that_allows_everything_changes_nothing(tmp_path: Path) -> None:
-    """Would catch any number that masks change besides those of actions that are not allowed."""
+    """A mask that allows every action changes no number of a run."""
     settings = {**TINY_SERIAL_RUN, "algo": "ppo", "minibatches": 2, "steps": 100, "decorrelation_steps": 0}
     wrappers: list[tuple[str, ...]] = [(), ("masked_pong:AllowAll",)]
     first, second = (
@@ -105,7 +104,7 @@ def test_a_mask_that_allows_everything_changes_nothing(tmp_path: Path) -> None:
 
 @slow
 def test_two_halves_equal_a_whole_run(tmp_path: Path) -> None:
-    """Would catch a state that forgets a mask."""
+    """A resumed run with masks equals an uninterrupted one."""
     settings = {**COMMON, **RUNS["dqn"], "schedule_steps": 400}
     whole = accel_rl.train(**settings, out=tmp_path / "whole")
     half = accel_rl.train(**settings | {"steps": 200}, out=tmp_path / "half")
@@ -123,7 +122,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_predict_takes_masks(run: Path) -> None:
-    """Would catch masks that are ignored, applied to another observation of the batch, or silently missing."""
+    """`predict` takes masks from observations or arguments and refuses missing or wrong ones."""
     agent, env = accel_rl.load(run, trust=True), Masked(["observation"], start=1)
     seen = [env.reset(seed=seed)[0] for seed in range(200)]
     batch = {name: np.stack([each[name] for each in seen]) for name in seen[0]}
@@ -147,7 +146,7 @@ def test_predict_takes_masks(run: Path) -> None:
 
 
 def change(run: Path, folder: Path, name: str, value: Any) -> Path:
-    """Copies a policy, with another entry in what policy.json says of the environment."""
+    """Copies a policy, with another entry in policy.json's description of the environment."""
     folder.mkdir()
     document = json.loads((run / policy_file.DESCRIPTION).read_text())
     del document["crc32"]
@@ -160,7 +159,7 @@ def change(run: Path, folder: Path, name: str, value: Any) -> Path:
 
 
 def test_policies_of_before_masks_load(run: Path, tmp_path: Path) -> None:
-    """Would catch a policy.json without a word on masks that is refused, or taken for one with masks."""
+    """A policy.json without an entry on masks loads as a policy without masks."""
     agent = accel_rl.load(change(run, tmp_path / "old", "mask_sources", None), trust=True)
     assert agent.config.spec.mask_size == 0 and agent.config.env.mask_sources == ()
     agent.predict(np.zeros(2, np.float32))
@@ -172,7 +171,7 @@ def test_policies_of_before_masks_load(run: Path, tmp_path: Path) -> None:
 
 
 def test_masks_can_be_switched_off(tmp_path: Path) -> None:
-    """Would catch --action-masks none that is forgotten on its way: the environment would not raise."""
+    """With --action-masks none, forbidden actions reach the environment."""
     settings = {**COMMON, "algo": "a2c", "action_masks": "none"}
     with pytest.raises(Exception, match="is not allowed by"):
         accel_rl.train(**settings, out=tmp_path / "run")
@@ -181,7 +180,7 @@ def test_masks_can_be_switched_off(tmp_path: Path) -> None:
 @slow
 @pytest.mark.parametrize("algo", ["ppo", "dqn"])
 def test_taxi(algo: str, tmp_path: Path) -> None:
-    """Would catch gymnasium's own example that does not train, or takes actions that do nothing."""
+    """Gymnasium's Taxi trains with its own masks and takes allowed actions only."""
     strict = {"env": "Taxi-v4", "wrappers": ["tests.helpers.masked_envs:Strict"], "algo": algo, "steps": 6_000}
     run = accel_rl.train(**{**TINY_SERIAL_RUN, "horizon": 32, **strict}, out=tmp_path / "run")
     assert 'only those allowed by info["action_mask"]' in (run / "log.txt").read_text()

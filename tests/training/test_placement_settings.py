@@ -1,4 +1,4 @@
-"""How settings and flags decide which logical CPUs and devices a run uses."""
+"""Tests of how settings and flags decide which logical CPUs and devices a run uses."""
 
 import os
 import subprocess
@@ -39,7 +39,7 @@ def plan_of(**settings: Any) -> Plan:
 @pytest.mark.slow
 @needs_pinning
 def test_settings_decide_how_many_workers_and_threads() -> None:
-    """Would catch a flag that is not obeyed, or one that a file's other way of saying it contradicts."""
+    """Settings decide the numbers of workers and threads, and contradictions are usage errors."""
     assert len(plan_of(workers=4).worker_cpus) == 4
     pinned = resolve({**TINY, "cpus": str(ONLINE[-1]), "workers": 4})
     assert sampler_config(pinned).worker_cpus == pinned.plan.worker_cpus
@@ -62,7 +62,7 @@ def test_settings_decide_how_many_workers_and_threads() -> None:
 
 
 class Plain(Algo):
-    """What a user writes: an update for each rollout, without saying how large it is."""
+    """An algorithm as a user writes it: one update per rollout, of a size that it does not state."""
 
     def learn(self, rollout: Rollout, update: Update) -> Stats:
         raise NotImplementedError
@@ -79,7 +79,7 @@ class Plain(Algo):
     ],
 )
 def test_small_updates_have_one_thread(settings: dict[str, Any], num_threads: int, monkeypatch: Any) -> None:
-    """Would catch threads that wait for each other more than they compute, in algorithms of users as well."""
+    """The number of learning threads follows the size of an update, for users' algorithms, too."""
     eight = CpuTopology(tuple((cpu,) for cpu in range(8)), (0,) * 8, 8)
     monkeypatch.setattr(resolving, "read_topology", lambda _: eight)
     assert check(resolve({**TINY, "algo": f"{__name__}:Plain", **settings})).plan.learning_threads == num_threads
@@ -88,7 +88,7 @@ def test_small_updates_have_one_thread(settings: dict[str, Any], num_threads: in
 @pytest.mark.gpu
 @pytest.mark.parametrize(("device", "num_threads"), [("cuda:0", 1), ("cpu", 4)])
 def test_queues_beside_a_gpu_learn_on_one_thread(device: str, num_threads: int, monkeypatch: Any) -> None:
-    """On a CPU the learner of agents with queues has half of the logical CPUs; beside a GPU agents have them."""
+    """The learner of a queued run has half of the logical CPUs on a CPU, and one thread beside a GPU."""
     eight = CpuTopology(tuple((cpu,) for cpu in range(8)), (0,) * 8, 8)
     monkeypatch.setattr(resolving, "read_topology", lambda _: eight)
     plan = plan_of(sampler="queued", algo="ga3c", device=device, learning_threads=None)
@@ -120,8 +120,8 @@ class Observed(DQN):
 @needs_pinning
 @needs_two
 def test_a_learner_beside_a_gpu_stays_on_its_core(monkeypatch: Any, tmp_path: Path) -> None:
-    """While it is built, and while it learns from a replay on the host, it has one thread, on a core without workers;
-    torch would have three."""
+    """A learner beside a GPU has one thread on a core without workers while it is built and learns from a host replay.
+    Torch would have three."""
     own, other = ONLINE[:2]
     four = CpuTopology(((own,), (other,), (998,), (999,)), (0,) * 4, 4)  # the one worker takes the second
     monkeypatch.setattr(resolving, "read_topology", lambda _: four)
@@ -145,7 +145,7 @@ def show(*words: Any) -> list[str]:
 
 
 def test_show_affinity_prints_the_plan_and_starts_nothing(tmp_path: Path, capfd: Any, monkeypatch: Any) -> None:
-    """Would catch a run, or a folder, that was not asked for."""
+    """--show-affinity prints the plan of logical CPUs and leaves no run or folder."""
     monkeypatch.chdir(tmp_path)
     assert main(show("--envs", 4096, "--workers", 1024)) == 0
     out, err = capfd.readouterr()
@@ -164,7 +164,7 @@ def test_show_affinity_prints_the_plan_and_starts_nothing(tmp_path: Path, capfd:
     [("cuda:7", 0, "cpu"), ("cuda", 0, "cpu"), ("cuda:7", 2, "cpu or cuda:0 or cuda:1")],
 )
 def test_a_gpu_that_is_not_there(device: str, num_gpus: int, usable: str, monkeypatch: Any) -> None:
-    """Would catch a traceback of CUDA's instead of a line that names what there is."""
+    """A missing GPU is a usage error that names the usable devices."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: num_gpus > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
     with pytest.raises(UsageError, match=f"device='{device}', but there is no such GPU here; use --device {usable}$"):
@@ -175,7 +175,7 @@ def test_a_gpu_that_is_not_there(device: str, num_gpus: int, usable: str, monkey
 @needs_pinning
 @needs_two
 def test_a_restricted_process_keeps_to_its_logical_cpus() -> None:
-    """Would catch what `taskset` and batch systems say being ignored, or overstepped by --cpus."""
+    """A run keeps to the logical CPUs that its process is allowed, and --cpus cannot go beyond them."""
     last = ONLINE[-1]
 
     def run(*words: Any) -> Any:

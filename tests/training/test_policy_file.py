@@ -1,4 +1,4 @@
-"""Policy files: they hold the whole policy and no code, and whatever else lies in their place is one line."""
+"""Tests of policy files: they hold the whole policy and no code, and anything else in their place is one line."""
 
 import contextlib
 import json
@@ -83,7 +83,7 @@ COMMANDS += ["export {run} --format torchscript --trust", "plot {run} --out {run
     "command", [COMMANDS[0], *(pytest.param(text, marks=pytest.mark.slow) for text in COMMANDS[1:])]
 )
 def test_hostile_pickles_beside_a_policy_are_not_read(run: Path, tmp_path: Path, command: str, capfd: Any) -> None:
-    """Would catch any command but --resume that unpickles what lies in a run's folder."""
+    """No command but --resume unpickles files in a run's folder."""
     mark = tmp_path / "mark"
     for write in (as_pickle, as_zip):
         for name in ("best.pt", "checkpoint.pt", "checkpoint.previous.pt"):
@@ -99,7 +99,7 @@ def test_hostile_pickles_beside_a_policy_are_not_read(run: Path, tmp_path: Path,
 @pytest.mark.parametrize("write", [as_zip, as_pickle])
 @pytest.mark.parametrize("name", [LAST, BEST, DESCRIPTION])
 def test_a_pickle_in_a_policy_files_place_is_named(run: Path, tmp_path: Path, write: Any, name: str) -> None:
-    """Would catch a pickle that is tried out."""
+    """A pickle in a policy file's place is refused without being read."""
     write(run / name, tmp_path / "mark")
     message = r"policy\.json is not JSON" if name == DESCRIPTION else f"{name} is a pickle, which could run code"
     with pytest.raises(UsageError, match=message):
@@ -108,7 +108,7 @@ def test_a_pickle_in_a_policy_files_place_is_named(run: Path, tmp_path: Path, wr
 
 
 def test_a_good_file_may_begin_like_a_pickle(run: Path) -> None:
-    """Would catch good policies that are refused: the length of the header comes first, and may be anything."""
+    """A policy file whose first byte is that of a pickle loads."""
     content = (run / LAST).read_bytes()
     (size,) = struct.unpack("<Q", content[:8])
     padding = b" " * ((0x80 - size) % 256)
@@ -123,7 +123,7 @@ def test_a_good_file_may_begin_like_a_pickle(run: Path) -> None:
 
 
 def test_all_kinds_of_tensors_are_kept(tmp_path: Path) -> None:
-    """Would catch a buffer, a precision, or a part of another tensor's memory that a file cannot hold."""
+    """Views, tied tensors, buffers and every dtype come back unchanged, and the score with all digits."""
     whole = torch.arange(12.0).reshape(3, 4)
     network = nn.Linear(2, 2)
     network.first = nn.Parameter(whole[:, 1:3])
@@ -146,7 +146,7 @@ def test_all_kinds_of_tensors_are_kept(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_leaves_the_last_policy(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Would catch a file that is overwritten in place, and a traceback instead of a line."""
+    """A full disk is a one-line error and leaves the last policy."""
     before = (run / LAST).read_bytes()
 
     def refuse(*_: Any) -> None:
@@ -160,7 +160,7 @@ def test_a_full_disk_leaves_the_last_policy(run: Path, monkeypatch: pytest.Monke
 
 
 class Odd(nn.Module):
-    """A trunk with a state that is no tensor of plain numbers."""
+    """A trunk with a state that is not a tensor of plain numbers."""
 
     def __init__(self, spec: Any):
         super().__init__()
@@ -172,7 +172,7 @@ class Odd(nn.Module):
 
 
 def test_a_network_that_cannot_be_kept_is_refused_at_once(tmp_path: Path) -> None:
-    """Would catch a run of hours that fails at its first checkpoint."""
+    """A network or option that policy files cannot hold is refused before the run."""
     with pytest.raises(
         UsageError, match=r"encoder\.trunk\.angles is of type torch\.complex128, which a policy file can"
     ):
@@ -221,7 +221,7 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
 
 @pytest.mark.parametrize("kind", DAMAGE)
 def test_a_damaged_file_is_one_line(run: Path, kind: str) -> None:
-    """Would catch a policy that acts with wrong numbers, a traceback, or a file that takes all memory."""
+    """A damaged policy file is one line, and the other policy still loads."""
     content = DAMAGE[kind]((run / BEST).read_bytes())
     assert content != (run / BEST).read_bytes()
     (run / BEST).write_bytes(content)
@@ -233,7 +233,7 @@ def test_a_damaged_file_is_one_line(run: Path, kind: str) -> None:
 
 @pytest.mark.slow
 def test_a_flipped_bit_is_noticed_or_without_effect(run: Path) -> None:
-    """Would catch an unnoticed error of a disk: the format itself has no checksum."""
+    """A flipped bit in a policy file is noticed or changes nothing."""
     content, tensors, generator = (run / LAST).read_bytes(), load_file(run / LAST), Random(0)
     noticed = 0
     for position in generator.sample(range(len(content)), 100):
@@ -250,7 +250,7 @@ def test_a_flipped_bit_is_noticed_or_without_effect(run: Path) -> None:
 
 
 def test_tensors_that_are_not_the_networks(run: Path) -> None:
-    """Would catch half a policy, and actions of nan."""
+    """Missing, surplus or misshapen tensors, and ones that are not finite, are refused."""
     state = load_file(run / LAST)
     for change, message in (
         ({"more": torch.ones(2)}, "more is none of the network's tensors"),
@@ -296,7 +296,7 @@ DESCRIPTIONS: list[tuple[Callable[[str], str], str]] = [
 
 @pytest.mark.parametrize(("change", "message"), DESCRIPTIONS, ids=range(len(DESCRIPTIONS)))
 def test_a_wrong_description_is_one_line(run: Path, change: Callable[[str], str], message: str) -> None:
-    """Would catch settings of other people that raise another error than a user's, or take all memory."""
+    """A wrong policy.json is one line that names the file."""
     text = (run / DESCRIPTION).read_text()
     assert change(text) != text
     (run / DESCRIPTION).write_text(change(text))
@@ -309,15 +309,14 @@ def test_a_wrong_description_is_one_line(run: Path, change: Callable[[str], str]
 
 
 def test_a_description_beyond_all_measure_is_one_line(run: Path) -> None:
-    """Would catch a file of any size that is taken for a description."""
+    """A policy.json above 64 MB is refused."""
     os.truncate(run / DESCRIPTION, policy_file.MOST_BYTES + 1)
     with pytest.raises(UsageError, match=r"policy\.json has more than 64 MB: it is no description of a policy"):
         accel_rl.load(run)
 
 
 def test_a_flipped_bit_of_a_description_is_noticed(run: Path) -> None:
-    """Would catch another discount, or another number of frames in a stack, that a disk's error has made; and a byte of
-    the file that no checksum covers."""
+    """Every flipped bit of policy.json is noticed."""
     content = (run / DESCRIPTION).read_bytes()
     policy_file.read_description(run)
     for position in [*range(0, len(content), 7), *range(len(content) - 40, len(content))]:
@@ -333,7 +332,7 @@ JUNK = [None, True, -1, 10**30, 1.5, float("nan"), "", "x", "os:system", [], [1]
 
 @pytest.mark.slow
 def test_any_value_of_any_setting_is_taken_or_one_line(run: Path) -> None:
-    """Would catch a setting whose wrong value, by a hostile hand, raises another error than the user's."""
+    """Any value of any setting in policy.json either loads or is one line."""
     document = json.loads((run / DESCRIPTION).read_text())
     spaces = {name: value for name, value in document["spec"].items() if isinstance(value, dict)}
     places = [document, document["settings"], document["spec"], *spaces.values()]
@@ -390,7 +389,7 @@ def stranger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_code_that_a_file_names_is_imported_only_with_trust(
     run: Path, stranger: Path, setting: str, value: Any, acts_without: bool, capfd: Any
 ) -> None:
-    """Would catch a policy of a stranger that runs code, and one that needs trust where it needs no code."""
+    """Foreign code that a policy names runs only with trust, and a policy acts without it where it can."""
     edit(run, **{setting: value})
     name = value if isinstance(value, str) else value[0]
     assert main(["eval", str(run), "--episodes", "1"]) == main(["record", str(run), "--out", str(run / "a.mp4")]) == 2
@@ -408,7 +407,7 @@ def test_code_that_a_file_names_is_imported_only_with_trust(
     assert not stranger.exists()
     agent = accel_rl.load(run, trust=True)
     agent.predict(np.zeros(4))
-    if value != "stranger:CartPole-v1":  # which is registered, so that it would be made by another name
+    if value != "stranger:CartPole-v1":  # registered, so another name would make it
         agent.make_env()
     assert stranger.exists() or value == "stranger:CartPole-v1"
 
@@ -425,7 +424,7 @@ def test_code_that_a_file_names_is_imported_only_with_trust(
 def test_own_functions_and_options_are_no_way_around(
     run: Path, stranger: Path, settings: dict[str, Any], acts_without: bool
 ) -> None:
-    """Would catch a function of this package that imports what its arguments name."""
+    """Arguments of this package's functions that name foreign code or files need trust, too."""
     edit(run, **settings)
     with pytest.raises(UsageError, match="names code or files from outside accel_rl"):
         accel_rl.load(run).make_env()
@@ -435,14 +434,14 @@ def test_own_functions_and_options_are_no_way_around(
 
 
 def test_names_of_this_package_need_no_trust(run: Path) -> None:
-    """Would catch a policy of an algorithm by its full name, or of gymnasium's own environment, that needs trust."""
+    """Full names of this package and gymnasium's own environments need no trust."""
     edit(run, algo="accel_rl.algos.a2c:A2C", env_options={"sutton_barto_reward": True})
     accel_rl.load(run).make_env()
 
 
 @pytest.mark.slow
 def test_the_hint_at_the_end_of_a_run_asks_for_trust_where_it_is_needed(tmp_path: Path, capfd: Any) -> None:
-    """Would catch a command to copy that fails."""
+    """The command printed at a run's end has --trust where the environment needs it."""
     words = ["--env", "tests.helpers.toy_envs:Counting", "--steps", "40", "--sampler", "serial", "--device", "cpu"]
     words += ["--envs", "4", "--no-tensorboard", "--no-report", "--eval-interval-steps", "0"]
     assert main(["train", *words, "--out", str(tmp_path / "run")]) == 0
@@ -450,7 +449,7 @@ def test_the_hint_at_the_end_of_a_run_asks_for_trust_where_it_is_needed(tmp_path
 
 
 def test_a_run_without_its_first_checkpoint_has_no_policy_yet(run: Path) -> None:
-    """Would catch advice to unpickle what is not there."""
+    """A run before its first checkpoint has no policy, and its best one loads."""
     for name in (LAST, "checkpoint.pt"):
         (run / name).unlink()
     with pytest.raises(UsageError, match=r"there is no .*policy\.safetensors yet: a run's first checkpoint writes it"):

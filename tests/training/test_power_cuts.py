@@ -1,4 +1,4 @@
-"""Power cuts: whatever a disk keeps of what a run has asked of it, there is a run to continue."""
+"""Tests of power cuts: whatever the disk has kept, there is a run to continue."""
 
 import itertools
 import os
@@ -19,12 +19,12 @@ from tests.helpers.runs import TINY_SERIAL_RUN
 RUN: dict[str, Any] = {**TINY_SERIAL_RUN, "algo": "dqn", "warmup_steps": 40, "batch_size": 8, "replay_size": 100}
 RUN |= {"training_intensity": 2, "checkpoint_interval_steps": 40, "schedule_steps": 200}
 
-Names = dict[str, int]  # in the folder, with the inodes that they name
+Names = dict[str, int]  # names in the folder with their inodes
 Files = dict[str, bytes]
 
 
 class Disk:
-    """Records what is asked of the disk about one folder, and tells what a power cut may leave there.
+    """Records the calls to the disk about one folder, and tells what a power cut may leave there.
 
     Of a file, that is what it held when it was synced last: nothing before the first time. Of names that were made,
     replaced or removed since the folder was synced, it is any of these changes without the others."""
@@ -32,10 +32,10 @@ class Disk:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch):
         self.folder = folder
         self._synced: Names = {}
-        self._changes: list[tuple[str, int | None]] = []  # a name, and what it names since then
+        self._changes: list[tuple[str, int | None]] = []  # a name and its new inode, or None
         self._contents: dict[int, bytes] = {}
         self._held: list[int] = []
-        self.moments: list[list[Files]] = []  # what a power cut could have left after each call
+        self.moments: list[list[Files]] = []  # possible remains of a power cut after each call
         for name in ("fsync", "replace", "link", "unlink"):
             monkeypatch.setattr(os, name, self._recorded(getattr(os, name), getattr(self, f"_{name}")))
 
@@ -85,8 +85,7 @@ class Disk:
 
 
 def test_a_power_cut_at_any_write_leaves_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Would catch a file or a folder that is not synced, or in the wrong order: a checkpoint that is empty or lacks its
-    replay, settings that are gone, and a checkpoint that was written and is lost all the same."""
+    """A power cut at any write leaves the newest synced checkpoint with its replay and settings."""
     out = tmp_path / "run"
     out.mkdir()
     with monkeypatch.context() as patch:

@@ -1,4 +1,4 @@
-"""A task that only memory can solve: what recurrent cores are for."""
+"""Tests of a task that only memory can solve."""
 
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ import pytest
 import accel_rl
 from tests.helpers.samplers import TOYS
 
-# With these settings all of 10 seeds solve it, with either core.
+# All of 10 seeds solve the task with these settings and either core.
 SETTINGS: dict[str, Any] = {
     "algo": "ppo",
     "env": f"{TOYS}:Recall",
@@ -39,8 +39,6 @@ SETTINGS: dict[str, Any] = {
 @pytest.mark.slow
 @pytest.mark.parametrize(("core", "steps"), [("lstm", 100_000), ("gru", 60_000)])
 def test_a_core_remembers(tmp_path: Path, core: str, steps: int) -> None:
-    """Would catch what keeps PPO from learning at all, and a policy from learning over time: gradients that end at a
-    step, states that are lost between rollouts or mixed up between environments. Without a core the expected score is
-    1/2, whatever is learned: the observation on which the last action is chosen is always the same."""
+    """PPO with a recurrent core scores 0.95 where a policy without memory scores 1/2."""
     run = accel_rl.train(**SETTINGS, core=core, steps=steps, out=tmp_path / "run")
     assert accel_rl.load(run, trust=True).evaluate(20).mean_reward >= 0.95

@@ -1,4 +1,4 @@
-"""A run that was stopped, killed, or simply too short continues as if nothing had happened."""
+"""Tests that a run that was stopped, killed or too short continues as if nothing had happened."""
 
 import json
 import os
@@ -39,8 +39,7 @@ def whole(tmp_path_factory: Any) -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize("simulator", ["native", "ale"])
 def test_two_halves_equal_a_whole_run_on_pong(tmp_path: Path, simulator: str) -> None:
-    """Would catch what a checkpoint forgets of emulators, stacks of frames, games cut in two, evaluations, and the
-    background, which the first rollout alone decides."""
+    """A resumed run of Pong equals an uninterrupted one, on both simulators."""
     settings = {**PONG, "simulator": simulator, "normalize_observations": True}
     whole = accel_rl.train(**settings, steps=240, out=tmp_path / "whole")
     half = accel_rl.train(**settings, steps=80, out=tmp_path / "half")
@@ -86,15 +85,14 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-IN_MAKE_TEST = ("ppo gru normalized", "dqn", "pqn lstm")  # on-policy, by simulator processes; with a replay
+IN_MAKE_TEST = ("ppo gru normalized", "dqn", "pqn lstm")  # one with simulator processes, one with a replay
 
 
 @pytest.mark.parametrize(
     "variant", [name if name in IN_MAKE_TEST else pytest.param(name, marks=pytest.mark.slow) for name in VARIANTS]
 )
 def test_two_halves_equal_a_whole_run_of_each_algorithm(tmp_path: Path, variant: str) -> None:
-    """Would catch what a checkpoint forgets: a recurrent state, a window of steps, which batch is next, running
-    statistics, an order of minibatches, a target network, priorities, or a step that waits for the next one."""
+    """A resumed run of each algorithm equals an uninterrupted one, and so does its replay."""
     settings = {**CARTPOLE, **VARIANTS[variant], "schedule_steps": 240, "log_interval_steps": 20}
     whole = accel_rl.train(**settings, steps=240, out=tmp_path / "whole")
     half = accel_rl.train(**settings, steps=120, out=tmp_path / "half")
@@ -110,7 +108,7 @@ def test_two_halves_equal_a_whole_run_of_each_algorithm(tmp_path: Path, variant:
 
 @pytest.mark.slow
 def test_two_halves_equal_a_whole_run_with_a_replay_of_frames(tmp_path: Path) -> None:
-    """Would catch a stack across the border between the halves, or the last frames of games that were truncated."""
+    """A resumed run and its replay of frames equal the uninterrupted ones."""
     settings = {**PONG, **REPLAY, "algo": "dqn", "n_step": 3, "eval_interval_steps": 0}
     whole = accel_rl.train(**settings, steps=240, out=tmp_path / "whole")
     half = accel_rl.train(**settings, steps=80, out=tmp_path / "half")
@@ -125,9 +123,9 @@ def test_two_halves_equal_a_whole_run_with_a_replay_of_frames(tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_without_its_replay_a_run_fills_it_anew(tmp_path: Path) -> None:
-    """Would catch a run that learns from nothing, or from a few steps again and again; or one that says it is exact."""
+    """A run resumed without its replay says so and fills it anew before it learns."""
     settings = {**CARTPOLE, **REPLAY, "algo": "dqn", "schedule_steps": 240, "log_interval_steps": 20}
-    settings["normalize_returns"] = False  # which leaves out the first rollout
+    settings["normalize_returns"] = False  # True would leave out the first rollout.
     run = accel_rl.train(**settings, checkpoint_replay=False, steps=120, out=tmp_path / "run")
     assert not list(run.glob("replay-*"))
     accel_rl.train(resume=run, steps=240)
@@ -139,8 +137,7 @@ def test_without_its_replay_a_run_fills_it_anew(tmp_path: Path) -> None:
 
 
 def test_a_replay_that_the_checkpoint_needs_is_kept_and_missed(tmp_path: Path) -> None:
-    """Would catch a resume that removes the replays it needs, or learns without one that has disappeared; and a console
-    that goes on telling of a run that could not be resumed."""
+    """A resume keeps the replays that its checkpoints need, and a missing one is a usage error."""
     settings = {**CARTPOLE, **REPLAY, "algo": "dqn", "checkpoint_interval_steps": 20}
     run = accel_rl.train(**settings, steps=100, out=tmp_path / "run")
     assert sorted(path.name for path in run.glob("replay-*")) == ["replay-100.pt", "replay-80.pt"]
@@ -155,7 +152,7 @@ def test_a_replay_that_the_checkpoint_needs_is_kept_and_missed(tmp_path: Path) -
 
 
 def test_a_resumed_run_keeps_its_best_policy(tmp_path: Path) -> None:
-    """Would catch a best score that is forgotten, so that the first evaluation after a resume replaces the policy."""
+    """A resumed run replaces its best policy only with a better one."""
     settings = {**CARTPOLE, "sampler": "serial", "eval_interval_steps": 20, "eval_episodes": 1}
     run = accel_rl.train(**settings, steps=20, out=tmp_path / "run")
     best = (run / "best.safetensors").read_bytes()
@@ -167,7 +164,7 @@ def test_a_resumed_run_keeps_its_best_policy(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_evaluation_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Would catch a row of the log, or a best policy, that is missing since a signal came during its evaluation."""
+    """An evaluation that a signal interrupted is repeated after the resume."""
     settings = {**CARTPOLE, "sampler": "serial", "steps": 40, "eval_interval_steps": 20, "eval_episodes": 3}
     whole = accel_rl.train(**settings, out=tmp_path / "whole")
     evaluate = SerialSampler.evaluate
@@ -198,7 +195,7 @@ def has_row(run: Path, step: int) -> bool:
 
 @pytest.mark.slow
 def test_a_terminated_run_continues_where_it_stopped(whole: Path, tmp_path: Path) -> None:
-    """Would catch a stop in the middle of a log interval that changes what follows."""
+    """A run stopped within a log interval continues exactly."""
     run = tmp_path / "run"
     command = start(run)
     command.wait_for(lambda: has_row(run, 100))
@@ -211,7 +208,7 @@ def test_a_terminated_run_continues_where_it_stopped(whole: Path, tmp_path: Path
 
 @pytest.mark.slow
 def test_a_killed_run_continues_from_its_last_checkpoint(whole: Path, tmp_path: Path) -> None:
-    """Would catch rows that appear twice, or a checkpoint and a log that do not belong together."""
+    """A killed run continues exactly from its last checkpoint, and no row appears twice."""
     run = tmp_path / "run"
     command = start(run)
     command.wait_for(lambda: has_row(run, 700))
@@ -227,7 +224,7 @@ def test_a_killed_run_continues_from_its_last_checkpoint(whole: Path, tmp_path: 
 
 @pytest.mark.slow
 def test_an_environment_without_a_state_starts_a_new_episode(tmp_path: Path) -> None:
-    """Would catch environments that are resumed wrongly in silence, because they cannot be saved."""
+    """A resumed run names the environments that have no state and start a new episode."""
     for name in ("Unpicklable", "Deceptive"):
         settings = {**CARTPOLE, "env": f"{TOYS}:{name}", "schedule_steps": None}
         run = accel_rl.train(**settings, steps=100, out=tmp_path / name)
@@ -240,7 +237,7 @@ def test_an_environment_without_a_state_starts_a_new_episode(tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_lost_environments_stay_counted(tmp_path: Path) -> None:
-    """Would catch a count that starts anew, and with it the seeds of the environments that replace lost ones."""
+    """A resumed run goes on counting its replaced environments."""
     options = {"how": "raise", "at_step": 3, "lengths": [0], "once": str(tmp_path / "once")}
     settings = {**CARTPOLE, "env": f"{TOYS}:Broken", "env_options": options, "on_env_error": "restart"}
     settings |= {"decorrelation_steps": 0}
@@ -251,7 +248,7 @@ def test_lost_environments_stay_counted(tmp_path: Path) -> None:
 
 
 def test_a_run_that_was_killed_before_its_summary(tmp_path: Path) -> None:
-    """Would catch a complete run that can neither be resumed nor taken for complete: its summary is not there."""
+    """Resuming a complete run without a summary writes the summary."""
     accel_rl.train(**TINY_SERIAL_RUN, steps=40, out=tmp_path)
     summary = json.loads((tmp_path / "summary.json").read_text())
     (tmp_path / "summary.json").unlink()
@@ -263,7 +260,7 @@ def test_a_run_that_was_killed_before_its_summary(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_overwrite_leaves_no_mixture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Would catch a checkpoint beside the settings of another run, which --resume would take for its own."""
+    """An interrupted overwrite leaves no checkpoint beside the settings of another run."""
     unlink, run = Path.unlink, tmp_path / "run"
     accel_rl.train(**TINY_SERIAL_RUN, steps=40, out=run)
     removed: list[str] = []

@@ -1,4 +1,4 @@
-"""Runs that are resumed with another simulator, or without asking for one."""
+"""Tests of runs that are resumed with another simulator, or without asking for one."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ def log(folder: Path) -> str:
 
 @pytest.mark.slow
 def test_auto_goes_on_with_the_simulator_of_the_checkpoint(tmp_path: Path) -> None:
-    """Would catch a run from a machine without the compiled emulator whose states are converted without need."""
+    """With --simulator auto, a resumed run keeps its checkpoint's simulator."""
     folder = accel_rl.train(**SETTINGS, simulator="ale", steps=20, out=tmp_path / "run")
     accel_rl.train(resume=folder, steps=40, simulator="auto")
     assert "simulator   ale: it has written the checkpoint" in log(folder)
@@ -34,7 +34,7 @@ def test_auto_goes_on_with_the_simulator_of_the_checkpoint(tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_a_resume_that_fails_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Would catch a config.yaml that names a simulator that could not take the states: no later resume would work."""
+    """A resume that fails leaves the simulator in config.yaml as it was."""
     folder = accel_rl.train(**SETTINGS, simulator="native", steps=20, out=tmp_path / "run")
     with monkeypatch.context() as patch:
         patch.setattr(atari_states, "_plays_equally", lambda *_: False)

@@ -1,4 +1,4 @@
-"""Tracking with Weights & Biases: what it was told is found again, and neither it nor its failures change a run."""
+"""Tests of tracking with Weights & Biases: what it was given is found again, and its failures change no run."""
 
 import contextlib
 import os
@@ -45,16 +45,16 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 @pytest.fixture
 def wandb(places: dict[str, str]) -> Iterator[Any]:
-    """The package, which ends its process after the test."""
+    """The package, whose process ends after the test."""
     module = pytest.importorskip("wandb", reason="needs the extra wandb")
     module.teardown()
     yield module
-    with contextlib.suppress(ConnectionError):  # of one whose process a test has killed
+    with contextlib.suppress(ConnectionError):  # A test has killed its process.
         module.teardown()
 
 
 def offline(run_dir: Path, wandb: Any) -> OfflineRun:
-    """Returns what has been kept of a run, once the package has written all of it."""
+    """Returns the offline record of a run, once the package has written all of it."""
     wandb.teardown()
     (run,) = read_offline_runs(run_dir)
     return run
@@ -65,8 +65,7 @@ def numbers(row: dict[str, Any]) -> dict[str, float]:
 
 
 def test_a_run_is_found_again_and_is_the_same_as_without(wandb: Any, tmp_path: Path) -> None:
-    """Would catch a row, setting or file of the policy that is missing or changed, another x axis than agent steps, and
-    random numbers that the tracker draws (the environments use the generators of the process)."""
+    """Tracking keeps all rows, settings and policy files, and the run is the same without it."""
     settings = {**RUN, "env": f"{TOYS}:GlobalChance", "env_options": {"lengths": [3, 7]}}
     runs = []
     for name, track in {"without": "none", "with": "wandb"}.items():
@@ -108,7 +107,7 @@ def kill_service(row: dict[str, float]) -> None:
 def test_a_tracker_that_fails_is_said_once_and_the_run_goes_on(
     settings: dict[str, Any], wandb: Any, tmp_path: Path
 ) -> None:
-    """Would catch a run that ends, waits or fails with its tracker, and a failure that is said never, or often."""
+    """A tracker that fails gives one warning, and the run completes."""
     run = accel_rl.train(**settings, track="wandb", callbacks=[kill_service], out=tmp_path / "run")
     assert [row["time/total_timesteps"] for row in rows(run)] == ["20", "40", "60", "80"]
     assert (run / "log.txt").read_text().count(FAILED) == 1
@@ -122,7 +121,7 @@ def stop_service(row: dict[str, float]) -> None:
 
 @pytest.mark.slow
 def test_a_tracker_that_hangs_holds_up_no_run(wandb: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Would catch a run that never ends since the package's own process does not answer."""
+    """A run completes although its tracker hangs."""
     monkeypatch.setattr(tracking, "KILL_AFTER_S", 0.2)
     run = accel_rl.train(**RUN, track="wandb", callbacks=[stop_service], out=tmp_path / "run")
     assert rows(run)[-1]["time/total_timesteps"] == "80"
@@ -133,7 +132,7 @@ def test_a_tracker_that_hangs_holds_up_no_run(wandb: Any, tmp_path: Path, monkey
 def test_what_cannot_be_written_is_said_once(
     where: str, wandb: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Would catch an error of the tracker's at a run's beginning or at its end that is the run's."""
+    """Tracker files that cannot be written give one warning, and the run completes."""
     run = tmp_path / "run"
     if where == "run":
         run.mkdir()
@@ -150,7 +149,7 @@ def test_what_cannot_be_written_is_said_once(
 def test_a_missing_key_is_one_line_before_the_run(
     wandb: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Would catch a question, a traceback, or a folder that is left behind."""
+    """A missing key is a usage error before the run, without a question."""
     monkeypatch.delenv("WANDB_MODE")
     with pytest.raises(UsageError, match=r"needs the key .* `wandb login`, set WANDB_API_KEY, or set WANDB_MODE=off"):
         accel_rl.train(**RUN, track="wandb", out=tmp_path / "run")
@@ -158,7 +157,7 @@ def test_a_missing_key_is_one_line_before_the_run(
 
 
 def test_a_missing_package_is_one_line_before_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Would catch a traceback, or a run that is not tracked although it was asked for."""
+    """A missing wandb package is a usage error before the run."""
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(UsageError, match=r"^track=wandb needs wandb; install it with: pip install accel-rl\[wandb\]$"):
         accel_rl.train(**RUN, track="wandb", out=tmp_path / "run")
@@ -179,8 +178,7 @@ def finish(command: Command) -> Result:
 @pytest.mark.slow
 @pytest.mark.multiprocess
 def test_a_command_adds_its_pictures_and_is_continued_as_the_same_run(wandb: Any, tmp_path: Path) -> None:
-    """Would catch pictures made after the tracker's end, a resumed run that is another one there, messages of the
-    package's in the console, and a process of its that outlives the command."""
+    """The tracker gets the run's pictures, and a resumed run continues the same tracked run."""
     out = tmp_path / "run"
     result = finish(Command("train", *WORDS, "--steps", 160, "--final-games", 1, "--out", out))
     assert result.status == 0, result.err
@@ -201,7 +199,7 @@ def test_a_command_adds_its_pictures_and_is_continued_as_the_same_run(wandb: Any
 @pytest.mark.multiprocess
 @pytest.mark.parametrize("learners", [[], ["--devices", "cpu,cpu"]], ids=["one learner", "two"])
 def test_ctrl_c_is_the_runs_own(learners: list[str], wandb: Any, tmp_path: Path) -> None:
-    """Would catch a signal that the package takes for itself or dies from, and another exit status."""
+    """Ctrl-C ends a tracked run with status 130 and its policy uploaded."""
     words = [word for word in WORDS if word not in ("--device", "cpu")] if learners else WORDS
     out = tmp_path / "run"
     command = Command("train", *words, *learners, "--steps", 10**9, "--out", out)

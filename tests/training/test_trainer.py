@@ -1,4 +1,4 @@
-"""When something that recurs in a run is due."""
+"""Tests of when something that recurs in a run is due."""
 
 import pytest
 
@@ -18,7 +18,7 @@ from accel_rl.training.trainer import pass_a_multiple
     ],
 )
 def test_due_where_a_multiple_is_passed(interval: int, stride: int, expected: list[int]) -> None:
-    """Would catch a multiple that is passed between two rollouts and missed, one that counts twice, or step 0."""
+    """An interval is due once at each multiple that a rollout reaches or passes, and never at step 0."""
     steps = range(stride, max([*expected, 30]) + 1, stride)
     assert [step for step in steps if pass_a_multiple(step - stride, step, interval)] == [
         step for step in expected if step in steps
@@ -26,6 +26,6 @@ def test_due_where_a_multiple_is_passed(interval: int, stride: int, expected: li
 
 
 def test_each_multiple_once_from_any_start() -> None:
-    """Would catch an interval that is counted from where a run was resumed."""
+    """Multiples count from step 0, wherever a run was resumed."""
     assert [step for step in range(14, 50, 7) if pass_a_multiple(step - 7, step, 10)] == [14, 21, 35, 42]
     assert not pass_a_multiple(20, 29, 10) and pass_a_multiple(20, 30, 10) and pass_a_multiple(19, 20, 10)

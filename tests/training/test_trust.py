@@ -1,4 +1,4 @@
-"""Checkpoints are unpickled, so those of other users are refused unless they are trusted."""
+"""Tests that checkpoints of other users, which are unpickled, are refused unless they are trusted."""
 
 import os
 import pwd
@@ -37,8 +37,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def test_a_checkpoint_of_another_user_is_resumed_only_with_trust(run: Path, monkeypatch: Any, capfd: Any) -> None:
-    """Would catch a resumed run, or its replay, that unpickles what another user has put there, and --trust that stops
-    half-way."""
+    """Checkpoints and replays of another user are read only with --trust."""
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     assert main(["train", "--resume", str(run), "--steps", "60"]) == 2
     (line,) = capfd.readouterr().err.splitlines()
@@ -55,8 +54,7 @@ def test_a_checkpoint_of_another_user_is_resumed_only_with_trust(run: Path, monk
 
 
 def test_a_checkpoint_that_anybody_may_change_is_resumed_only_with_trust(run: Path, capfd: Any) -> None:
-    """Would catch a run in a shared folder whose checkpoint another user has written into, or put there, unpickled
-    unasked; and a folder in which each may only remove what is their own, as in /tmp, that is refused."""
+    """A checkpoint that any user may change needs --trust; a sticky folder like /tmp does not."""
     for path, mode, safe in ((run, 0o777, 0o1777), (run / "checkpoint.pt", 0o666, 0o664)):
         path.chmod(mode)
         message = f"every user of this machine may write to {path}, and .*chmod o-w {path}.*--trust"
@@ -67,7 +65,7 @@ def test_a_checkpoint_that_anybody_may_change_is_resumed_only_with_trust(run: Pa
 
 
 def test_systems_without_users_have_no_owners(run: Path, monkeypatch: Any) -> None:
-    """Would catch a run that cannot be resumed on Windows."""
+    """Runs can be resumed on systems without user ids."""
     monkeypatch.delattr(os, "geteuid")
     accel_rl.train(resume=run, steps=60)
 
@@ -81,7 +79,7 @@ def give_away(folder: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.multiprocess
 def test_trust_reaches_every_learner(tmp_path: Path, capfd: Any) -> None:
-    """Would catch a learner's process that refuses the checkpoint or its own replay, or that is not asked."""
+    """--trust holds for every learner's checkpoint and replay."""
     settings = {**RUN, "device": "auto", "devices": "cpu,cpu", "share_processors": True}
     run = accel_rl.train(**settings, steps=40, out=tmp_path / "run")
     give_away(run)
@@ -96,7 +94,7 @@ def test_trust_reaches_every_learner(tmp_path: Path, capfd: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.multiprocess
 def test_trust_reaches_the_runs_of_an_experiment(tmp_path: Path, capfd: Any) -> None:
-    """Would catch --trust that launch takes and then forgets."""
+    """--trust of launch reaches the runs of an experiment."""
     settings = {name: value for name, value in RUN.items() if name not in ("device", "algo")}
     file = tmp_path / "x.yaml"
     file.write_text(yaml.safe_dump({"settings": settings, "grid": [{"algo": "dqn"}], "seeds": [0]}))

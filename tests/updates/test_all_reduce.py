@@ -1,4 +1,4 @@
-"""Ranks with a part of the samples each are one rank with all of them."""
+"""Tests that several ranks with a part of the samples each update like one rank with all samples."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ PER_SAMPLE = "errors"  # a term that has an entry for each sample
 
 @pytest.fixture(scope="module")
 def ranks() -> list[Any]:
-    """All cases as two ranks have gone through them."""
+    """Returns the results of all cases from two ranks."""
     return run(together, 2)
 
 
@@ -31,7 +31,7 @@ def assert_close(found: list[dict[str, Tensor]], expected: list[dict[str, Tensor
 @pytest.mark.multiprocess
 @pytest.mark.parametrize("name", CASES)
 def test_two_halves_are_the_whole(ranks: list[Any], name: str) -> None:
-    """Would catch a mean of means, clipping before the sum, a rank left out, or moments of one rank alone."""
+    """Two ranks with half of the samples each update like one rank with all of them."""
     first, second = (rank[name] for rank in ranks)
     whole = [
         one | {PER_SAMPLE: torch.cat([one[PER_SAMPLE], other[PER_SAMPLE]])} if PER_SAMPLE in one else one
@@ -46,7 +46,7 @@ def test_two_halves_are_the_whole(ranks: list[Any], name: str) -> None:
 
 
 def test_clipping_cuts_what_it_should() -> None:
-    """Would catch cases whose gradients are never clipped, or always, so that they say nothing of the order."""
+    """The clipped test cases have gradients well above their limit."""
     for name in ("clipped", "by step", "sum", "all of it, adam"):
         clip = CASES[name].clip
         norms = [float(each["grad_norm"]) for each in alone(name)[:-1]]
@@ -55,7 +55,7 @@ def test_clipping_cuts_what_it_should() -> None:
 
 @pytest.mark.multiprocess
 def test_more_terms_than_there_is_room_for() -> None:
-    """Would catch terms that are written behind the memory that is summed, or a limit that does not say so."""
+    """More logged terms than the gradient's vector has room for are an error."""
     assert run(too_many_terms, 1) == [
         "65 numbers do not fit behind the gradient: there is room for 64; log fewer terms"
     ]
@@ -63,7 +63,7 @@ def test_more_terms_than_there_is_room_for() -> None:
 
 @pytest.mark.gpu
 def test_nccl() -> None:
-    """Would catch what Gloo allows and NCCL does not: tensors of the wrong device, or updates captured whole."""
+    """Updates through NCCL equal those of one process without it."""
     (found,) = run(together, 1, "cuda:0")
     for name in CASES:
         assert_close(found[name], alone(name))

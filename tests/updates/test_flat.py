@@ -1,4 +1,4 @@
-"""FlatParameters: views that stay views through backward, updates, loading and copying."""
+"""Tests of FlatParameters, whose views stay views through backward, updates, loading and copying."""
 
 import copy
 
@@ -21,7 +21,7 @@ def make_batch():
 
 
 def lies_in(tensor, flat):
-    """Whether every element of tensor lies in the memory of flat."""
+    """Tells whether every element of tensor lies in the memory of flat."""
     return tensor.untyped_storage().data_ptr() == flat.untyped_storage().data_ptr()
 
 
@@ -31,7 +31,7 @@ def assert_views(module, flat):
 
 
 def test_values_and_outputs_stay():
-    """Catches parameters scrambled on their way into the vector, and ones that miss it or overlap."""
+    """The vector holds every parameter once, and the network's values and outputs stay."""
     plain, network = make_network(), make_network()
     flat = FlatParameters(network)
     assert_views(network, flat)
@@ -44,7 +44,7 @@ def test_values_and_outputs_stay():
 
 
 def test_backward_accumulates_into_the_gradient():
-    """Catches autograd replacing a .grad instead of adding to the view."""
+    """Backpropagation adds to the flat gradient, and zeroing it zeroes every parameter's."""
     plain, network = make_network(), make_network()
     flat = FlatParameters(network)
     for _ in range(2):
@@ -60,7 +60,7 @@ def test_backward_accumulates_into_the_gradient():
 
 
 def test_update_of_the_vector_updates_the_module():
-    """Catches values and gradients laid out in different orders."""
+    """An update of the vector updates the module as PyTorch's SGD does."""
     plain, network = make_network(), make_network()
     flat = FlatParameters(network)
     optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
@@ -76,7 +76,7 @@ def test_update_of_the_vector_updates_the_module():
 
 
 def test_convolutions_are_channels_last():
-    """Catches the slow layout coming back, for weights or for their gradients."""
+    """Convolution weights and gradients are channels-last."""
     network = make_network()
     FlatParameters(network)
     network(make_batch()).sum().backward()
@@ -85,14 +85,14 @@ def test_convolutions_are_channels_last():
 
 
 def test_a_channels_last_module_keeps_its_values():
-    """Catches a layout taken for granted in the module that comes in."""
+    """A module that is channels-last already keeps its values."""
     network = make_network().to(memory_format=torch.channels_last)
     FlatParameters(network)
     assert torch.equal(network[0].weight, make_network()[0].weight)
 
 
 def test_loading_a_state_keeps_the_views():
-    """Catches a resumed run whose parameters are no longer the vector's."""
+    """Loading a state writes into the vector."""
     network, other = make_network(), make_network()
     nn.init.ones_(other[3].weight)
     flat = FlatParameters(network)
@@ -102,7 +102,7 @@ def test_loading_a_state_keeps_the_views():
 
 
 def test_a_copy_is_independent():
-    """Catches a target network that follows the vector of the network it was copied from."""
+    """A copied network has a vector of its own."""
     network = make_network()
     flat = FlatParameters(network)
     target = copy.deepcopy(network)
@@ -115,7 +115,7 @@ def test_a_copy_is_independent():
 
 
 def test_tied_weights_count_once():
-    """Catches a tied weight that is untied, or updated twice."""
+    """Tied weights stay tied and are in the vector once."""
     network = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))
     network[1].weight = network[0].weight
     flat = FlatParameters(network)
@@ -135,6 +135,6 @@ def test_tied_weights_count_once():
     ],
 )
 def test_refuses_what_cannot_be_one_vector(module, message):
-    """Catches silent casts and copies between devices."""
+    """Parameters of several dtypes or devices are refused."""
     with pytest.raises(ValueError, match=message):
         FlatParameters(module)

@@ -1,4 +1,4 @@
-"""Many copies in few launches."""
+"""Tests of copying many tensors in few kernel launches."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ def make(device: str) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
 def test_every_tensor_is_copied(device: str) -> None:
-    """Would catch a tensor that goes to another one's place, or is left out for its dtype or its strides."""
+    """Every tensor is copied to its target, whatever its dtype and strides."""
     sources = make(device)
     same = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=device) for x in sources]
     others = [torch.empty(x.shape, dtype=torch.float64, device=device) for x in sources]
@@ -39,11 +39,11 @@ def test_every_tensor_is_copied(device: str) -> None:
 
 @pytest.mark.gpu(fake=True)
 def test_tensors_of_one_dtype_go_together() -> None:
-    """Would catch a list of several dtypes, which PyTorch copies one by one."""
+    """Tensors of one dtype and layout are copied in one launch."""
     from tests.fake_cuda import counting
 
     sources = make("cuda:0")
     targets = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device) for x in sources]
     with counting() as counts:
         copy_tensors(targets, sources)
-    assert counts.launches == 4, counts.kernels  # float32, the strided one of it, int64, uint8
+    assert counts.launches == 4, counts.kernels  # float32, strided float32, int64, uint8

@@ -1,4 +1,4 @@
-"""Policies act by the newest parameters after each kind of update, load, pull and sync."""
+"""Tests that policies act by the newest parameters after each kind of update, load, pull and sync."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -24,7 +24,7 @@ from tests.helpers.plain import error
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_after_updates(name: str) -> None:
-    """Would catch a change through the flat vector that the parameters' own counters do not show."""
+    """A policy acts by its new parameters after each of the optimizers' updates."""
     learn(Update(make_policy(), make_optimizer(name), slice_elements=2 * IMAGE[0].numel()))
 
 
@@ -42,7 +42,7 @@ def torch_optimizers() -> Iterator[Any]:
 
 @pytest.mark.parametrize("optimizer", list(torch_optimizers()))
 def test_after_updates_of_torch_optimizers(optimizer: Optimizer) -> None:
-    """Would catch an implementation that changes the vector without being counted, as PyTorch's fused ones."""
+    """A policy acts by its new parameters after updates of PyTorch's optimizers."""
     policy = make_policy()
     update = Update(policy, optimizer)
     before = evaluate(policy)
@@ -53,7 +53,7 @@ def test_after_updates_of_torch_optimizers(optimizer: Optimizer) -> None:
 
 
 def test_after_loading() -> None:
-    """Would catch the weights from before a resume."""
+    """A policy acts by the loaded parameters."""
     policy, other = make_policy(0), make_policy(1)
     before = evaluate(policy)
     policy.load_state_dict(other.state_dict())
@@ -77,12 +77,12 @@ def process_group() -> Iterator[None]:
 
 
 def test_after_all_reduce(process_group: None) -> None:
-    """Would catch sums of gradients that are applied behind the layers' back."""
+    """A policy acts by its new parameters after summed gradients were applied."""
     learn(Update(make_policy(), Adam(), exchange=AllReduce()), rate=0.1)
 
 
 def test_after_the_first_ranks_parameters_have_arrived(process_group: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Would catch a second rank that acts by the parameters that it was built with."""
+    """A second rank acts by the first rank's parameters from the start."""
     policy, other = make_policy(0), FlatParameters(make_policy(1))
     before = evaluate(policy)
 
@@ -106,8 +106,7 @@ STORES: dict[str, tuple[Optimizer, dict[str, Any]]] = {
 @pytest.mark.parametrize("in_place", [True, False])
 @pytest.mark.parametrize("name", STORES)
 def test_after_exchanges_with_the_store(name: str, in_place: bool) -> None:
-    """Would catch a learner that goes on by its own parameters after it has taken over the store's: at its start, at a
-    pull, in an exchange, and when another learner has changed them in between."""
+    """A policy acts by the store's parameters after its start, a pull, an exchange and a load."""
     optimizer, options = STORES[name]
     first, second = make_policy(0), make_policy(1)
     values = FlatParameters(make_policy(2)).values
@@ -134,7 +133,7 @@ def test_after_exchanges_with_the_store(name: str, in_place: bool) -> None:
 
 
 def test_after_a_target_is_synced() -> None:
-    """Would catch a target network that stays what it was, by either exchange's sync."""
+    """A target network changes only when it is synced, and then acts by its new parameters."""
     policy = make_policy(0)
     target = frozen_copy(policy)
     before = evaluate(target)

@@ -1,4 +1,4 @@
-"""`graphed`: functions whose work a CUDA graph repeats. On the CPU: through the buffers that a graph would read."""
+"""Tests of `graphed`, whose functions a CUDA graph repeats; on the CPU, through the buffers that a graph would read."""
 
 import logging
 from collections.abc import Callable
@@ -38,7 +38,7 @@ class Inputs(NamedTuple):
 
 
 def scaled(inputs: Inputs, factor: Tensor, count: Tensor, is_negative: Tensor) -> dict[str, Any]:
-    """Uses all of its arguments; asks for nothing that a tensor does not have."""
+    """Computes with all of its arguments, and asks only for what tensors have."""
     assert all(number.shape == () for number in (factor, count, is_negative))
     assert (factor.dtype, count.dtype, is_negative.dtype) == (torch.float32, torch.int64, torch.bool)
     y = inputs.x.square() * factor + inputs.parts["b"][0] * (count % 5)
@@ -47,8 +47,7 @@ def scaled(inputs: Inputs, factor: Tensor, count: Tensor, is_negative: Tensor) -
 
 @pytest.mark.parametrize("how", HOW)
 def test_everything_new_reaches_the_function(how: str) -> None:
-    """Would catch a number or tensor that a graph has frozen or that comes late, one that is filled in once only,
-    results of other shapes, and a structure that is lost on its way."""
+    """Each call's tensors and numbers reach the function, and the result keeps its structure."""
     update = make_update(how)
     for index in range(12):
         size = (4, 7)[index // 3 % 2]
@@ -67,7 +66,7 @@ def test_everything_new_reaches_the_function(how: str) -> None:
 
 @pytest.mark.parametrize("how", HOW)
 def test_no_gradient_is_kept(how: str) -> None:
-    """Would catch targets through which the loss would be differentiated."""
+    """Results need no gradient."""
     update = make_update(how)
     for _ in range(4):
         assert not update.graphed(update.module.forward, torch.ones(2, 3, device=update.device)).requires_grad
@@ -75,8 +74,7 @@ def test_no_gradient_is_kept(how: str) -> None:
 
 @pytest.mark.parametrize("how", ["buffers", pytest.param("graph", marks=pytest.mark.gpu)])
 def test_results_are_passed_on_without_copies(how: str) -> None:
-    """Would catch a copy of what a graph has computed, a graph that goes on reading a place that nobody fills any more,
-    and one that is captured twice because its arguments have found their place only later."""
+    """A result goes to the next function without a copy, and each function is captured once."""
     update = make_update(how)
     calls = []
 
@@ -95,7 +93,7 @@ def test_results_are_passed_on_without_copies(how: str) -> None:
         x = torch.full((2, 3), float(index), device=update.device)
         one = update.graphed(first, x)
         kept = x.clone()
-        for repeat in range(3):  # as minibatches: more often than what they are made of
+        for repeat in range(3):  # Minibatches, too, are read more often than they are computed.
             two = update.graphed(second, *one, x)
             stats = update.minimize(loss, (two,), torch.tensor(2), 0.0)
             expected = (kept + 1) * kept.sum() + kept
@@ -108,11 +106,11 @@ def test_results_are_passed_on_without_copies(how: str) -> None:
 
 @pytest.mark.parametrize("how", HOW)
 def test_a_function_may_be_given_its_own_results(how: str) -> None:
-    """Would catch a result that is overwritten while it is read, and graphs without end."""
+    """A function may take its own results, and the number of graphs stays bounded."""
     update = make_update(how)
 
     def add(total: Tensor, x: Tensor) -> Tensor:
-        noise = torch.zeros_like(total).fill_(7)  # of a graph's memory, perhaps where the result will be
+        noise = torch.zeros_like(total).fill_(7)  # takes memory of the graph, perhaps the result's
         del noise
         return total + x
 
@@ -158,7 +156,7 @@ def make_rollout(first_step: int, device: torch.device | str = "cpu", frame_stac
 
 @pytest.mark.parametrize("how", HOW)
 def test_a_rollout_without_what_would_freeze(how: str) -> None:
-    """Would catch a schedule that stands still because a graph has kept the first rollout's step; on the CPU, too."""
+    """A graphed function gets a rollout's tensors, and reading its step or games is an error."""
     update = make_update(how)
 
     def total(rollout: Rollout) -> tuple[Rollout, Tensor]:
@@ -185,7 +183,7 @@ def test_a_rollout_without_what_would_freeze(how: str) -> None:
 
 @pytest.mark.parametrize("how", HOW)
 def test_what_a_graph_cannot_take_or_give(how: str) -> None:
-    """Would catch a number that is returned once and frozen, and an argument that is dropped or frozen."""
+    """Numbers as results and strings as arguments are errors."""
     update = make_update(how)
     with pytest.raises(TypeError, match="returns a number"):
         update.graphed(lambda x: (x, 3), torch.ones(2, device=update.device))
@@ -196,7 +194,7 @@ def test_what_a_graph_cannot_take_or_give(how: str) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("is_named", [True, False])
 def test_what_is_replaced_has_to_be_named(is_named: bool) -> None:
-    """Would catch a graph that goes on reading a tensor that has been replaced, as final frames of a replay are."""
+    """A graph reads a replaced tensor only if `uses` names it."""
     update = make_update("graph")
     tables, found = [torch.full((3,), 1.0, device=GPU)], []
 
@@ -215,7 +213,7 @@ def test_what_is_replaced_has_to_be_named(is_named: bool) -> None:
 @pytest.mark.parametrize("how", ["buffers", pytest.param("graph", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("local", [True, False])
 def test_a_loaded_state_drops_all_graphs(how: str, local: bool) -> None:
-    """Would catch a graph that goes on with tensors from before a state was loaded."""
+    """Loading a state drops all graphs."""
     update = make_update(how)
     x = torch.ones(2, 3, device=update.device)
     for _ in range(4):
@@ -241,7 +239,7 @@ def loss_of(update: Update) -> Callable[[Tensor], tuple[Tensor, dict[str, Tensor
 
 @pytest.mark.gpu
 def test_a_function_that_cannot_be_captured(caplog: pytest.LogCaptureFixture) -> None:
-    """Would catch a run that ends because a function looks at its values, or takes all graphs with it."""
+    """A function that cannot be captured runs without a graph after one warning; other functions keep theirs."""
     update = make_update("graph")
 
     def read(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
@@ -262,7 +260,7 @@ def test_a_function_that_cannot_be_captured(caplog: pytest.LogCaptureFixture) ->
 @pytest.mark.gpu
 @pytest.mark.parametrize("graphs", [True, False])
 def test_work_of_the_cpu_stays_there(graphs: bool) -> None:
-    """Would catch a replay on the CPU whose draws are sent to the GPU, and waited for."""
+    """A function of CPU tensors runs on the CPU, and one of GPU tensors on the GPU."""
     update = Update(nn.Linear(3, 1).to(GPU), SGD(), cuda_graphs=graphs)
     tree = torch.arange(6.0)
     for index in range(NUM_WARM_UP_CALLS + 2):
@@ -274,7 +272,7 @@ def test_work_of_the_cpu_stays_there(graphs: bool) -> None:
 
 @pytest.mark.parametrize("how", HOW)
 def test_terms_keep_their_order_and_dtype(how: str) -> None:
-    """Would catch terms that are sorted by their kind on their way through a graph, or rounded to float32."""
+    """Terms keep their order, dtype and shape on their way through a graph."""
     update = make_update(how)
 
     def loss(x: Tensor, scale: Tensor) -> tuple[Tensor, dict[str, Tensor]]:

@@ -1,4 +1,4 @@
-"""How learners whose GPUs may be the same one sum their gradients. CUDA and the other learners are stubbed."""
+"""Tests of learners that may share a GPU: how they sum gradients. CUDA and the other learners are stubbed."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ from tests.helpers.reduce_process import CASES, run, together
 def test_nccl_is_for_learners_with_a_gpu_of_their_own(
     own_nccl: bool, others: list[tuple[bool, str]], uses_nccl: bool, monkeypatch: Any
 ) -> None:
-    """Would catch NCCL between learners of one GPU, which it refuses, and learners that decide differently."""
+    """Learners use NCCL only where each has a GPU of its own, and they all decide alike."""
 
     def gather(found: list[Any], own: Any) -> None:
         found[:] = [own, *others]
@@ -41,7 +41,7 @@ def test_nccl_is_for_learners_with_a_gpu_of_their_own(
 
 
 def test_gloo_gets_no_gpu_tensors() -> None:
-    """Would catch tensors that only some builds of Gloo take."""
+    """With copies enabled, Gloo gets a tensor in CPU memory, and the result is copied back."""
 
     class OnGpu:
         values = torch.arange(3.0)
@@ -67,14 +67,14 @@ def test_gloo_gets_no_gpu_tensors() -> None:
 
 @pytest.mark.parametrize("pins", [True, False])
 def test_a_sum_over_learners_of_one_gpu_waits_for_the_gpu_first(pins: bool, monkeypatch: Any) -> None:
-    """Would catch values that another learner adds before the GPU has written them, and memory that stays pinned."""
+    """A shared sum waits for the GPU before the learners meet, and unpins its memory once at the end."""
     events: list[str] = []
     layout = {"vectors": ((2, 6), "float32"), "sum": ((6,), "float32"), "token": ((16,), "|u1")}
     memory = SharedArrays(layout)  # type: ignore[arg-type]
     vectors, total = memory.arrays["vectors"], memory.arrays["sum"]
 
     def other_learner(flag: Any) -> None:
-        """At the first meeting of a call it has written its vector; at the second, its half of the sum."""
+        """Writes its vector at the first meeting of a call, and its half of the sum at the second."""
         events.append("meet")
         if events.count("meet") % 2:
             vectors[1, :5] = [10, 20, 30, 40, 50]
@@ -106,7 +106,7 @@ def test_a_sum_over_learners_of_one_gpu_waits_for_the_gpu_first(pins: bool, monk
 @pytest.mark.multiprocess
 @pytest.mark.slow
 def test_learners_of_one_gpu_stay_the_same() -> None:
-    """Would catch sums that are read before they are complete, and NCCL where it refuses to work."""
+    """Two learners on one GPU keep identical parameters."""
     first, second = run(together, 2, "cuda:0")
     for name in CASES:
         for one, other in zip(first[name], second[name], strict=True):

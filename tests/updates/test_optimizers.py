@@ -1,4 +1,4 @@
-"""Optimizers against slow loops over single numbers, printed numbers, and PyTorch."""
+"""Tests of optimizers against slow loops over single numbers, printed numbers, and PyTorch."""
 
 import dataclasses
 import io
@@ -28,7 +28,7 @@ LEARNING_RATES = [1e-2, 7e-3, 5e-3, 4e-3, 1e-3, 5e-4]  # a schedule: it changes 
 
 
 def random_problem(size=37, dtype=torch.float64):
-    """Parameters [P] and one gradient per learning rate, of very different sizes."""
+    """Returns parameters [P] and one gradient per learning rate, of very different sizes."""
     generator = torch.Generator().manual_seed(0)
     values = torch.randn(1 + len(LEARNING_RATES), size, generator=generator, dtype=dtype)
     return values[0].clone(), list(values[1:] * torch.logspace(-5, 1, size, dtype=dtype))
@@ -44,7 +44,7 @@ def run(optimizer, parameters, gradients, learning_rates=LEARNING_RATES, state=N
 
 
 def trace(optimizer, gradient, learning_rate, num_steps=3):
-    """A parameter that starts at 0 after 1, 2, 3 updates with the same gradient."""
+    """Returns a parameter that starts at 0 after 1, 2 and 3 updates with the same gradient."""
     parameters = torch.zeros(1, dtype=torch.float64)
     gradient = torch.full_like(parameters, gradient)
     state = optimizer.init(parameters)
@@ -95,7 +95,7 @@ def slow_momentum_sgd(theta, gradients, momentum):
     ids=lambda value: None if callable(value) else repr(value),
 )
 def test_an_optimizer_is_its_equation(optimizer, slow):
-    """Catches a term out of order, a hyperparameter not used, a learning rate remembered too long."""
+    """An optimizer's updates equal its equation, computed number by number."""
     start, gradients = random_problem()
     actual, _ = run(optimizer, start, gradients)
     columns = zip(*(gradient.tolist() for gradient in gradients), strict=True)
@@ -115,14 +115,14 @@ def test_an_optimizer_is_its_equation(optimizer, slow):
     ids=repr,
 )
 def test_printed_numbers(optimizer, gradient, learning_rate, expected):
-    """Catches epsilon on the wrong side of the root and a wrong first accumulator."""
+    """An optimizer's first updates equal printed numbers."""
     assert trace(optimizer, gradient, learning_rate) == pytest.approx(expected, rel=3e-5)
 
 
 @pytest.mark.parametrize("as_tensor", [False, True])
 @pytest.mark.parametrize("betas", [(0.9, 0.999), (0.8, 0.7)], ids=["long", "never rectified"])
 def test_radam_is_torch_radam(betas, as_tensor):
-    """Catches another first rectified update, a wrong rectification, and a choice that a GPU would make differently."""
+    """RAdam equals PyTorch's, before and after its first rectified update, for rates as tensors, too."""
     start, gradients = random_problem()
     gradients, rates = 2 * gradients, 2 * LEARNING_RATES  # the sixth is the first that is rectified
     expected = start.clone()
@@ -141,7 +141,7 @@ def test_radam_is_torch_radam(betas, as_tensor):
     "optimizer", [optimizer for optimizer in OPTIMIZERS if isinstance(optimizer, TorchOptimizer)], ids=repr
 )
 def test_a_torch_optimizer_is_the_optimizer_of_torch(optimizer):
-    """Catches state lost between updates, and a learning rate that does not arrive."""
+    """An optimizer of torch.optim updates as it does by itself."""
     start, gradients = random_problem(dtype=torch.float32)
     expected = start.clone()
     torch_optimizer = getattr(torch.optim, optimizer.name)([expected], lr=1.0, **optimizer.options)
@@ -154,7 +154,7 @@ def test_a_torch_optimizer_is_the_optimizer_of_torch(optimizer):
 
 @each_optimizer
 def test_state_resumes_bit_for_bit(optimizer):
-    """Catches anything that an optimizer remembers outside its state."""
+    """A new optimizer continues bit for bit from a saved state."""
     start, gradients = random_problem(dtype=torch.float32)
     expected, expected_state = run(optimizer, start, gradients)
     half, state = run(optimizer, start, gradients[:3], LEARNING_RATES[:3])
@@ -176,7 +176,7 @@ def test_state_resumes_bit_for_bit(optimizer):
 
 @each_optimizer
 def test_updates_in_place(optimizer):
-    """Catches new tensors, which a shared-memory store would not see, and a gradient that is used up."""
+    """Updates are in place and leave the gradient unchanged."""
     parameters, gradients = random_problem(dtype=torch.float32)
     state = optimizer.init(parameters)
     optimizer.apply(parameters, gradients[0], 1e-2, state)
@@ -190,7 +190,7 @@ def test_updates_in_place(optimizer):
 
 @each_optimizer
 def test_chunks_update_like_the_whole(optimizer):
-    """Catches an optimizer that mixes elements: the central store updates chunk by chunk."""
+    """Chunks updated one by one equal the whole vector's update."""
     start, gradients = random_problem()
     chunks = [slice(0, 10), slice(10, 37)]
     parts = [run(optimizer, start[chunk], [gradient[chunk] for gradient in gradients])[0] for chunk in chunks]
@@ -198,7 +198,7 @@ def test_chunks_update_like_the_whole(optimizer):
 
 
 def test_adam_counts_steps_exactly():
-    """Catches a count that stops in float32, after 2^24 updates."""
+    """Adam's step count is exact beyond 2^24."""
     state = Adam().init(torch.zeros(1))
     state["step"].fill_(2**24)
     Adam().apply(torch.zeros(1), torch.zeros(1), 1e-3, state)
@@ -206,7 +206,7 @@ def test_adam_counts_steps_exactly():
 
 
 def test_make_optimizer():
-    """Catches a name that leads to the wrong optimizer, and hyperparameters that get lost."""
+    """`make_optimizer` returns the named optimizer with its hyperparameters."""
     assert make_optimizer("rmsprop", decay=0.9, momentum=0.5) == RMSProp(decay=0.9, momentum=0.5)
     assert make_optimizer("adam", epsilon=1e-3) == Adam(epsilon=1e-3)
     assert make_optimizer("momentum_sgd", momentum=0.5) == MomentumSGD(0.5)
@@ -232,6 +232,6 @@ def test_make_optimizer():
     ],
 )
 def test_make_optimizer_refuses_what_it_cannot_make(name, hyperparameters, message):
-    """Catches a typing error that would show only at the first update, or not at all."""
+    """Unknown names and hyperparameters raise ValueError at once."""
     with pytest.raises(ValueError, match=message):
         make_optimizer(name, **hyperparameters)

@@ -1,4 +1,4 @@
-"""On GPUs, when learners in step exchange gradients: between two CUDA graphs, never inside one."""
+"""Tests of when learners in step on GPUs exchange gradients: between two CUDA graphs, never inside one."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -68,8 +68,8 @@ def learn(events: list[str], normalize: str, seed: int, is_lost: bool) -> tuple[
 
 @pytest.mark.parametrize("normalize", ["minibatch", "rollout"])
 def test_gradients_are_summed_between_graph_and_step(normalize: str, events: list[str]) -> None:
-    """Each update replays the graph of its gradient, then sums it, then clips and steps. Other sums, of advantages and
-    for a limit on the divergence, are between graphs as well."""
+    """Each update replays the graph of its gradient, sums the gradient, clips and steps. Sums of advantages, and for a
+    limit on the divergence, are between graphs, too."""
     count = COLLECTIVES.value
     found, num_parameters = learn(events, normalize, 0, False)
     assert COLLECTIVES.value - count == 1 + sum("sum of" in event for event in found)  # parameters are broadcast
@@ -83,6 +83,6 @@ def test_gradients_are_summed_between_graph_and_step(normalize: str, events: lis
 
 @pytest.mark.parametrize("normalize", ["minibatch", "rollout"])
 def test_learners_come_to_the_same_collectives(normalize: str, events: list[str]) -> None:
-    """Whatever their samples are, valid or not: one that left out a sum, or added one, would wait for the others."""
+    """Learners join the same collectives, whether their samples are valid or not."""
     first, second = (learn(events, normalize, seed, is_lost)[0] for seed, is_lost in ((0, False), (100, True)))
     assert first == second

@@ -1,4 +1,4 @@
-"""The central store between real processes: what is read is what was written, and no process waits for a dead one."""
+"""Tests of the central store between real processes: reads equal writes, and no process waits for a dead one."""
 
 import subprocess
 import sys
@@ -27,8 +27,7 @@ def make_store(size: int = SIZE, **options: Any) -> CentralStore:
 @pytest.mark.multiprocess
 @pytest.mark.parametrize("seconds", [0.5, pytest.param(60.0, marks=pytest.mark.slow)])
 def test_what_is_read_was_written(seconds: float) -> None:
-    """Would catch a read without the lock, a lock that excludes nobody, two parts with one lock, a flip before the
-    buffer is full, and counters that lag behind their vectors."""
+    """Processes that write and read at once always read whole updates, and no update is lost."""
     store = make_store()
     processes = [Process(store, hammer, seconds) for _ in range(2)]
     for process in processes:
@@ -44,7 +43,7 @@ def test_what_is_read_was_written(seconds: float) -> None:
 
 @pytest.mark.multiprocess
 def test_the_dead_hold_no_lock_and_have_written_nothing() -> None:
-    """Would catch locks that outlive their holder, and a half-written chunk taken for a new one."""
+    """A killed process holds no lock, and its half-written chunk is not read."""
     store = make_store()
     parts = (store.chunks[0], store.statistics, store.target)
     for part in parts:
@@ -66,7 +65,7 @@ def test_the_dead_hold_no_lock_and_have_written_nothing() -> None:
 
 @pytest.mark.multiprocess
 def test_whichever_is_free_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Would catch a loop that insists on its order, misses the chunk that was taken, or does not count the wait."""
+    """A learner visits free chunks first, comes back to a locked one, and counts the wait."""
     store = make_store()
     order: list[int] = []
     process = Process(store, hold)
@@ -88,7 +87,7 @@ def test_whichever_is_free_first(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("num_chunks", [1, 3, 7])
 @pytest.mark.parametrize("locks", [True, False])
 def test_whole_vectors_come_back(num_chunks: int, locks: bool) -> None:
-    """Would catch chunks that overlap or leave a gap, a state in the wrong chunk, and a dtype that changes."""
+    """Vectors written in chunks come back whole, with their dtype."""
     parameters = torch.arange(7, dtype=torch.float64)
     state = {"mean": parameters + 10, "square": parameters + 20, "step": torch.tensor(5.0, dtype=torch.float64)}
     store = CentralStore(parameters, state, num_chunks=num_chunks, locks=locks)
@@ -103,7 +102,7 @@ def test_whole_vectors_come_back(num_chunks: int, locks: bool) -> None:
 
 
 def test_what_is_read_while_others_write_counts_the_furthest_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Would catch a checkpoint whose counter of updates is behind some of its parameters, or ahead of them."""
+    """A read that overlaps writes returns the step count of its furthest chunk."""
     store = make_store(size=9)
 
     def write(chunk: int, count: int) -> None:
@@ -124,7 +123,7 @@ def test_what_is_read_while_others_write_counts_the_furthest_chunk(monkeypatch: 
 
 
 def test_an_update_that_fails_is_none() -> None:
-    """Would catch a lock that is kept, or a change that shows, after an exception in a visit."""
+    """An exception during a visit leaves the store unchanged and unlocked."""
     store = make_store(size=9)
 
     def visit(chunk: int) -> None:
@@ -135,14 +134,14 @@ def test_an_update_that_fails_is_none() -> None:
         store.for_each_chunk(visit)
     for part in store.chunks:
         check(part)
-    # From another process, since a lock is never taken for the one that holds it.
+    # Another process has to try: a process may always lock what it has locked.
     acquire = f"import fcntl; fcntl.lockf({store.setup.fd}, fcntl.LOCK_EX | fcntl.LOCK_NB, {len(store.chunks)})"
     assert subprocess.run([sys.executable, "-c", acquire], pass_fds=[store.setup.fd]).returncode == 0
 
 
 @pytest.mark.parametrize("num_chunks", [0, 10])
 def test_chunks_that_cannot_be(num_chunks: int) -> None:
-    """Would catch empty chunks."""
+    """A number of chunks below 1 or above the number of parameters is a usage error."""
     with pytest.raises(
         UsageError, match=f"num_chunks={num_chunks} must be at least 1 and at most 9, the number of parameters"
     ):

@@ -1,4 +1,4 @@
-"""Learners on a central store: a single one learns as without, two are their equations written out in NumPy."""
+"""Tests of learners on a central store: one learns as without it, two follow their equations written in NumPy."""
 
 import contextlib
 import json
@@ -19,7 +19,7 @@ from accel_rl.updates.parameter_store import LockedTensors
 from tests.helpers.store_process import Process, Weights, learn, update_store
 
 RULES: list[Optimizer] = [RMSProp(), RMSProp(momentum=0.5, initial_square=1.0), Adam(), MomentumSGD(), SGD()]
-# In the store's memory, or through copies as on a GPU.
+# Updates work in the store's memory, or through copies as on a GPU.
 PLACES = [("cpu", True), ("cpu", False), pytest.param("cuda:0", False, marks=pytest.mark.gpu)]
 RATES = [1e-2, 5e-3, 2e-2, 1e-2, 1e-3, 3e-2, 1e-2, 7e-3, 1e-2, 2e-2]
 
@@ -32,7 +32,7 @@ def make_network(device: str = "cpu") -> nn.Module:
 def make_store(
     network: nn.Module, rule: Optimizer, *, options: dict[str, Any] | None = None, **more: Any
 ) -> CentralStore:
-    """options: those of the update that decide what is shared."""
+    """Returns a store for the network. options: the update's options that decide what is shared."""
     values = Update(deepcopy(network).cpu(), rule).parameters.values
     return CentralStore(values, shared_state(rule, values, **(options or {})), **more)
 
@@ -46,12 +46,12 @@ def on_store(
     cuda_graphs: bool = False,
     **options: Any,
 ) -> Update:
-    """options: of the exchange."""
+    """Returns an update on the store. options: of the exchange."""
     return Update(network, rule, clip, StoreExchange(store, **options), cuda_graphs=cuda_graphs)
 
 
 def minimize(update: Update, index: int) -> dict[str, Tensor]:
-    """The index-th of some updates that are the same for every learner."""
+    """Makes the index-th update, which is the same for every learner."""
     network, device = update.module, update.parameters.values.device
     x = torch.randn(6, 2, 6, 6, generator=torch.Generator().manual_seed(index)).to(device)
 
@@ -65,7 +65,7 @@ def minimize(update: Update, index: int) -> dict[str, Tensor]:
 
 
 def assert_equal(value: Tensor, expected: Tensor) -> None:
-    """Bit for bit, where convolutions are."""
+    """Asserts equality: bit for bit on the CPU, up to rounding on a GPU."""
     if expected.device.type == "cpu":
         assert torch.equal(value, expected)
     else:
@@ -105,8 +105,7 @@ ON_A_GPU = [(Adam(), False, "cuda:0", False), (RMSProp(momentum=0.5), True, "cud
 def test_a_single_learner_learns_as_without_a_store(
     rule: Optimizer, own_state: bool, device: str, in_place: bool
 ) -> None:
-    """Would catch a chunk left out or updated twice, a state that is not written back, a counter that counts chunks, a
-    gradient clipped by chunks, and a learner that is left with something else than the store."""
+    """A single learner on a store learns as without one, in any number of chunks."""
     for num_chunks, locks in ((1, True), (3, True), (3, False)):
         options = {"own_state": own_state}
         local = Update(make_network(device), rule, 0.5, cuda_graphs=False)
@@ -126,7 +125,7 @@ def test_a_single_learner_learns_as_without_a_store(
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
 def test_a_graph_ends_with_the_gradient(device: str) -> None:
-    """Would catch a CUDA graph that keeps the store's memory for itself, or updates before others are looked at."""
+    """With CUDA graphs, a learner on a store learns as without it."""
     local = Update(make_network(device), Adam(), 0.5, cuda_graphs=False)
     update = on_store(make_network(device), Adam(), make_store(local.module, Adam()), 0.5, cuda_graphs=True)
     if device == "cpu":
@@ -145,7 +144,7 @@ def test_a_graph_ends_with_the_gradient(device: str) -> None:
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 7])
 def test_multi_step_adam_alone_is_adam(n: int) -> None:
-    """Would catch beta^n with another n than that of the updates made, a step lost at the end, an early exchange."""
+    """A single learner with multi-step Adam learns as with Adam, and exchanges every n updates."""
     local = Update(make_network(), Adam(), 0.5)
     store = make_store(local.module, Adam(), options={"updates_per_exchange": n})
     update = on_store(make_network(), Adam(), store, 0.5, updates_per_exchange=n)
@@ -163,7 +162,7 @@ def test_multi_step_adam_alone_is_adam(n: int) -> None:
 
 
 def test_rounding_makes_no_square_negative() -> None:
-    """Would catch parameters that become nan where a learner takes from the store's squares all that there is."""
+    """The store's squares never become negative by rounding."""
     network, options = nn.Linear(100, 10, bias=False), {"updates_per_exchange": 3}
     store = make_store(network, Adam(), options=options)
     store.write(store.read() | {"square": torch.rand(1000, generator=torch.Generator().manual_seed(0))})
@@ -180,7 +179,7 @@ def test_rounding_makes_no_square_negative() -> None:
 
 
 class Numbers:
-    """What two learners do to a vector w with the loss |w - c|^2 / 2, by hand: `update` has the rule."""
+    """Two learners of a vector w with the loss |w - c|^2 / 2, computed by hand: `update` has the rule."""
 
     def __init__(self, start: np.ndarray[Any, Any], own_state: bool):
         self.central, self.local = start.copy(), {name: start.copy() for name in "ab"}
@@ -220,7 +219,7 @@ def adam_step(state: dict[str, Any], g: Any, rate: float, rule: Adam) -> Any:
 
 
 class MultiStepNumbers(Numbers):
-    """Appendix A as it is printed, with its accumulators."""
+    """The algorithm of Appendix A as it is printed, with its accumulators."""
 
     def __init__(self, start: np.ndarray[Any, Any], n: int):
         super().__init__(start, own_state=True)
@@ -249,7 +248,7 @@ class MultiStepNumbers(Numbers):
         self.sums[learner] = {"count": 0, "g": 0.0, "g2": 0.0, "s": 0.0}
 
     def pull(self, learner: str) -> None:
-        self.exchange(learner, ADAM)  # with no updates pending: a plain copy
+        self.exchange(learner, ADAM)  # a plain copy, since no updates are pending
 
 
 ADAM = Adam(beta1=0.8, beta2=0.9, epsilon=1e-2)
@@ -272,8 +271,7 @@ CASES: dict[str, tuple[Optimizer, dict[str, Any], Callable[[np.ndarray[Any, Any]
 @pytest.mark.parametrize(("device", "in_place"), PLACES)
 @pytest.mark.parametrize("locks", [True, False])
 def test_two_learners_by_hand(name: str, device: str, in_place: bool, locks: bool) -> None:
-    """Would catch a learner that goes on from its own values instead of the central ones, a state that is shared when
-    it should not be or the reverse, and terms of the exchange that only show with another learner about."""
+    """Two learners' parameters equal their equations computed by hand, through pulls and exchanges."""
     rule, options, by_hand = CASES[name]
     random = np.random.default_rng(0)
     goals, start = random.normal(size=(len(SCRIPT), 11)), random.normal(size=11)
@@ -304,7 +302,7 @@ def test_two_learners_by_hand(name: str, device: str, in_place: bool, locks: boo
 
 @pytest.mark.gpu
 def test_what_a_gpu_takes_over_is_there_before_others_may_write() -> None:
-    """Would catch a lock that is released while the GPU still reads: two writes later its buffer holds other values."""
+    """A GPU has read a store's parameters before others may overwrite their buffer."""
     network = make_network("cuda:0")
     store = make_store(network, SGD())
     update = on_store(network, SGD(), store)
@@ -318,7 +316,7 @@ def test_what_a_gpu_takes_over_is_there_before_others_may_write() -> None:
 
 
 def test_staleness() -> None:
-    """Would catch own updates that count as others', and looks at the store that do not count."""
+    """Staleness counts the other learners' updates since the last look at the store."""
     store = make_store(make_network(), RMSProp())
     updates = {name: on_store(make_network(), RMSProp(), store) for name in "abc"}
     found = []
@@ -331,7 +329,7 @@ def test_staleness() -> None:
 
 
 def test_staleness_is_a_mean_over_chunks() -> None:
-    """Would catch one chunk that stands for all."""
+    """Staleness is the mean over chunks."""
     store = make_store(make_network(), SGD())
     update = on_store(make_network(), SGD(), store)
     for part in store.chunks[1:]:
@@ -341,7 +339,7 @@ def test_staleness_is_a_mean_over_chunks() -> None:
 
 
 def test_multi_step_staleness_is_that_of_the_newest_exchange() -> None:
-    """Would catch updates between two exchanges that pretend to have seen the store."""
+    """Between exchanges, staleness is that of the newest exchange."""
     options = {"updates_per_exchange": 2}
     store = make_store(make_network(), Adam(), options=options)
     a, b = (on_store(make_network(), Adam(), store, **options) for _ in range(2))
@@ -350,7 +348,7 @@ def test_multi_step_staleness_is_that_of_the_newest_exchange() -> None:
 
 
 def test_seconds_are_those_since_the_last_reading() -> None:
-    """Would catch waiting that is logged again and again."""
+    """Each reading of the lock's seconds starts again from zero."""
     store = make_store(make_network(), SGD())
     store.lock_wait_s = 3.0
     update = on_store(make_network(), SGD(), store)
@@ -361,7 +359,7 @@ def test_seconds_are_those_since_the_last_reading() -> None:
 
 @pytest.mark.multiprocess
 def test_what_two_processes_do_adds_up() -> None:
-    """Would catch an update or a statistic that is lost, and learners with different targets of the same count."""
+    """Updates and statistics of two processes add up, and targets of one count are equal."""
     store = make_store(Weights(1000), SGD(), statistics={"count": torch.zeros((), dtype=torch.float64)})
     process = Process(store, learn, 1000, 300)
     process.hear()
@@ -381,8 +379,7 @@ def test_what_two_processes_do_adds_up() -> None:
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
 def test_locked_statistics(device: str) -> None:
-    """Would catch an old copy that overwrites what another learner has added, a failure that leaves half of it, and
-    what is published before it has come back from a GPU."""
+    """Locked statistics start from the newest values, and a failure leaves them unchanged."""
     start = {"count": torch.tensor(1.0, dtype=torch.float64), "mean": torch.ones(4, dtype=torch.float64)}
     store = make_store(make_network(), SGD(), statistics=start)
     a, b = (on_store(make_network(device), SGD(), store) for _ in range(2))
@@ -404,8 +401,7 @@ def test_locked_statistics(device: str) -> None:
 
 @pytest.mark.parametrize(("device", "in_place"), PLACES)
 def test_one_target_for_all(device: str, in_place: bool) -> None:
-    """Would catch targets of one count that differ, a target synced twice for a count or never, one in the wrong order
-    or layout, and one without its buffers."""
+    """All learners get the same target for a count, and it is synced once."""
     store = make_store(make_network(), Adam())
     a, b = (on_store(make_network(device), Adam(), store, in_place=in_place) for _ in range(2))
     targets = [deepcopy(a.module), deepcopy(b.module)]
@@ -415,7 +411,7 @@ def test_one_target_for_all(device: str, in_place: bool) -> None:
     a.sync_target(targets[0], 0)
     assert same(targets[0], initial)
     minimize(b, 1)
-    a.sync_target(targets[0], 1)  # what b has made of the parameters, though a has not seen it yet
+    a.sync_target(targets[0], 1)  # b's parameters, which a has not seen yet
     a.pull()
     assert [torch.equal(*pair) for pair in zip(targets[0].parameters(), b.module.parameters(), strict=True)] == [
         True
@@ -432,7 +428,7 @@ def test_one_target_for_all(device: str, in_place: bool) -> None:
 
 
 def test_a_target_includes_what_is_pending() -> None:
-    """Would catch a learner alone whose target lags behind that of one without a store."""
+    """A single learner's target includes its pending updates."""
     local = Update(make_network(), Adam())
     options = {"updates_per_exchange": 4}
     update = on_store(make_network(), Adam(), make_store(local.module, Adam(), options=options), **options)
@@ -460,7 +456,7 @@ def test_a_target_includes_what_is_pending() -> None:
 )
 @pytest.mark.parametrize("in_place", [True, False])
 def test_resumes_bit_for_bit(rule: Optimizer, options: dict[str, Any], in_place: bool) -> None:
-    """Would catch a state that stays behind, here or in the store, and pending updates that are forgotten."""
+    """A learner and store restored from a state continue bit for bit, with another number of chunks, too."""
 
     def make(num_chunks: int) -> Update:
         store = make_store(make_network(), rule, options=options, num_chunks=num_chunks)
@@ -516,7 +512,7 @@ def assert_parameters(update: Update, expected: Tensor) -> None:
     ],
 )
 def test_rules_that_cannot_be_shared(rule: Optimizer, options: dict[str, Any], message: str) -> None:
-    """Would catch a rule that runs, but not as it was meant."""
+    """Optimizers and options that a store cannot share are usage errors."""
     store = make_store(make_network(), SGD())
     with pytest.raises(UsageError, match=message):
         on_store(make_network(), rule, store, **options)
@@ -533,7 +529,7 @@ def test_rules_that_cannot_be_shared(rule: Optimizer, options: dict[str, Any], m
     ],
 )
 def test_a_store_for_something_else(network: nn.Module, rule: Optimizer, message: str) -> None:
-    """Would catch a state that is silently kept from the others, or parameters that are cut off or cast."""
+    """A learner whose network or optimizer differs from the store's is refused."""
     store = make_store(make_network(), SGD())
     with pytest.raises(ValueError, match=message):
         on_store(network, rule, store)
@@ -544,7 +540,7 @@ def test_a_store_for_something_else(network: nn.Module, rule: Optimizer, message
 
 @pytest.mark.parametrize("options", [{}, {"updates_per_exchange": 2}])
 def test_no_lock_is_held_while_the_gradient_is_still_computed(options: dict[str, Any], monkeypatch: Any) -> None:
-    """Would catch a learner that locks a chunk, and only then waits for all that its GPU still has to do."""
+    """A learner waits for its GPU before it takes a lock."""
     store = make_store(make_network(), Adam(), options=options)
     update = on_store(make_network(), Adam(), store, in_place=False, **options)
     target, exchange = deepcopy(update.module), update.exchange

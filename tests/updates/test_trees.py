@@ -1,4 +1,4 @@
-"""Nested batches: their tensors in order, the same structure afterwards, and slices that make up the whole."""
+"""Tests of nested batches: their tensors in order, their structure, and slices that make up the whole."""
 
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -32,7 +32,7 @@ def make_batch(num_samples: int = 31) -> tuple[Any, ...]:
 
 
 def test_leaves_are_all_tensors_in_order() -> None:
-    """Would catch a nested tensor that is left out, and an order that depends on anything but the fields'."""
+    """`leaves` returns all tensors in the order of their fields."""
     outer, actions, plain, setting, _ = make_batch()
     expected = [outer.observation, outer.valid, outer.inner.state, actions["action"], *plain[:2], setting]
     found = leaves((outer, actions, plain, setting, None))
@@ -41,7 +41,7 @@ def test_leaves_are_all_tensors_in_order() -> None:
 
 
 def test_mapping_keeps_the_structure() -> None:
-    """Would catch a NamedTuple that becomes a plain tuple, so that its fields have no names, and None that is lost."""
+    """`map_leaves` keeps NamedTuples, names and None."""
     batch = make_batch()
     doubled = map_leaves(lambda leaf: leaf * 2, batch)
     assert [type(part) for part in doubled] == [type(part) for part in batch]
@@ -53,7 +53,7 @@ def test_mapping_keeps_the_structure() -> None:
 
 
 def test_slices_are_the_whole() -> None:
-    """Would catch samples that are left out, counted twice, or reordered; and a setting that is cut."""
+    """Slices together hold each sample once, in order, and settings whole."""
     batch = make_batch()
     parts = slices(batch, most_elements=500)  # a sample has 72
     assert [len(part[0].observation) for part in parts] == [6, 6, 6, 6, 7]
@@ -69,20 +69,20 @@ def test_slices_are_the_whole() -> None:
 
 
 def test_sequences_stay_whole_wherever_they_are() -> None:
-    """Would catch steps of a sequence that are learned from as if nothing had come before them."""
+    """A batch of sequences is never sliced."""
     sequences = Batch(torch.zeros(6, 4, 2), torch.zeros(6, 4), torch.ones(6, 4, dtype=torch.bool))
     for batch in (sequences, (sequences,), ((sequences, torch.zeros(6)),), ({"steps": [sequences]}, torch.zeros(6))):
         assert len(slices(batch, 8)) == 1
 
 
 def test_unequal_numbers_of_samples() -> None:
-    """Would catch a batch [T, B] beside one [T * B] that is cut without a word."""
+    """Batches with different numbers of samples are an error."""
     with pytest.raises(ValueError, match=r"\[2, 4\] samples in one batch.*put sequences \[T, B, \.\.\.\] into"):
         slices((torch.zeros(4), Inner(torch.zeros(2, 2))), 10)
 
 
 def test_numbers_become_tensors() -> None:
-    """Would catch a number that stays one, loses its digits, or gets the dtype of another kind."""
+    """Numbers become tensors of their kind's dtype without losing digits they need."""
     tree = (0.1, 2**40 + 1, True, {"x": [torch.ones(2), torch.tensor(0.3, dtype=torch.float64)]}, None)
     assert leaves(tree)[:3] == [0.1, 2**40 + 1, True]
     number, count, flag, parts, absent = to_device(tree, torch.device("cpu"))
@@ -95,7 +95,7 @@ def test_numbers_become_tensors() -> None:
 
 @pytest.mark.gpu
 def test_batches_go_to_a_device() -> None:
-    """Would catch a leaf that stays on the CPU, and the digits of a 0-d tensor that is filled in there."""
+    """All leaves go to the device and keep their dtype."""
     given = (torch.arange(3), torch.tensor(0.3, dtype=torch.float64), 0.5)
     found = to_device(given, torch.device("cuda:0"))
     assert all(leaf.device == torch.device("cuda:0") for leaf in found)
@@ -103,7 +103,7 @@ def test_batches_go_to_a_device() -> None:
 
 
 def test_the_structure_is_all_but_values() -> None:
-    """Would catch two batches that share a graph but differ in a shape, a dtype, a name, or in what is absent."""
+    """Two batches have one structure only if shapes, dtypes, names and absent parts agree."""
     batch = make_batch()
     assert structure(batch) == structure(map_leaves(torch.zeros_like, batch))
     assert hash(structure(batch)) == hash(structure(make_batch()))
@@ -114,7 +114,7 @@ def test_the_structure_is_all_but_values() -> None:
 
 
 def test_rollouts_are_batches() -> None:
-    """Would catch a tensor of a rollout that is left out, and stacks of another size with the same tensors."""
+    """A rollout's leaves are all its tensors, and its frame stack is part of its structure."""
     rollout = random_rollout(FRAMES, ActorCritic(FRAMES, core="gru", core_size=3), 3, 2, seed=0, num_truncated=1)
     tensors = [*rollout.tensors().values()]
     assert len(leaves(rollout)) == 11 + 2 + 4 and len(leaves(tensors)) == 17

@@ -1,4 +1,4 @@
-"""`minimize` against `step`, in slices, with masks, and through the buffers of a CUDA graph."""
+"""Tests of `minimize` against `step`, in slices, with masks, and through the buffers of a CUDA graph."""
 
 import logging
 import platform
@@ -29,7 +29,7 @@ OPTIMIZERS: list[Optimizer] = [
 
 
 class Learner:
-    """A small network, its loss, and how it learns: each one starts the same."""
+    """A small network, its loss and its update; all learners start with the same parameters."""
 
     def __init__(self, device: torch.device | str = "cpu", rule: Optimizer | None = None, **options: Any):
         torch.manual_seed(0)
@@ -43,7 +43,7 @@ class Learner:
         return scale * squared + absolute, {"squared": squared.detach(), "absolute": absolute.detach()}
 
     def replay(self) -> "Learner":
-        """Through the buffers that a graph would read, on whatever device."""
+        """Makes updates go through the buffers that a graph would read, on any device."""
         self.update._graphs = CudaGraphs(self.update.device)
         return self
 
@@ -57,7 +57,7 @@ class Learner:
 
 
 class Arguments(NamedTuple):
-    """Of `Learner.loss`, in its order."""
+    """The arguments of `Learner.loss`, in its order."""
 
     x: Tensor
     target: Tensor
@@ -77,7 +77,7 @@ def make_batch(index: int, num_samples: int = 30, scale: float = 1.0, device: to
 
 
 def by_step(learner: Learner, index: int) -> dict[str, Tensor]:
-    """What `minimize` is to do, by `step`."""
+    """Does by `step` what `minimize` is to do."""
     batch = make_batch(index)
     num_samples = batch.valid.sum()
     loss_sum, terms = learner.loss(*batch)
@@ -98,8 +98,7 @@ def assert_close(first: dict[str, Tensor], second: dict[str, Tensor]) -> None:
     ids=["slices", "buffers"],
 )
 def test_minimize_is_step(make: Callable[[Optimizer], Learner], rule: Optimizer) -> None:
-    """Would catch a slice or sample lost, a gradient left over, a rule that runs twice or never, a frozen step count,
-    and statistics that a later update overwrites."""
+    """`minimize` equals `step`, in slices and graphs, and later updates do not change returned statistics."""
     expected, actual = Learner(rule=rule), make(rule)
     stats = [(by_step(expected, index), actual.minimize(index)) for index in range(6)]
     for first, second in stats:
@@ -109,7 +108,7 @@ def test_minimize_is_step(make: Callable[[Optimizer], Learner], rule: Optimizer)
 
 
 def test_the_whole_gradient_is_clipped() -> None:
-    """Would catch clipping per tensor, or after the update."""
+    """Clipping applies to the norm of the whole gradient, before the update."""
     layer = nn.Linear(3, 2)
     update = Update(layer, RMSProp(), clip_grad_norm=0.5)
     norm = update.step((layer(torch.ones(1, 3)) * 100).sum(), torch.tensor(4), 1e-3)
@@ -118,7 +117,7 @@ def test_the_whole_gradient_is_clipped() -> None:
 
 
 def test_what_is_not_sliceable_stays_whole() -> None:
-    """Would catch a recurrent batch [T, B] that is cut along time."""
+    """A recurrent batch [T, B] reaches the loss whole."""
     learner = Learner(slice_elements=1)
     seen = []
 
@@ -134,8 +133,7 @@ def test_what_is_not_sliceable_stays_whole() -> None:
 
 @pytest.mark.parametrize("how", ["slices", "buffers", pytest.param("graph", marks=pytest.mark.gpu(fake=True))])
 def test_further_losses_and_sums(how: str) -> None:
-    """Would catch a further loss without its gradient, divided by its own count, or with a frozen weight; a sum that is
-    divided by the number of samples; terms that are sums, too; a graph of means that is used for sums."""
+    """Extra losses add to the gradient, weighted, and reduction="sum" does not divide by the number of samples."""
     expected, actual = Learner(rule=SGD()), Learner("cuda:0" if how == "graph" else "cpu", SGD(), slice_elements=500)
     expected.update.exchange.clip_grad_norm = actual.update.exchange.clip_grad_norm = None
     if how == "buffers":
@@ -145,7 +143,7 @@ def test_further_losses_and_sums(how: str) -> None:
         loss_sum = weight * actual.network(x).square().sum()
         return loss_sum, {"other": loss_sum.detach()}
 
-    for index in range(8):  # in turn, so that both have graphs
+    for index in range(8):  # alternates, so both reductions get graphs
         reduction = ("mean", "sum")[index % 2]
         batch, x = make_batch(index), make_batch(100 + index, num_samples=7).x
         num_samples = batch.valid.sum()
@@ -166,7 +164,7 @@ def test_further_losses_and_sums(how: str) -> None:
 
 @pytest.mark.parametrize("how", ["whole", "slices", "buffers", pytest.param("graph", marks=pytest.mark.gpu)])
 def test_entries_for_samples_stay_entries(how: str) -> None:
-    """Would catch entries that are added up, divided, in another order, or overwritten by the next update."""
+    """Terms per sample stay per sample, in order, and later updates do not change them."""
     device = "cuda:0" if how == "graph" else "cpu"
     learner = Learner(device, slice_elements=500 if how == "slices" else 10**6)
 
@@ -192,7 +190,7 @@ def test_entries_for_samples_stay_entries(how: str) -> None:
 
 @pytest.mark.parametrize("how", ["slices", "buffers", "outside"])
 def test_norms_of_layers_by_hand(how: str) -> None:
-    """Would catch a norm of the wrong layer, of a gradient before it is clipped, or of a step not taken yet."""
+    """Logged norms equal each layer's parameter, clipped gradient and step, computed by hand."""
     rule = TorchOptimizer("SGD") if how == "outside" else SGD()
     learner = Learner(rule=rule, slice_elements=500, log_norms=True)
     if how == "buffers":
@@ -216,7 +214,7 @@ def test_norms_of_layers_by_hand(how: str) -> None:
 
 
 def test_nothing_valid() -> None:
-    """Would catch a division by zero where every sample of a batch is lost."""
+    """A batch without valid samples changes nothing, and all its statistics are 0."""
     learner = Learner()
     before = learner.values.clone()
     batch = make_batch(0)._replace(valid=torch.zeros(30, dtype=torch.bool))
@@ -228,7 +226,7 @@ def test_nothing_valid() -> None:
 @pytest.mark.parametrize("device", DEVICES, ids=str)
 @pytest.mark.parametrize("rule", OPTIMIZERS, ids=repr)
 def test_buffers_are_the_direct_path(rule: Optimizer, device: torch.device) -> None:
-    """Would catch a rate, setting, weight or sample that a graph has frozen, and shapes that share buffers."""
+    """Updates through buffers or graphs equal direct ones, for changing sizes, rates and settings."""
     direct, replayed = Learner(device, rule, cuda_graphs=False), Learner(device, rule).replay()
     for index in range(12):
         changing = {"num_samples": (30, 20)[index % 2], "scale": 1 + index / 3, "rate": 1e-2 / (1 + index)}
@@ -239,7 +237,7 @@ def test_buffers_are_the_direct_path(rule: Optimizer, device: torch.device) -> N
 
 @pytest.mark.parametrize("buffers", [False, True])
 def test_a_state_resumes(buffers: bool) -> None:
-    """Would catch a graph that goes on writing to the state from before it was loaded."""
+    """A restored update continues as the saved one, through buffers, too."""
     through, other = Learner(rule=Adam()), Learner(rule=Adam())
     if buffers:
         through.replay(), other.replay()
@@ -255,7 +253,7 @@ def test_a_state_resumes(buffers: bool) -> None:
 
 
 def test_ever_new_losses_are_noticed(caplog: pytest.LogCaptureFixture) -> None:
-    """Would catch buffers that pile up where each update brings a lambda of its own; the updates must go on."""
+    """A new loss at each update gives one warning, and the updates stay right."""
     learner, expected = Learner().replay(), Learner()
     with caplog.at_level(logging.WARNING, "accel_rl"):
         for index in range(MAX_GRAPHED_CALLS + 3):
@@ -269,7 +267,7 @@ def test_ever_new_losses_are_noticed(caplog: pytest.LogCaptureFixture) -> None:
 
 @pytest.mark.gpu
 def test_a_graph_is_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Would catch graphs that are captured but not used: Python's share of a replay is no call of the loss."""
+    """After two warm-up calls and a capture, updates do not call the loss."""
     learner = Learner("cuda:0")
     calls = []
     loss = learner.loss
@@ -281,7 +279,7 @@ def test_a_graph_is_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.gpu
 def test_a_loss_that_can_not_be_captured(caplog: pytest.LogCaptureFixture) -> None:
-    """Would catch a run that ends because of a loss that looks at its values, or one that loses an update."""
+    """A loss that cannot be captured gives one warning, and no update is lost."""
     learner, expected = Learner("cuda:0"), Learner("cuda:0", cuda_graphs=False)
 
     def loss(*batch: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
@@ -313,6 +311,6 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 @pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="does nothing without glibc")
 def test_freed_memory_is_kept() -> None:
-    """Would catch a setting that the C library refuses: the pages of each update are then faulted in anew."""
+    """The C library keeps freed memory, so updates cause few page faults."""
     result = subprocess.run([sys.executable, "-c", UPDATES], capture_output=True, text=True, check=True)
     assert int(result.stdout) < 1000

@@ -1,5 +1,5 @@
-"""Pages in a real browser: from a file and served by `accel-rl watch`. Needs Playwright, and a Chromium or Chrome that
-is on the path or that the environment variable CHROME names."""
+"""Tests of pages in a real browser, from a file and served by `accel-rl watch`. They need Playwright, and a Chromium or
+Chrome that is on the path or that the environment variable CHROME names."""
 
 import os
 import shutil
@@ -29,7 +29,7 @@ def chrome() -> Iterator[Any]:
 
 
 class Visit:
-    """A page in a window of its own, with what it asks for, and what it complains of."""
+    """A page in a window of its own, with its requests and its complaints."""
 
     def __init__(self, chrome: Any, address: str, window: str = "desktop", scheme: str = "light"):
         width, height = WINDOWS[window]
@@ -51,7 +51,7 @@ class Visit:
 
 @pytest.mark.parametrize("window", WINDOWS)
 def test_a_page_from_a_file(tmp_path: Path, chrome: Any, window: str) -> None:
-    """Would catch a figure that is not drawn, an error, a page wider than a phone, and one that is never dark."""
+    """A page from a file draws all figures without errors, fits a phone, and has a dark scheme."""
     run = write_run(tmp_path / HOSTILE.replace("/", "-"))
     file = tmp_path / "page.html"
     write_page([run], file)
@@ -70,7 +70,7 @@ def test_a_page_from_a_file(tmp_path: Path, chrome: Any, window: str) -> None:
 
 
 def test_a_served_page_follows_its_run(tmp_path: Path, chrome: Any) -> None:
-    """Would catch a page that has to be loaded again, forgets where its reader has zoomed, or asks elsewhere."""
+    """A served page follows its run without reloading, keeps its zoom, and asks only its server."""
     run = write_run(tmp_path / "run", steps=9000)
     with served(tmp_path) as port:
         runs = Visit(chrome, f"http://127.0.0.1:{port}/")

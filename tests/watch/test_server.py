@@ -1,4 +1,4 @@
-"""`accel-rl watch`: the list and pages of runs that are under way, what is not served, and bad input."""
+"""Tests of `accel-rl watch`: the list and pages of runs under way, what is not served, and bad input."""
 
 import contextlib
 import http.client
@@ -32,7 +32,7 @@ from accel_rl.watch.server import make_app
 
 @contextlib.contextmanager
 def served(folder: Path) -> Iterator[int]:
-    """Serves a folder from a thread of this process; gives the port."""
+    """Serves a folder from a thread of this process; yields the port."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port: int = listener.getsockname()[1]
         server = uvicorn.Server(uvicorn.Config(make_app(folder, port), log_level="error"))
@@ -62,7 +62,7 @@ def log_row(run: Path, text: str) -> None:
 
 
 def test_the_list_and_the_pages_follow_the_runs(tmp_path: Path) -> None:
-    """Would catch a page that stays what it was, a run whose end is not seen, and one that hides the others."""
+    """The list and the pages show new rows and ends of runs, beside a broken run, too."""
     ended, running = (write_run(tmp_path / "a2c" / "CartPole-v1" / name, steps=4000) for name in ("one", "two"))
     write_run(tmp_path / "a2c" / "CartPole-v1" / "broken", header="other columns")
     log_row(ended, "4000,240,400,0.25,5.5,,0.5")
@@ -88,7 +88,7 @@ def test_the_list_and_the_pages_follow_the_runs(tmp_path: Path) -> None:
 
 
 def test_only_runs_below_the_folder_are_served_to_this_machine(tmp_path: Path) -> None:
-    """Would catch paths that climb, links that lead elsewhere, names that lead here, and a request that writes."""
+    """Only GET requests from this machine for runs below the folder are served."""
     secret = write_run(tmp_path / "secret")
     (secret / "video.mp4").write_bytes(b"0123456789")
     root = tmp_path / "results"
@@ -114,7 +114,7 @@ def test_only_runs_below_the_folder_are_served_to_this_machine(tmp_path: Path) -
 
 
 def test_the_list_has_a_line_for_what_it_does_not_read(tmp_path: Path) -> None:
-    """Would catch a text from elsewhere in a message, a run that is hidden, and one that takes the list down."""
+    """The list has a line for each folder that it does not read, without text from outside."""
     secret = write_run(tmp_path / "secret")
     (secret / "config.yaml").write_text("[the secret")
     root = tmp_path / "results"
@@ -139,7 +139,7 @@ def test_the_list_has_a_line_for_what_it_does_not_read(tmp_path: Path) -> None:
 
 
 def test_runs_that_vanish_or_log_while_they_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Would catch a list that fails with one run, moves under the cursor, or keeps all logs of all runs in memory."""
+    """The list survives a run that vanishes, keeps its order, and keeps no logs in memory."""
     for number, name in enumerate(("first", "second", "third")):
         os.utime(write_run(tmp_path / name) / "config.yaml", (number, number))
     records: list[weakref.ref[RunRecord]] = []
@@ -165,7 +165,7 @@ def test_runs_that_vanish_or_log_while_they_are_listed(tmp_path: Path, monkeypat
 
 
 def test_a_page_is_sent_once(tmp_path: Path) -> None:
-    """Would catch megabytes every two seconds for a run that logs nothing, and a change that is not sent."""
+    """An unchanged page is sent once, and a changed one is sent again."""
     run = write_run(tmp_path / "run")
     with served(tmp_path) as port:
         for path, score in (("/", 51), ("/run/run", 52)):
@@ -193,7 +193,7 @@ def test_what_watch_refuses(tmp_path: Path, capsys: Any) -> None:
 
 @pytest.mark.slow
 def test_ctrl_c_ends_it(tmp_path: Path) -> None:
-    """Would catch a traceback, and a server that waits for a browser that has paused a video."""
+    """Ctrl-C ends the server in silence with status 130, even while a video is paused."""
     video = write_run(tmp_path / "run") / "video.mp4"
     with video.open("wb") as file:
         file.truncate(10**9)

@@ -1,4 +1,5 @@
-"""Dynamic adjustment on simulated machines, whose speed is a function of the counts, with noise, drift and ceilings."""
+"""Tests of dynamic adjustment on simulated machines whose speed depends on the counts, with noise, drift and
+ceilings."""
 
 import itertools
 import json
@@ -40,7 +41,7 @@ class Machine:
         self.adjuster, self.surface, self.noise, self.drift = adjuster, surface, noise, drift
         self.memory = memory or (lambda counts: 0.5)
         self.counts, self.now_s, self.total = adjuster.counts, 1000.0, 0.0
-        self.luck = 1.0  # of this window
+        self.luck = 1.0  # noise and drift of the present window, as a factor
         self._rng = random.Random(5)
 
     def run(self, num_windows: int) -> list[Window]:
@@ -64,8 +65,8 @@ def machine(surface: Surface, start: Counts = ONE, limits: Counts = MANY, seed: 
 
 
 def many_cores(counts: Counts) -> float:
-    """Simulators that share 32 cores, a network whose batches are the larger the fewer predictors there are, trainers
-    that overlap: which of the four is the slowest counts."""
+    """Returns the rate of the slowest stage: simulators share 32 cores, batches grow with fewer predictors, trainers
+    overlap."""
     agents, predictors, trainers = counts
     simulation = 12_800 * min(agents / 32, 1) * (1 - 0.0005 * max(0, agents - 32))
     waiting = agents / (0.0065 + 0.002 / predictors)
@@ -82,7 +83,7 @@ def two_cores(counts: Counts) -> float:
 
 
 def hill(counts: Counts) -> float:
-    """Has its top at 20, 6, 5, reached by steps of a few percent."""
+    """Returns the height of a hill whose top at 20, 6, 5 is reached by steps of a few percent."""
     agents, predictors, trainers = counts
     off = (math.log(agents / 20)) ** 2 / 2 + 0.004 * (predictors - 6) ** 2 + 0.004 * (trainers - 5) ** 2
     return 100 * math.exp(-off)
@@ -100,7 +101,7 @@ def best_of_grid(surface: Surface) -> float:
 @pytest.mark.parametrize(("surface", "windows"), [(many_cores, 60), (two_cores, 30), (hill, 80)])
 @pytest.mark.parametrize("noise", [0.0, 0.03])
 def test_it_climbs_from_one_of_each(surface: Surface, windows: int, noise: float) -> None:
-    """Would catch a search that takes ages, or that noise keeps from the top or leads away from it again."""
+    """The search climbs to 90 % of the best objective and stays there, in spite of noise."""
     best = best_of_grid(surface)
     for seed in range(5):
         running = machine(surface, noise=noise, seed=seed)
@@ -113,7 +114,7 @@ def test_it_climbs_from_one_of_each(surface: Surface, windows: int, noise: float
 
 @pytest.mark.parametrize("drift", [0.0, 0.03, -0.03])
 def test_where_nothing_pays_it_stays(drift: float) -> None:
-    """Would catch a walk on noise, and a machine's drift that is taken for the merit of a change."""
+    """Where all counts perform alike, noise and drift seldom change the accepted counts."""
     changes = 0
     for seed in range(10):
         adjuster = (running := machine(flat, Counts(8, 2, 2), noise=0.02, drift=drift, seed=seed)).adjuster
@@ -122,18 +123,18 @@ def test_where_nothing_pays_it_stays(drift: float) -> None:
             running.run(1)
             accepted.append(adjuster.accepted)
         changes += sum(old != new for old, new in itertools.pairwise(accepted))
-    assert changes <= 80  # in 1000 windows; half of about 400 trials look better
+    assert changes <= 80  # 1000 windows have about 400 trials, half of which look better.
 
 
 def test_what_pays_a_little_is_kept() -> None:
-    """Would catch a threshold that a small steady gain never reaches, of windows that differ as much by chance."""
+    """A gain of 2.5 % per trainer is found and kept."""
     running = machine(lambda counts: 100 * 1.025**counts.trainers, limits=Counts(1, 1, 5))
     running.run(60)
     assert running.adjuster.accepted == Counts(1, 1, 5)
 
 
 def advance_to(adjuster: Adjuster, objectives: list[float]) -> list[Counts]:
-    """Returns the counts in windows of these objectives, which begin at 0 s, and last those after them."""
+    """Returns the counts in windows of these objectives, which begin at 0 s, and then the last counts."""
     now_s = total = 0.0
     adjuster.advance(now_s, total, 0.0)
     found = []
@@ -147,7 +148,7 @@ def advance_to(adjuster: Adjuster, objectives: list[float]) -> list[Counts]:
 
 
 def test_a_lucky_window_is_not_enough() -> None:
-    """Would catch a change that is kept for one good window, and one that is kept although it does not pay."""
+    """One good window does not make a change accepted."""
     adjuster = Adjuster(ONE, Counts(1, 1, 2), 0, INTERVAL_S)
     changed = Counts(1, 1, 2)
     counts = advance_to(adjuster, [100, 103, 100, 100, 100, 100, 100])
@@ -156,17 +157,17 @@ def test_a_lucky_window_is_not_enough() -> None:
 
 
 def test_a_rejected_change_goes_back_and_its_baseline_is_new() -> None:
-    """Would catch a rejected configuration that keeps running, or whose objective the next change is compared with."""
+    """After a rejected change the old counts run again, and their new objective is the next baseline."""
     adjuster = Adjuster(Counts(2, 1, 1), Counts(2, 1, 2), 0, INTERVAL_S)
     counts = advance_to(adjuster, [100, 50, 60, 70])  # rejected; then the machine has become slower
     first, second = counts[1], counts[3]
     assert counts[0] == counts[2] == Counts(2, 1, 1) and {first, second} == {Counts(1, 1, 1), Counts(2, 1, 2)}
-    assert adjuster.accepted == second  # for 70 is clearly more than 60
+    assert adjuster.accepted == second  # 70 is clearly more than 60.
     assert [window.accepted for window in adjuster.history] == [True, False, True, True]
 
 
 def test_windows_are_equally_long_and_settle_first() -> None:
-    """Would catch a first window of another length, and an objective that counts the change itself."""
+    """Windows are equally long, and their objective leaves out the settling time."""
     adjuster, now_s, total, ends = Adjuster(ONE, MANY, 0, INTERVAL_S), 1e6, 0, [1e6]
     since = 0.0
     while len(adjuster.history) < 20:
@@ -183,7 +184,7 @@ def test_windows_are_equally_long_and_settle_first() -> None:
 
 
 def test_a_pause_spoils_no_window() -> None:
-    """Would catch an evaluation that makes a change look slow."""
+    """An interruption starts the window again, so a pause does not count."""
     adjuster = Adjuster(ONE, MANY, 0, INTERVAL_S)
     for now_s in (0.0, 25.0, 50.0):
         adjuster.advance(now_s, now_s, 0.5)
@@ -196,7 +197,7 @@ def test_a_pause_spoils_no_window() -> None:
 
 
 def test_full_memory_fixes_the_counts_as_limits_and_takes_back_what_raised_them() -> None:
-    """Would catch a machine that runs out of memory, before the window's end or with the next change."""
+    """Full memory takes the change back and makes the accepted counts the limits."""
     running = machine(lambda counts: counts.agents, memory=lambda counts: 0.96 if counts.agents > 20 else 0.9)
     adjuster = running.adjuster
     while adjuster.limits == MANY:
@@ -208,7 +209,7 @@ def test_full_memory_fixes_the_counts_as_limits_and_takes_back_what_raised_them(
 
 
 def test_full_memory_keeps_a_change_that_lowers_a_number() -> None:
-    """Would catch a window that is thrown away, or never ends, although its change needs no more memory."""
+    """Full memory does not cut short a change that lowers a count."""
     running = machine(flat, Counts(2, 1, 1), memory=lambda counts: 0.99)
     windows = running.run(4)
     assert running.adjuster.limits == Counts(2, 1, 1)
@@ -216,7 +217,7 @@ def test_full_memory_keeps_a_change_that_lowers_a_number() -> None:
 
 
 def test_it_rests_once_nothing_pays_and_wakes_up_when_the_machine_changes() -> None:
-    """Would catch a search that disturbs the best configuration for ever, and a rest that sleeps through a change."""
+    """The search rests once nothing pays, and climbs again after the machine has changed."""
     running = machine(two_cores)
     running.run(1000)
     windows = running.run(300)
@@ -227,7 +228,7 @@ def test_it_rests_once_nothing_pays_and_wakes_up_when_the_machine_changes() -> N
 
 
 def test_it_finds_a_way_out_of_a_standstill() -> None:
-    """Would catch an objective of 0 that has no logarithm."""
+    """The search leaves counts whose objective is 0."""
     running = machine(lambda counts: 10.0 * (counts.agents >= 2))
     running.run(20)
     assert running.adjuster.accepted.agents >= 2
@@ -246,7 +247,7 @@ COUNTS = st.builds(Counts, st.integers(1, 40), st.integers(1, 4), st.integers(1,
 def test_whatever_is_measured(
     start: Counts, room: tuple[int, int, int], seed: int, windows: list[tuple[float, float]]
 ) -> None:
-    """Would catch counts out of their limits, two numbers that change at once, and a rejected change that stays."""
+    """For any measurements, counts stay within limits, change one at a time, and rejected changes go back."""
     limits = Counts(*(number + more for number, more in zip(start, room, strict=True)))
     adjuster = Adjuster(start, limits, seed, INTERVAL_S)
     now_s = total = 0.0
@@ -272,7 +273,7 @@ def num_different(left: Counts, right: Counts) -> int:
 
 
 def test_it_continues_from_a_checkpoint() -> None:
-    """Would catch state that is lost, and state that a checkpoint cannot hold."""
+    """An adjuster continues exactly from its state as JSON."""
     running = machine(many_cores, noise=0.03)
     for num_windows in (3, 20, 40):
         running.run(num_windows)
@@ -286,7 +287,7 @@ def test_it_continues_from_a_checkpoint() -> None:
 
 
 def test_a_checkpoint_keeps_to_narrower_limits() -> None:
-    """Would catch more agents than a resumed run may have."""
+    """A restored adjuster keeps within narrower limits."""
     running = machine(many_cores)
     running.run(60)
     copy = Adjuster(ONE, Counts(6, 10, 1), 0, INTERVAL_S)
@@ -296,6 +297,6 @@ def test_a_checkpoint_keeps_to_narrower_limits() -> None:
 
 
 def test_a_start_beyond_the_limits_is_refused() -> None:
-    """Would catch a run that starts with more agents than it may have."""
+    """Initial counts above the limits are a usage error."""
     with pytest.raises(UsageError, match="agents=32 to start with must be from 1 to 16, the most that may run"):
         Adjuster(Counts(32, 2, 2), Counts(16, 8, 8), 0, INTERVAL_S)

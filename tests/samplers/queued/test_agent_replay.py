@@ -1,4 +1,4 @@
-"""An agent's replay against lists of steps, and against the learner's replay and targets, over every episode edge."""
+"""Tests of an agent's replay against lists of steps and the learner's replay and targets, over every episode edge."""
 
 import pickle
 from collections import Counter
@@ -67,14 +67,14 @@ class Drawer:
 
 
 def value_of(seen: Array, cells: tuple[int, ...]) -> Array:
-    """A value of an observation, in each cell another one."""
+    """Returns a value of an observation, different in each cell."""
     return seen.astype(np.float32).ravel()[:: 1 + seen.size // 50].mean() / 100 + np.arange(
         np.prod(cells, dtype=int), dtype=np.float32
     ).reshape(cells)
 
 
 def row_of(shown: Array, rows: list[Any]) -> int:
-    """The number of a row that was seen once only."""
+    """Returns the number of a row that occurs once."""
     (found,) = [t for t, row in enumerate(rows) if np.array_equal(np.asarray(row, shown.dtype), shown)]
     return found
 
@@ -119,7 +119,7 @@ def check_window(slot: dict[str, Array], env: AgentEnv) -> int:
 
 
 def make_oracle(env: AgentEnv, size: int, length: int) -> SequenceReplay:
-    """The learner's replay of the same steps."""
+    """Returns the learner's replay of the same steps."""
     oracle = SequenceReplay(env.spec, 1, size, length)
     for first in range(0, len(env.steps), size):
         oracle.append(rollout_with_finals(env, first, min(size, len(env.steps) - first)))
@@ -154,8 +154,7 @@ def rollout_with_finals(env: AgentEnv, first: int, horizon: int) -> Any:
 def test_draws_are_those_of_the_learners_replay(
     kind: str, size: int, length: int, num_steps: int, longest: int, largest_reward: int, seed: int
 ) -> None:
-    """Would catch frames of another step or game, a step too few or too many, a last frame of another episode, targets
-    with another discount or value behind them, a prediction that is asked for in vain, and windows across episodes."""
+    """Sequences, windows and targets of an agent's replay equal a list of steps and the learner's replay."""
     env = AgentEnv(np.random.default_rng(seed), SPECS[kind], longest, largest_reward=largest_reward)
     env.play(num_steps)
     config = config_of(env.spec, size, length, waits=False)
@@ -178,7 +177,7 @@ def test_draws_are_those_of_the_learners_replay(
 
 
 def test_draws_are_uniform_and_windows_are_balanced() -> None:
-    """Would catch a start or window that is drawn more often than others, or never."""
+    """Starts are drawn uniformly; windows are drawn half and half by zero and nonzero reward."""
     env = AgentEnv(np.random.default_rng(5), STACKS, 15)
     env.play(70)
     replay = make_replay(config_of(STACKS, 30, 6, tasks=TASKS[1:]), STACKS)
@@ -204,7 +203,7 @@ def test_draws_are_uniform_and_windows_are_balanced() -> None:
 
 
 def test_a_replay_that_is_not_part_of_a_checkpoint_begins_in_the_middle_of_an_episode() -> None:
-    """Would catch stacks with blank frames where the episode had shown something."""
+    """A replay that begins in mid-episode draws only rows whose whole stack it holds."""
     env = AgentEnv(np.random.default_rng(1), STACKS, 10**9)
     env.play(30)
     replay = make_replay(config_of(STACKS, 8, 3, waits=False), STACKS)
@@ -218,7 +217,7 @@ def test_a_replay_that_is_not_part_of_a_checkpoint_begins_in_the_middle_of_an_ep
 
 @pytest.mark.parametrize("num_steps", [0, 5, 21, 60])
 def test_a_state_continues_the_same_draws(num_steps: int) -> None:
-    """Would catch anything that a checkpoint leaves out, and a state that later steps change."""
+    """A restored replay draws the same samples, and later steps do not change a saved state."""
     env = AgentEnv(np.random.default_rng(2), STACKS, 6)
     env.play(num_steps + 12)
     config = config_of(STACKS, 20, 4, waits=False)
@@ -242,7 +241,7 @@ def test_a_state_continues_the_same_draws(num_steps: int) -> None:
 @pytest.mark.parametrize("cell", [2, 4, 20])
 @pytest.mark.parametrize("shape", [(84, 84), (104, 80), (3, 85, 90)])
 def test_pixel_change_is_the_learners(shape: tuple[int, ...], cell: int) -> None:
-    """Would catch sums that overflow, another crop, and channels that are mixed with cells."""
+    """The agent's pixel change equals the learner's."""
     rows = np.random.default_rng(0).integers(256, size=(4, *shape), dtype=np.uint8)
     expected = pixel_change(torch.from_numpy(rows).unsqueeze(1), cell)[:, 0].numpy()
     found = agent_pixel_change(rows, cell)
@@ -253,14 +252,14 @@ def test_pixel_change_is_the_learners(shape: tuple[int, ...], cell: int) -> None
 
 
 def test_memory_is_what_the_learner_counts() -> None:
-    """Would catch an agent that needs more memory than `AuxiliaryTasks.validate` allows it."""
+    """An agent's replay takes no more memory than sequence_bytes computes."""
     spec = EnvSpec(gymnasium.spaces.Box(0, 255, (84, 84), np.uint8), gymnasium.spaces.Discrete(6), 4)
     replay = make_replay(config_of(spec, 2000, 20), spec)
     assert replay.num_bytes <= 1.01 * sequence_bytes(spec, 1, 2000) <= 1.02 * 2000 * 84 * 84
 
 
 def test_last_rows_are_forgotten_with_their_steps() -> None:
-    """Would catch memory that grows with every episode."""
+    """The replay keeps last rows only of episodes whose steps it still holds."""
     env = AgentEnv(np.random.default_rng(4), STACKS, 3)
     env.play(200)
     replay = make_replay(config_of(STACKS, 20, 4), STACKS)

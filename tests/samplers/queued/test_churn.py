@@ -1,4 +1,4 @@
-"""No step is lost, and none comes twice, while agents, predictors and trainers come, go, die and are resumed."""
+"""Tests that no step is lost or doubled while agents, predictors and trainers come, go, die and are resumed."""
 
 import os
 import pickle
@@ -77,8 +77,7 @@ def churn(schedule: list[Change], horizon: int, min_training_batch: int, places:
 
 
 def test_churn() -> None:
-    """Would catch steps that are lost, doubled or cut at the wrong place when numbers change, a process dies or a run
-    is resumed; wrong values behind segments; actions that are not those that were taken; batches out of step."""
+    """Every step arrives once, with the right values, while counts change, a process dies and a run is resumed."""
     churn([(3, "counts", (5, 1, 3)), (2, "kill", (2, 0, 0)), (3, "resume", NONE), (1, "counts", (1, 2, 1))], 4, 6, 1)
 
 
@@ -95,12 +94,12 @@ changes = st.tuples(st.integers(1, 5), st.sampled_from(["counts", "counts", "kil
     st.integers(1, 3),
 )
 def test_any_churn(schedule: list[Change], horizon: int, min_training_batch: int, places: int) -> None:
-    """The same, whatever the order of changes."""
+    """Every step arrives once under any schedule of changes."""
     churn(schedule, horizon, min_training_batch, places)
 
 
 def test_a_retired_agent_leaves_nothing_behind(tmp_path: Path) -> None:
-    """Would catch steps that an agent has taken and does not hand over before it ends; slots that are lost with it."""
+    """A retired agent hands over all its steps and frees its slots."""
     sampler, book = make(tmp_path), Book()
     with closing(sampler):
         for num_agents in (5, 1, 4, 2):
@@ -118,7 +117,7 @@ def test_a_retired_agent_leaves_nothing_behind(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("deterministic", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_environments_without_a_state_lose_only_what_was_unfinished(deterministic: bool) -> None:
-    """Would catch a slot that stays taken when its segment is dropped, or steps learned from without what follows."""
+    """A resume with stateless environments drops unfinished segments only, and their slots become free."""
     options = {"deterministic": deterministic, "max_agents": 3, "places": 2}
     env, rng = numbered(forgets=True), random.Random(0)
     sampler = make_queued(env, **options)  # type: ignore[arg-type]

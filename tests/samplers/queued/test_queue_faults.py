@@ -1,4 +1,4 @@
-"""Agents, environments, predictors and trainers of a queued sampler that fail: its message, and what is left.
+"""Tests of a queued sampler whose agents, environments, predictors or trainers fail: its message, and what is left.
 
 Whole runs: tests/samplers/test_faults.py."""
 
@@ -30,7 +30,7 @@ TAKES_OVER += [pytest.param(*case, marks=slow) for case in OTHERS]
 
 @pytest.mark.parametrize(("how", "at_game", "at_step"), TAKES_OVER)
 def test_a_new_environment_takes_over(tmp_path: Path, how: str, at_game: int, at_step: int) -> None:
-    """Would catch a loss that ends the run, one that is not counted, or half a segment that is learned from."""
+    """A failed environment is replaced and counted, and no half segment is learned from."""
     once, lengths = tmp_path / "once", (7, -3)
     env = numbered(lengths, how=how, at_game=at_game, at_step=at_step, once=str(once))
     sampler = make_queued(env, restart_on_error=True, env_timeout_s=3 if how == "hang" else 60)
@@ -48,7 +48,7 @@ def test_a_new_environment_takes_over(tmp_path: Path, how: str, at_game: int, at
 
 @slow
 def test_an_environment_that_breaks_at_once_is_not_replaced_for_ever(tmp_path: Path) -> None:
-    """Would catch a run that starts processes again and again, and learns nothing any more."""
+    """A replacement that fails to build ends the run."""
     needed = tmp_path / "needed"
     needed.touch()
     sampler = make_queued(numbered(needs=str(needed)), restart_on_error=True)
@@ -97,12 +97,12 @@ def collect_for_ever(sampler: Any) -> None:
 
 
 def test_a_policy_that_fails_in_a_predictor() -> None:
-    """Would catch a learner that waits for a thread that has ended, or an error that turns into another one."""
+    """An error of the policy in a predictor thread ends the run with that error."""
     assert_ends(make_queued(policy=Failing(20), num_predictors=2))
 
 
 def test_a_batch_that_fails_in_a_trainer(monkeypatch: Any) -> None:
-    """The same for what merges segments."""
+    """An error in a trainer thread that merges segments ends the run with that error."""
     add, left = SegmentBatch.add, [10]
 
     def fail(self: Any, *arguments: Any) -> None:
@@ -116,7 +116,7 @@ def test_a_batch_that_fails_in_a_trainer(monkeypatch: Any) -> None:
 
 
 def test_hooks_are_refused() -> None:
-    """Would catch an algorithm that learns between steps which do not exist."""
+    """The queued sampler refuses step hooks and names the sampler that has them."""
     sampler = make_queued()
     with closing(sampler):
         with pytest.raises(ValueError, match="use --sampler alternating"):
@@ -127,7 +127,7 @@ def test_hooks_are_refused() -> None:
 
 @slow
 def test_an_evaluation_disturbs_nothing() -> None:
-    """Would catch steps of an evaluation among those of training, or agents that do not go on after it."""
+    """An evaluation plays its games without losing or adding training steps."""
     sampler, book = make_queued(), Book()
     with closing(sampler):
         for _ in range(4):
@@ -139,7 +139,7 @@ def test_an_evaluation_disturbs_nothing() -> None:
 
 
 def test_threads_end_with_the_sampler() -> None:
-    """Would catch threads that go on with memory that is gone."""
+    """Threads of predictors and trainers end when counts fall and when the sampler closes."""
     before = threading.active_count()
     sampler = make_queued(num_predictors=3, num_trainers=2)
     sampler.collect()

@@ -1,4 +1,4 @@
-"""Settings that the queued sampler cannot run with: one line, at once, that says what to do."""
+"""Tests of settings that the queued sampler cannot run with: each gives one line at once that says what to do."""
 
 import resource
 from typing import Any
@@ -41,13 +41,13 @@ CARTPOLE: dict[str, Any] = {"algo": "ga3c", "env": "CartPole-v1", "device": "cpu
     ],
 )
 def test_what_cannot_work_is_refused(settings: dict[str, Any], message: str) -> None:
-    """Would catch a run that hangs, crawls or dies later on, or settings that do nothing."""
+    """Settings that the queued sampler cannot run with are usage errors."""
     with pytest.raises(UsageError, match=message):
         check(resolve({**CARTPOLE, **settings}))
 
 
 def test_more_agents_than_files_or_memory(monkeypatch: Any) -> None:
-    """Would catch a traceback from the depths of a system call, or a machine that starts to swap."""
+    """More agents than files or memory allow are a usage error that gives the most possible."""
     config = resolve({**CARTPOLE, "envs": 200})
     monkeypatch.setattr(host_memory, "free_host_bytes", lambda: 64 << 30)
     check(config)

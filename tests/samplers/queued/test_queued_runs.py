@@ -1,4 +1,4 @@
-"""Queued runs from start to end: recurrent policies, resuming, GPUs, and what is done with them."""
+"""Tests of whole queued runs: recurrent policies, resuming, GPUs, and the commands that use a run."""
 
 import json
 from pathlib import Path
@@ -41,13 +41,13 @@ def _not_deterministic() -> Any:
 
 
 def test_recurrent_policies_get_what_they_had() -> None:
-    """Would catch a recurrent state, action or reward of another step or agent, or one that outlives its game."""
+    """A recurrent policy's outputs and states equal an unroll by hand through each agent's segments."""
     settings = {**CARTPOLE, **A2C, **LSTM, "env": f"{TOYS}:Counting"}
     settings |= {"env_options": {"lengths": [3, -4, 12, 1, -1, 5], "seeded": True}, "steps": 10_000}
     config = resolve({**settings, "device": "cpu"})
     algo, _ = build_algo_and_update(config)
     policy, sampler = algo.policy, build_training_sampler(config, algo)
-    # From where an agent is to what its policy remembers there: state, previous action and reward.
+    # An observation, and the policy's memory there: state, previous action and reward.
     memories: dict[tuple[Any, ...], tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
     num_checked = 0
     with closing(sampler):
@@ -112,7 +112,7 @@ RESUMED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("case", [name if name == "lstm" else pytest.param(name, marks=slow) for name in RESUMED])
 def test_two_halves_equal_a_whole_run(case: str, tmp_path: Path) -> None:
-    """Would catch anything that a checkpoint forgets: a segment, a request, a batch, a stack, a state, a count."""
+    """A run that was stopped and resumed ends with the parameters of an uninterrupted one."""
     settings = {**RESUMED[case], "deterministic": True, "device": "cpu", "schedule_steps": 1000, "steps": 200}
     whole = accel_rl.train(**settings, out=tmp_path / "whole")
     half = accel_rl.train(**{**settings, "steps": 97}, out=tmp_path / "half")
@@ -127,7 +127,7 @@ def test_two_halves_equal_a_whole_run(case: str, tmp_path: Path) -> None:
 
 
 def test_predictors_of_a_resumed_run_act_with_its_parameters() -> None:
-    """Would catch actions of the network's first weights, before anything has been published."""
+    """Predictors of a resumed run act with its parameters, never with the initial ones."""
     first, second = Telling(), Telling()
     sampler = make_queued(policy=first)
     sampler.collect()
@@ -148,7 +148,7 @@ def test_predictors_of_a_resumed_run_act_with_its_parameters() -> None:
 
 @slow
 def test_what_is_done_with_a_run(tmp_path: Path, capfd: Any) -> None:
-    """Would catch a run that cannot be evaluated while it trains or afterwards, filmed, plotted, or loaded."""
+    """A queued run can be evaluated, filmed, plotted and loaded."""
     settings = {**CARTPOLE, "eval_interval_steps": 200, "eval_episodes": 4, "device": "cpu"}
     run = accel_rl.train(**settings, out=tmp_path / "run")
     assert sum(row["eval/mean_reward"] != "" for row in rows(run)) == 2
@@ -168,7 +168,7 @@ ON_GPU: dict[str, dict[str, Any]] = {
     "ga3c": {**CARTPOLE, "learning_rate": 0.05, "steps": 150},  # large steps: old parameters show
     "ga3c on pixels": {**PONG, "steps": 150},
     "a2c lstm": {**CARTPOLE, **A2C, **LSTM, "steps": 150},
-    # With several minibatches, their order is drawn over the padding on a GPU, too.
+    # The order of several minibatches is drawn over the padding, too, on a GPU.
     "ppo": {**CARTPOLE, **PPO, "minibatches": 1, "normalize_observations": True, "steps": 150},
     "vtrace": {**PONG, **VTRACE, **RMSPROP, "network": "ga3c", "steps": 150},
 }
@@ -177,7 +177,7 @@ ON_GPU: dict[str, dict[str, Any]] = {
 @pytest.mark.gpu(like_cpu=True)
 @pytest.mark.parametrize("case", [name if name == "ga3c" else pytest.param(name, marks=slow) for name in ON_GPU])
 def test_a_run_is_that_of_the_cpu(case: str, tmp_path: Path) -> None:
-    """Would catch a missing wait, a value frozen in a graph, or padding that counts on a GPU."""
+    """A deterministic run on a GPU learns what it learns on the CPU."""
     settings = {**ON_GPU[case], "deterministic": True}
     there, here = (accel_rl.train(**settings, device=each, out=tmp_path / each) for each in ("cuda:0", "cpu"))
     assert_learned_alike(settings, there, here, 1e-5)
@@ -186,7 +186,7 @@ def test_a_run_is_that_of_the_cpu(case: str, tmp_path: Path) -> None:
 @pytest.mark.gpu(real=True)  # the fake one is a part of the main thread, where predictors do not run
 @pytest.mark.parametrize("case", ["vectors", "pixels"])
 def test_predictors_on_a_gpu_act_with_what_was_published(case: str) -> None:
-    """Would catch an act with parameters that are not there yet, or half there, and results that are read too early."""
+    """Each action on a GPU is computed with the parameters of the version that it names."""
     settings = {**(CARTPOLE if case == "vectors" else PONG), "predictors": 2, "learning_rate": 0.1}
     there, here = (resolve({**settings, "device": device}) for device in ("cuda:0", "cpu"))
     algo, update = build_algo_and_update(there)

@@ -1,4 +1,4 @@
-"""Queues between processes and threads, copies of a policy that changes, and the lag of a scripted schedule."""
+"""Tests of queues between processes and threads, of policy copies, and of the lag of a scripted schedule."""
 
 import multiprocessing
 import random
@@ -41,7 +41,7 @@ def produce(fds: tuple[int, int], producer: int, count: int) -> None:
 
 @pytest.mark.multiprocess
 def test_a_queue_between_processes_and_threads() -> None:
-    """Would catch numbers that are lost, doubled, torn or out of order, and a consumer that is not woken."""
+    """Each number put by a process is taken once, and each producer's numbers in order."""
     count, queue, taken = 10_000, IndexQueue(), list[list[int]]()
     total, num_taken, lock = NUM_PRODUCERS * count, Counter[str](), threading.Lock()
 
@@ -73,7 +73,7 @@ def test_a_queue_between_processes_and_threads() -> None:
 
 
 def test_requests_of_processes_that_are_gone_are_not_answered() -> None:
-    """Would catch an answer to a dead agent that its successor takes for its own; numbers that do not fit a record."""
+    """Requests of an earlier generation are dropped, and the largest numbers fit a record."""
     status = np.zeros((MOST_AGENTS, len(Status)), np.int64)
     for agent, generation in ((0, 1), (5, 7), (MOST_AGENTS - 1, 2**20 - 1), (3, 2**20 + 4)):
         status[agent, Status.GENERATION] = generation
@@ -82,7 +82,7 @@ def test_requests_of_processes_that_are_gone_are_not_answered() -> None:
 
 
 def test_actors_never_see_half_an_update() -> None:
-    """Would catch a copy that is changed while someone acts with it, or one that is older than it says."""
+    """A policy copy does not change while it acts, and its version is that of its parameters."""
     policy = Telling(num_parameters=50_000)
     copies, stops, seen, errors = PolicyCopies(policy), threading.Event(), Counter[int](), list[BaseException]()
     observation, noise = torch.zeros(1, 3), torch.zeros(1)
@@ -134,7 +134,7 @@ def ask(server: PredictionServer, agents: list[int], slots: list[int], row: int,
 
 
 def test_the_lag_of_a_scripted_schedule() -> None:
-    """Would catch a version of another step or segment; a lag of padding, or by the wrong number of batches."""
+    """Versions, policy lags and batch sizes of a scripted schedule are as computed by hand."""
     server, arrays = make_server(num_agents=2, horizon=3)
     batch, meter = SegmentBatch(server.spec, server, 5, torch.device("cpu")), Meter()
     server.copies.publish(0)

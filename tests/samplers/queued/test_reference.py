@@ -1,5 +1,5 @@
-"""One agent, one predictor and one trainer in deterministic mode learn what Algorithms 3 to 5 of the papers do, bit for
-bit; several agents do so in rounds (GUNREAL, section 2.1; GA3C, section 4)."""
+"""Tests of deterministic mode against Algorithms 3 to 5 of the papers, bit for bit; several agents act in rounds
+(GUNREAL, section 2.1; GA3C, section 4)."""
 
 import math
 from copy import deepcopy
@@ -43,7 +43,7 @@ class Segment:
 
 
 class PlainAgent:
-    """Algorithm 3, cut where it waits: `observation` is what it has put into the prediction queue."""
+    """Algorithm 3, cut where it waits. observation: the one it has put into the prediction queue."""
 
     def __init__(self, config: Any, index: int):
         seed = np.random.SeedSequence(config.run.seed, spawn_key=(0, index, 0, 0))
@@ -53,7 +53,7 @@ class PlainAgent:
         self.is_pixels = config.spec.frame_stack > 0
         self.full: Segment | None = None  # it waits for the value behind it
         self.is_final = False
-        self.slots = set[int]()  # that are taken
+        self.slots = set[int]()  # the taken ones
         self.index = index
         self._start_game()
         self._start_segment()
@@ -209,8 +209,7 @@ QUICK = ("vectors", "pixels", "several agents")
     "case", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
 )
 def test_it_learns_what_the_papers_do(case: str) -> None:
-    """Would catch whatever differs: a step at an episode's end, a reward, a value, a stack of frames, an order, noise,
-    a parameter that is too old or too new for its step, a sum, an epsilon, a rate; and a lag that is miscounted."""
+    """Parameters and policy lags equal those of the papers' algorithms, bit for bit."""
     config = resolve({**CASES[case], "device": "cpu"})
     reference = Reference(config)
     start = reference.flat.values.clone()
