@@ -1,4 +1,4 @@
-"""What auxiliary tasks draw from rollouts of real samplers: whole episodes, true last frames, no lost steps."""
+"""Auxiliary tasks draw from rollouts of real samplers: whole episodes, true last frames, no lost steps."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,5 @@
-"""What learning launches on a GPU outside of CUDA graphs, and that graphs learn what single operations do."""
+"""Kernels that learning launches on a GPU outside of CUDA graphs, and graphs that learn the same as single
+operations."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace

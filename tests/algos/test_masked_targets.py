@@ -1,4 +1,4 @@
-"""What the Q-learning methods bootstrap from when some actions are not allowed."""
+"""The bootstrap values of the Q-learning methods when some actions are not allowed."""
 
 from dataclasses import replace
 from typing import Any

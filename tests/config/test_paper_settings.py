@@ -352,7 +352,7 @@ PAPERS = {
     "a2c": A2C,
     **{f"a2c_{n}": a2c_of(n) for n in (32, 64, 128, 256, 512)},
     "a2c_lstm": A2C | numbers(f"{MNIH}, section 2", core="lstm", core_size=256),
-    "a2c_continuous": A2C,  # on pixels nothing else; on vectors see below
+    "a2c_continuous": A2C,  # the same on pixels; vectors have their own test below
     "a3c": A3C,
     "a3c_cpu16": A3C_CPU16,
     "ppo": PPO,

@@ -1,4 +1,4 @@
-"""How presets, files and flags become one configuration."""
+"""Presets, files and flags resolve to one configuration."""
 
 from pathlib import Path
 from typing import Any, ClassVar

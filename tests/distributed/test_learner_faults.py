@@ -70,7 +70,7 @@ def test_a_killed_learner_ends_the_run(tmp_path: Path, capfd: Any, phase: str) -
             if has_ended.wait(0.02):
                 return
         if phase == "all_reduce":
-            time.sleep(0.3)  # for it to come from the mark to the all-reduce; killed earlier, it ends the run too
+            time.sleep(0.3)  # it goes from the mark to the all-reduce; killed earlier, it ends the run too
         killed.append(int((run / "mark").read_text()))
         os.kill(killed[0], signal.SIGKILL)
 

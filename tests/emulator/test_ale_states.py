@@ -15,7 +15,7 @@ from tests.emulator.roms import restore_state, save_state, start_ale
 
 @pytest.mark.parametrize("game", ["freeway", "klax", "montezuma_revenge", "pitfall2", "tetris"])
 def test_converted_there_and_back(game, tmp_path):
-    """One of ale-py's states comes back unchanged after a conversion to ours, whatever the cartridge."""
+    """A state of ale-py's comes back unchanged after a conversion to ours, whatever the cartridge."""
     lab = Lab(ale_roms.get_rom_path(game).read_bytes(), tmp_path, game)
     for _ in range(10):
         lab.ale.act(lab.ale.getMinimalActionSet()[-1])

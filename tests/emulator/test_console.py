@@ -22,7 +22,7 @@ def both(source: str, folder):
     [(285, 0, 255, 0), (286, 0, 255, 1), (289, 31, 46, 1), (289, 31, 45, 0), (289, 0, 44, 0), (289, 45, 255, 1)],
 )
 def test_pal_is_found_by_the_last_thirty_frames(lines, first, end, is_pal, tmp_path):
-    """A console is PAL if enough of the frames that count have enough lines, as in ale-py."""
+    """A console is PAL if half of the last 30 detection frames have at least 286 lines, as in ale-py."""
     source = f"""
         LDA $80
         CMP #$5A

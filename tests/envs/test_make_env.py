@@ -178,7 +178,7 @@ def test_gymnasium_ids_with_options():
     env = make_env("FrozenLake-v1", is_slippery=False, max_episode_steps=7)
     assert env.spec.max_episode_steps == 7
     env.reset(seed=0)
-    assert env.step(2)[0] == 1  # to the right, for sure
+    assert env.step(2)[0] == 1  # one to the right, since the ice is not slippery
 
 
 def test_factories():

@@ -361,7 +361,7 @@ def test_state_is_exact(game, preset, options, kind):
                 each.reset(row)
 
     original.reset(rows[0])
-    for steps in (0, 1, 5, 20):  # also right after a reset
+    for steps in (0, 1, 5, 20):  # 0: right after a reset
         for _ in range(steps):
             step([original])
         copy.set_state(pickle.loads(pickle.dumps(original.get_state())))

@@ -164,7 +164,7 @@ def test_every_actor_critic(algo: str, tmp_path: Path) -> None:
     ],
 )
 def test_what_needs_discrete_actions_refuses_them(settings: dict[str, Any], message: str, tmp_path: Path) -> None:
-    """What needs discrete actions refuses structured ones in one line, before it makes a folder."""
+    """Features for discrete actions refuse structured ones in one line, before a folder is made."""
     with pytest.raises(UsageError, match=message) as raised:
         train(**TINY_SERIAL_RUN | settings | {"env": MACHINE}, steps=40, out=tmp_path / "run")
     assert "\n" not in str(raised.value) and not (tmp_path / "run").exists()

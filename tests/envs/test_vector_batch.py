@@ -297,7 +297,7 @@ def test_one_of_a_batch_is_like_a_single_environment(mode: str) -> None:
     options: dict[str, Any] = {"lengths": [2, -3], "seeded": True}
     single = make_env(f"{TOYS}:Counting", **options)
     env = make_env(f"{VECTORS}:make", mode=mode, render_mode=None, **options)
-    assert str(env) == "SyncVectorEnv(num_envs=1)"  # in messages
+    assert str(env) == "SyncVectorEnv(num_envs=1)"  # messages show this
     for seed in (7, None, None):
         assert env.reset(seed=seed)[0].tolist() == single.reset(seed=seed)[0].tolist()
         is_over = False
