@@ -18,8 +18,7 @@ from tests.helpers.updates import RecordingUpdate
 
 @pytest.mark.parametrize("kind", DISTRIBUTIONS)
 def test_loss_and_gradient_of_all_distributions(kind: str) -> None:
-    """Would catch a wrong sign or weight, a term without its gradient, or samples that are not valid and count, for any
-    kind of action."""
+    """A2C's loss and gradient equal plain arithmetic over the valid samples, for every kind of action."""
     distribution, parameters, action = draw(kind, 4, 3)
     generator = torch.Generator().manual_seed(1)
     value, advantage, return_ = torch.randn(3, 4, 3, generator=generator, dtype=torch.float64)
@@ -50,7 +49,7 @@ def test_loss_and_gradient_of_all_distributions(kind: str) -> None:
 @pytest.mark.parametrize("gae_lambda", [1.0, 0.9])
 @pytest.mark.parametrize("reset_mode", ["immediate", "wait"])
 def test_learn_agrees_with_plain_loops(gae_lambda: float, reset_mode: str) -> None:
-    """Would catch a return across an episode's end, a truncation treated as an end, or a sample that is not valid."""
+    """`learn` minimizes the loss of plain loops, which cut at terminations and bootstrap at truncations."""
     env = EnvConfig(f"{TOYS}:Counting", options={"lengths": [3, -4, -2], "seeded": True})
     settings = A2CSettings(gae_lambda=gae_lambda, discount=0.9)
     torch.manual_seed(0)
@@ -101,7 +100,7 @@ def test_learn_agrees_with_plain_loops(gae_lambda: float, reset_mode: str) -> No
 
 
 def test_learning_rate_scales_with_the_root_of_the_batch() -> None:
-    """Would catch a scale relative to something else than the paper's batch of 80 (64 simulators: 1.4e-3)."""
+    """The learning rate scales with the square root of the batch, relative to the paper's 80 samples."""
     spec = EnvSpec(gymnasium.spaces.Box(-1, 1, (2,), np.float32), gymnasium.spaces.Discrete(2))
     for num_envs, expected in ((16, 7e-4), (64, 1.4e-3), (512, 3.96e-3)):
         algo = A2C(spec, A2CSettings(learning_rate_scaling="sqrt"), 100, num_envs, horizon=5)
@@ -110,7 +109,7 @@ def test_learning_rate_scales_with_the_root_of_the_batch() -> None:
 
 
 def test_a_state_without_local_parts_is_loaded() -> None:
-    """Would catch a run that cannot be resumed with other learners, and returns restored into other environments."""
+    """A state without local parts leaves the running returns at zero; a whole state restores them."""
     spec = EnvSpec(gymnasium.spaces.Box(-1, 1, (2,), np.float32), gymnasium.spaces.Discrete(2))
     algo, other, plain = (A2C(spec, A2CSettings(normalize_returns=on), 100, 3, 5) for on in (True, True, False))
     assert algo.statistics and algo.statistics.return_scale and other.statistics and other.statistics.return_scale

@@ -1,4 +1,4 @@
-"""Auxiliary tasks with the queued sampler: what is learned of what agents have drawn, and what is refused."""
+"""Auxiliary tasks with the queued sampler: learning from sequences that agents have drawn, and refused settings."""
 
 from dataclasses import replace
 from typing import Any
@@ -30,7 +30,7 @@ from tests.helpers.updates import RecordingUpdate
 
 NAMES = tuple(TASKS)
 SPEC = EnvSpec(Box(0, 255, (36, 36), np.uint8), Discrete(5), 2)
-T, C, NUM_SEGMENTS = 5, 6, 4  # columns of a rollout, of which some are padding
+T, C, NUM_SEGMENTS = 5, 6, 4  # the columns behind the segments are padding
 AGENTS = 3
 ALGOS: dict[str, tuple[type[ActorCriticAlgo], Any, dict[str, Any]]] = {
     "a2c": (A2C, A2CSettings, {}),
@@ -65,7 +65,7 @@ def columns_of(slots: dict[str, np.ndarray[Any, Any]], config: AgentReplayConfig
 
 
 def drawn_by_agents(algo: Any, empty: tuple[int, ...] = ()) -> dict[str, dict[str, Tensor]]:
-    """Draws for all columns; the padding and the empty ones hold old numbers, and say that nothing was drawn."""
+    """Draws for all columns; padding and empty columns hold old numbers, and their num_steps is 0."""
     config = algo.agent_replay_config(AGENTS)
     slots = make_slots(SPEC, config, C)
     for column in range(NUM_SEGMENTS):
@@ -109,7 +109,7 @@ def total(parts: list[Any]) -> dict[str, float]:
 
 @pytest.mark.parametrize("empty", [(), (1,), (0, 2, 3)])
 def test_padding_and_empty_columns_count_for_nothing(empty: tuple[int, ...]) -> None:
-    """Would catch losses of columns in which nothing was drawn, and time that is spent on them on a CPU."""
+    """Padding and columns without draws add nothing to the losses, and a CPU spends no time on them."""
     algo = set_up(make_algo())
     auxiliary = drawn_by_agents(algo, empty)
     returned = algo.store(make_rollout(algo, auxiliary))
@@ -132,7 +132,7 @@ def test_padding_and_empty_columns_count_for_nothing(empty: tuple[int, ...]) -> 
 
 
 def test_large_observations_are_learned_from_in_parts() -> None:
-    """Would catch an update that needs more memory than it may, and columns that are left out or taken twice."""
+    """Large observations are learned from in parts whose losses add up to the loss of the whole."""
     algo = set_up(make_algo())
     algo.store(make_rollout(algo, drawn_by_agents(algo)))
     whole = algo.draw_auxiliary(Update(algo.policy, SGD()))
@@ -145,7 +145,7 @@ def test_large_observations_are_learned_from_in_parts() -> None:
 
 @pytest.mark.parametrize("name", ALGOS)
 def test_each_update_learns_from_what_came_with_its_rollout(name: str) -> None:
-    """Would catch an algorithm that leaves the tasks out, or learns again from what came with an earlier rollout."""
+    """Each update learns from the sequences of its own rollout; one without sequences has no task losses."""
     algo = set_up(make_algo(name))
     assert algo.replay is None, "the learner keeps none"
     update = Update(algo.policy, SGD())
@@ -157,7 +157,7 @@ def test_each_update_learns_from_what_came_with_its_rollout(name: str) -> None:
 
 @pytest.mark.gpu(fake=True)
 def test_on_a_gpu_it_learns_the_same() -> None:
-    """Would catch columns that a CUDA graph does not see change, and shapes that change with the rollout."""
+    """A GPU with CUDA graphs learns the same parameters as a CPU."""
     runs = []
     drawn = drawn_by_agents(set_up(make_algo()))
     for device in ("cpu", "cuda:0"):
@@ -178,7 +178,7 @@ def test_on_a_gpu_it_learns_the_same() -> None:
 
 
 def test_what_agents_are_told() -> None:
-    """Would catch settings that do not reach the agents."""
+    """The agents' replay configuration holds the algorithm's settings; without tasks or segments there is none."""
     settings = {"pixel_control_discount": 0.7, "pixel_control_cell": 2, "discount": 0.8}
     algo = set_up(make_algo(**settings, reward_prediction_weight=0.0))
     names = ("pixel_control", "value_replay")
@@ -204,7 +204,7 @@ def test_what_agents_are_told() -> None:
     ],
 )
 def test_what_is_refused(settings: dict[str, Any], message: str) -> None:
-    """Would catch settings that fail later, or never."""
+    """Settings that agents' replays cannot serve are refused in one line."""
     algo = make_algo(**settings)
     with pytest.raises(UsageError, match=message) as error:
         algo.validate(RunInfo(300, AGENTS, ("cpu",)))
@@ -212,7 +212,7 @@ def test_what_is_refused(settings: dict[str, Any], message: str) -> None:
 
 
 def test_agents_must_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Would catch replays that are counted by the columns of a rollout, or not at all since the learner has a GPU."""
+    """The replays of all agents must fit into free host memory, also where the learner has a GPU."""
     algo, of_one = make_algo(), 20 * 36 * 36
     monkeypatch.setattr(host_memory, "free_host_bytes", lambda: int(20 * of_one / 0.95))
     algo.validate(RunInfo(1000, 10, ("cuda:0",)))
@@ -221,7 +221,7 @@ def test_agents_must_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_large_replays_are_not_saved() -> None:
-    """Would catch checkpoints of many gigabytes, and of too few agents that are counted."""
+    """Checkpoints omit the replays of very many agents, unless checkpoint_replay is set."""
     algo = set_up(make_algo())
     in_checkpoints = [algo.agent_replay_config(num_agents).in_checkpoints for num_agents in (10, 100_000)]
     assert in_checkpoints == [True, False]

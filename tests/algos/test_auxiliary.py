@@ -38,7 +38,7 @@ def build(**settings: Any) -> A2C:
 
 
 def test_heads_change_nothing_else() -> None:
-    """Would catch heads that use up random numbers: runs with and without tasks would start from other policies."""
+    """Auxiliary heads leave the policy's initial parameters and the random generator as they are without them."""
     base = build()
     after_base = torch.rand(3)
     algo = build(auxiliary=ALL)
@@ -54,7 +54,7 @@ def checkpoint_of(run: Path) -> Any:
 
 @pytest.mark.parametrize("algo", ["a2c", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ppo", "vtrace"))])
 def test_tasks_of_weight_0_change_nothing(tmp_path: Path, algo: str) -> None:
-    """Would catch tasks that draw from the run's random numbers, cut its batches or scale its loss."""
+    """A run whose tasks have weight 0 learns the same policy, bit for bit, as a run without tasks."""
     numbers = {"ppo": {"epochs": 2, "minibatches": 2}, "vtrace": {"batches": 2, "batch_steps": 4}}.get(algo, {})
     settings = {**SMALL, **numbers, "algo": algo}
     base = accel_rl.train(**settings, out=tmp_path / "base")
@@ -67,7 +67,8 @@ def test_tasks_of_weight_0_change_nothing(tmp_path: Path, algo: str) -> None:
 
 @pytest.mark.parametrize("start", ["at_once", pytest.param("when_full", marks=pytest.mark.slow), "all_when_full"])
 def test_when_tasks_start(tmp_path: Path, start: str) -> None:
-    """Would catch a start that is counted over all environments, or a policy that learns while it should wait."""
+    """Tasks start with the first sequence or the full replay of each environment; `all_when_full` holds the policy,
+    too."""
     run = accel_rl.train(**SMALL, auxiliary=ALL, auxiliary_start=start, out=tmp_path / "run")
     # A row for each rollout of 16 steps. The replay of 12 steps per environment is full with the third; `at_once` needs
     # one sequence of 4 steps and what follows it.
@@ -100,7 +101,7 @@ def test_when_tasks_start(tmp_path: Path, start: str) -> None:
     ],
 )
 def test_what_is_refused(settings: dict[str, Any], message: str) -> None:
-    """Would catch settings that fail later, or never."""
+    """Auxiliary settings that could not work are refused at the start, in one line."""
     base = CARTPOLE if settings.get("env") == "CartPole-v1" else SMALL
     spec = spec_of(EnvConfig("CartPole-v1")) if base is CARTPOLE else None
     with pytest.raises(UsageError, match=message) as error:
@@ -109,7 +110,7 @@ def test_what_is_refused(settings: dict[str, Any], message: str) -> None:
 
 
 def test_sequences_are_as_long_as_what_an_update_learns_from() -> None:
-    """Would catch tasks of V-trace that weigh more than those of other algorithms."""
+    """A replayed sequence is by default as long as the steps that an update learns from."""
     assert build(auxiliary="none").auxiliary is None
     for settings, expected in (({}, 4), ({"horizon": 5}, 5), ({"algo": "vtrace", "batches": 2, "batch_steps": 7}, 7)):
         algo = build_algo(resolve({**SMALL, **settings, "auxiliary": ALL}))
@@ -117,7 +118,7 @@ def test_sequences_are_as_long_as_what_an_update_learns_from() -> None:
 
 
 def test_a_core_replays_the_rewards_that_it_was_given() -> None:
-    """Would catch a replayed core that sees normalized rewards while the acting one sees the environment's."""
+    """A replayed core sees the environment's rewards, as it did when acting, while the task learns normalized ones."""
     settings = {"auxiliary": "value_replay", "core": "lstm", "previous_inputs": True, "normalize_returns": True}
     config = resolve({**CARTPOLE, **settings, "separate_value": False}, spec=spec_of(EnvConfig("CartPole-v1")))
     algo = build_algo(config)
@@ -135,5 +136,5 @@ def test_a_core_replays_the_rewards_that_it_was_given() -> None:
         (part,) = algo.draw_auxiliary(update)
     (batch,) = part.batch
     given = batch.previous_reward[~batch.is_first]
-    assert len(given) and bool((given == 1).all())  # of every step of CartPole
+    assert len(given) and bool((given == 1).all())  # CartPole's reward of every step
     assert bool((batch.reward[batch.valid] < 1).all())

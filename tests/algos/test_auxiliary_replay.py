@@ -1,4 +1,4 @@
-"""What auxiliary tasks draw from rollouts of real samplers: whole episodes, true last frames, nothing that was lost."""
+"""Auxiliary tasks draw from rollouts of real samplers: whole episodes, true last frames, no lost steps."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -85,8 +85,7 @@ def check_clock(algo: A2C, lengths: list[int], num_draws: int = 20) -> tuple[int
     ],
 )
 def test_lost_steps_are_never_drawn(tmp_path: Path, kind: str, reset_mode: str) -> None:
-    """Would catch steps of an environment that stood still, sequences from a broken environment into the one that
-    replaced it, and the next episode's first frame behind a terminated step."""
+    """Drawn sequences stay in one episode, miss no step, end in its true last frame and hold no lost steps."""
     lengths = [7, -5, 4, 3]
     options = {"lengths": lengths, "at_step": 5, "once": str(tmp_path / "once")}
     config = SamplerConfig(num_envs=B, horizon=T, num_workers=2, env_timeout_s=60, terminal_frames=True)
@@ -108,7 +107,7 @@ def test_lost_steps_are_never_drawn(tmp_path: Path, kind: str, reset_mode: str) 
 def test_each_update_learns_from_a_sequence_of_each_of_its_environments(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Would catch updates without tasks, tasks that share a draw, and draws for environments the update is not from."""
+    """Each update draws anew, for every task, one sequence of each environment that it learns from."""
     settings: dict[str, Any] = {
         "a2c": {"normalize_returns": False},
         "ppo": {"epochs": 2, "minibatches": 2, "normalize_returns": False},

@@ -38,7 +38,7 @@ def make_task(name: str, algo: A2C) -> AuxiliaryTask:
     return TASKS[name](algo.policy, None, algo.settings)
 
 
-LENGTHS = [5, 3, 1, 4, 0]  # of five sequences of at most five steps; 0: nothing was found
+LENGTHS = [5, 3, 1, 4, 0]  # steps of five sequences, at most five each; 0: nothing was found
 ENDS = ["full", "terminated", "truncated", "invalid", "none"]
 
 
@@ -87,7 +87,7 @@ def batch_of(name: str, spec: EnvSpec) -> Any:
     ],
 )
 def test_cells_of_a_frame(frame: tuple[int, int], cell: int, cells: tuple[int, int]) -> None:
-    """Would catch another crop than the papers' and an output of the deconvolutions of another size than the target."""
+    """The cells of a frame are those of the papers' crop, and the deconvolutions' output has the same size."""
     assert cell_grid(frame, cell) == cells
     frames = torch.randint(256, (2, 1, *frame), dtype=torch.uint8)
     assert pixel_change(frames, cell).shape == (1, 1, *cells)
@@ -97,7 +97,7 @@ def test_cells_of_a_frame(frame: tuple[int, int], cell: int, cells: tuple[int, i
 @pytest.mark.parametrize("channels", [(), (3,)])
 @pytest.mark.parametrize("frame", [(84, 84), (104, 80), (37, 45)])
 def test_pixel_change_of_random_frames(frame: tuple[int, int], channels: tuple[int, ...]) -> None:
-    """Would catch differences of bytes that wrap, sums in place of means, cells in a wrong place, a wrong scale."""
+    """A cell's pixel change is the mean absolute difference of two frames' values in 0 to 1."""
     frames = np.random.default_rng(0).integers(256, size=(3, 2, *channels, *frame), dtype=np.uint8)
     h, w = cell_grid(frame, 4)
     top, left = (frame[0] - 4 * h) // 2, (frame[1] - 4 * w) // 2
@@ -113,7 +113,7 @@ def test_pixel_change_of_random_frames(frame: tuple[int, int], channels: tuple[i
 
 
 def slow_returns(reward: Tensor, batch: SequenceBatch, last_value: Tensor, discount: float) -> Tensor:
-    """Of each sequence on its own, backwards from its end; 0 behind it."""
+    """Returns the returns of each sequence on its own, computed backwards from its end; 0 behind it."""
     returns = torch.zeros_like(reward)
     for env, length in enumerate(LENGTHS):
         after = torch.zeros_like(last_value[env]) if batch.terminated[env] else last_value[env]
@@ -124,7 +124,7 @@ def slow_returns(reward: Tensor, batch: SequenceBatch, last_value: Tensor, disco
 
 @pytest.mark.parametrize("spec", [STACKS, COLOUR], ids=["stacks", "colour"])
 def test_pixel_control_loss(spec: EnvSpec) -> None:
-    """Would catch a mean, a missing half, Q of other actions, and a maximum over cells in place of actions."""
+    """Pixel control's loss is half the squared error of the taken actions' Q, summed over steps and cells."""
     algo, batch = make_algo(spec), make_batch(spec)
     loss_sum, terms = make_task("pixel_control", algo).loss(batch)
     head, observations = algo.policy.auxiliary_heads["pixel_control"], batch.observations()
@@ -143,7 +143,7 @@ def test_pixel_control_loss(spec: EnvSpec) -> None:
 
 
 def test_value_replay_loss() -> None:
-    """Would catch a gradient through the target, a wrong discount, and steps behind the end that count."""
+    """Value replay's loss and gradient are those of squared errors to constant n-step returns of valid steps."""
     algo, batch = make_algo(discount=0.8, value_replay_weight=0.5), make_batch(STACKS)
     loss_sum, _ = make_task("value_replay", algo).loss(batch)
     value = torch.stack([algo.policy(row)[1] for row in batch.observations()])
@@ -157,7 +157,7 @@ def test_value_replay_loss() -> None:
 
 
 def test_reward_prediction_loss() -> None:
-    """Would catch classes in another order, states in another order, and a window that was not found."""
+    """Reward prediction's loss is the cross-entropy of zero, positive and negative rewards after three states."""
     algo, windows = make_algo(reward_prediction_weight=2.0), make_windows(STACKS)
     loss_sum, _ = make_task("reward_prediction", algo).loss(windows)
     with torch.no_grad():
@@ -171,7 +171,7 @@ def test_reward_prediction_loss() -> None:
 
 
 def prepared(name: str, algo: A2C, batch: SequenceBatch) -> PreparedSequences:
-    """What an agent would have made of the same sequences, with anything behind the ends."""
+    """Returns what an agent would have made of the same sequences, with garbage behind the ends."""
     encoded = algo.policy.encode(batch.observations())
     if name == "pixel_control":
         values = algo.policy.auxiliary_heads[name](encoded[0].flatten(0, 1)).unflatten(0, encoded[0].shape[:2]).amax(2)
@@ -186,13 +186,12 @@ def prepared(name: str, algo: A2C, batch: SequenceBatch) -> PreparedSequences:
 @pytest.mark.parametrize("spec", [STACKS, COLOUR], ids=["stacks", "colour"])
 @pytest.mark.parametrize("name", NAMES)
 def test_what_agents_have_drawn_has_the_same_loss(name: str, spec: EnvSpec) -> None:
-    """Would catch stacks of other rows, targets or actions of other steps, steps behind the end that count, and a loss
-    or gradient that depends on where the replay is."""
+    """A task's loss and gradients are the same whether the learner or the agents have the replay."""
     algo, batch = make_algo(spec), batch_of(name, spec)
     task = make_task(name, algo)
     if name == "reward_prediction":
         frames = make_batch(spec).frames
-        rows = frames[: len(frames) - 3]  # of three states
+        rows = frames[: len(frames) - 3]  # enough for three states
         batch = batch._replace(observation=rows.unfold(0, 4, 1).movedim(-1, 2) if spec.frame_stack else rows)
         agents = PreparedWindows(rows, reward_class(batch.reward), batch.valid.long())
     else:
@@ -209,7 +208,7 @@ def test_what_agents_have_drawn_has_the_same_loss(name: str, spec: EnvSpec) -> N
 
 @pytest.mark.parametrize("spec", [STACKS, COLOUR], ids=["stacks", "colour"])
 def test_values_that_agents_ask_for(spec: EnvSpec) -> None:
-    """Would catch a maximum over cells, the Q of the policy's action, and a value that the graph of a loss keeps."""
+    """Agents get the state's value, and each cell's greatest Q over the actions, without a graph."""
     algo, observation = make_algo(spec), make_batch(spec).observations()[0]
     _, value = algo.policy(observation)
     torch.testing.assert_close(algo.policy.predict_auxiliary("value_replay", observation), value)
@@ -231,7 +230,7 @@ TRAINS = {
 @pytest.mark.parametrize("core", ["none", "lstm"])
 @pytest.mark.parametrize("name", NAMES)
 def test_each_loss_trains_exactly_its_layers(name: str, core: str) -> None:
-    """Would catch a task that trains the policy's head, or reward prediction behind the hidden layer."""
+    """Each task's loss gives gradients to all parameters of its layers and to no others."""
     algo = make_algo(COLOUR, core=core, core_size=8, previous_inputs=core != "none")
     make_task(name, algo).loss(batch_of(name, COLOUR))[0].backward()
     expected = {layer for layer in TRAINS[name] if core != "none" or layer != CORE}
@@ -245,7 +244,7 @@ def test_each_loss_trains_exactly_its_layers(name: str, core: str) -> None:
 
 @pytest.mark.parametrize("name", ["pixel_control", "value_replay"])
 def test_a_core_starts_from_zero(name: str) -> None:
-    """Would catch a state from elsewhere, inputs of a wrong row, and a sequence that is not unrolled."""
+    """A replayed sequence is unrolled from a zero state, with each row's own previous action and reward."""
     algo, batch = make_algo(COLOUR, core="lstm", core_size=8, previous_inputs=True), make_batch(COLOUR)
     encoded = make_task(name, algo).encode(batch)[0]
     state = torch.zeros(5, algo.policy.state_size)
@@ -261,7 +260,7 @@ def test_a_core_starts_from_zero(name: str) -> None:
 @pytest.mark.parametrize("core", ["none", "lstm"])
 @pytest.mark.parametrize("name", NAMES)
 def test_heads_compute_in_float32(name: str, core: str) -> None:
-    """Would catch heads that run in bfloat16 where trunks do, and tasks whose trunks do not."""
+    """With bf16 on, heads compute in float32 and trunks do not."""
     algo = make_algo(core=core, core_size=8, previous_inputs=core != "none")
     task, batch, outputs = make_task(name, algo), batch_of(name, STACKS), []
     loss = task.loss(batch)[0]

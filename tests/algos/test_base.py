@@ -1,4 +1,4 @@
-"""What a subclass of Algo needs: one method."""
+"""A subclass of Algo needs one method."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ class Minimal(Algo):
 
 
 def test_learn_is_enough() -> None:
-    """Would catch a subclass that cannot be built, set up, saved or run with `learn` alone."""
+    """A subclass with `learn` alone can be built, validated, set up, saved and loaded."""
     algo = Minimal(SPEC, AlgoSettings(), 1000, num_envs=4, horizon=5)
     update = RecordingUpdate(algo.policy)
     algo.validate(RunInfo(1000, 4, ("cpu",)))
@@ -41,7 +41,7 @@ def test_learn_is_enough() -> None:
 
 
 def test_statistics_of_several_updates() -> None:
-    """Would catch a statistic that only some updates have, and that is lost or padded."""
+    """Stacked statistics keep those that only some updates have, without padding."""
     stats: list[dict[str, Any]] = [{"loss": torch.tensor(1.0)}, {"loss": torch.tensor(2.0), "more": torch.tensor(3.0)}]
     stacked = stack_stats(stats)
     assert {name: value.tolist() for name, value in stacked.items()} == {"loss": [1.0, 2.0], "more": [3.0]}

@@ -1,4 +1,4 @@
-"""DQN: when and how often it learns, explores and syncs its target, from which samples, and with which weights."""
+"""DQN: when and how often it learns, explores and syncs its target, and how samples are drawn and weighted."""
 
 import math
 import re
@@ -30,7 +30,7 @@ CPU = torch.device("cpu")
     [(8, 128, 32, 32), (8, 128, 256, 4), (8, 128, 512, 2), (8, 128, 1024, 1), (8, 256, 2048, 1), (0.1, 30, 1, 3)],
 )
 def test_updates_per_rollout(intensity: float, num_samples: int, batch_size: int, updates: int) -> None:
-    """The paper's numbers, and one that is not exact in binary."""
+    """The updates per rollout are the paper's, and exact for an intensity that binary floats only approximate."""
     assert updates_per_rollout(intensity, num_samples, batch_size) == updates
 
 
@@ -39,7 +39,7 @@ def test_updates_per_rollout(intensity: float, num_samples: int, batch_size: int
     [(8, 128, 33), (8, 128, 2048), (0.5, 5, 2), (8, 7, 3), (1, 128, 100), (0.3, 128, 32)],
 )
 def test_numbers_that_do_not_divide(intensity: float, num_samples: int, batch_size: int) -> None:
-    """Would catch advice that does not help, and a neighbour that is none."""
+    """A batch size that does not divide is refused with the nearest batch sizes and intensities that do."""
     with pytest.raises(UsageError) as error:
         updates_per_rollout(intensity, num_samples, batch_size)
     text = str(error.value)
@@ -65,8 +65,8 @@ def test_numbers_that_do_not_divide(intensity: float, num_samples: int, batch_si
     [(3, 24, 2.0, 4), (3, 25, 2.0, 4), (3, 36, 0.5, 6), (5, 30, 8.0, 5), (4, 31, 1.0, 16)],
 )
 def test_the_intensity_is_exact(horizon: int, warmup: int, intensity: float, batch_size: int) -> None:
-    """Would catch updates before the warm-up is over, or lost between the steps of a rollout. What a rollout has
-    brought is learned from while the next one is sampled: so the last one's share is still due."""
+    """After the warm-up, the number of updates matches the training intensity exactly. A rollout's share of updates
+    is made while the next one is sampled, so the last rollout's is still due."""
     changes = {"warmup_steps": warmup, "training_intensity": intensity, "batch_size": batch_size}
     algo, sampler, update = make_run(horizon=horizon, **changes)
     assert algo.learns_on_step
@@ -80,7 +80,7 @@ def test_the_intensity_is_exact(horizon: int, warmup: int, intensity: float, bat
 
 
 def test_returns_are_scaled_as_they_are_drawn() -> None:
-    """Would catch rewards that are stored in a scale that has changed since, or returns of a game before."""
+    """The replay stores unscaled rewards; a drawn batch divides them by the present scale of returns."""
     algo, sampler, update = make_run(normalize_returns=True, discount=0.5)
     returns, running = [], np.zeros(4)
     for _ in range(5):
@@ -99,7 +99,7 @@ def test_returns_are_scaled_as_they_are_drawn() -> None:
 
 
 def test_a_loop_without_on_step_learns_as_often() -> None:
-    """Would catch updates that are lost or made twice where fewer, or none, are made between the steps of a rollout."""
+    """`learn` makes the updates that `on_step` has not made, also after a resume."""
     algo, sampler, update = make_run()  # warm after two rollouts, each of which brings 6 updates
     num_calls = []
     for rollout in range(6):
@@ -118,7 +118,7 @@ def test_a_loop_without_on_step_learns_as_often() -> None:
 
 
 def test_random_until_warm_then_by_schedule() -> None:
-    """Would catch a schedule that begins only after the warm-up, or actions of a network that has not learned."""
+    """Actions are random until the warm-up ends; then epsilon follows the schedule counted from step 0."""
     algo, sampler, update = make_run(horizon=5, warmup_steps=100, epsilon_final=(0.2,), epsilon_steps=400)
     for rollout in range(5):  # 20 steps each
         play(algo, sampler, update, 1, step=20 * rollout)
@@ -134,7 +134,7 @@ def test_random_until_warm_then_by_schedule() -> None:
     [(4, 25, 3, 6), (8, 48, 2, 12), (8, 49, 3, 12), (16, 96, 2, 24)],
 )
 def test_the_warm_up_counts_stored_steps(num_envs: int, warmup: int, rollouts: int, updates: int) -> None:
-    """Would catch a learner whose warm-up is over by the steps of other learners, or whose partners' do not count."""
+    """The warm-up ends by the steps that the learner has stored, for any number of environments."""
     algo, sampler, update = make_run(num_envs=num_envs, warmup_steps=warmup, batch_size=8, training_intensity=4.0)
     num_calls = []
     for rollout in range(rollouts + 3):
@@ -146,8 +146,7 @@ def test_the_warm_up_counts_stored_steps(num_envs: int, warmup: int, rollouts: i
 
 
 def test_a_state_without_local_parts_is_loaded() -> None:
-    """Would catch a run that cannot be resumed with another number of learners, and one that acts at random again
-    while its replay fills up anew; it learns only then."""
+    """A state without local parts restores the target and the schedule; learning waits for the replay to fill."""
     changes: dict[str, Any] = {"epsilon_final": (0.1, 0.01, 0.5), "epsilon_steps": 100}
     algo, sampler, update = make_run(**changes)
     play(algo, sampler, update, 4)
@@ -168,7 +167,7 @@ def test_a_state_without_local_parts_is_loaded() -> None:
 
 
 def test_the_target_is_synced_when_a_multiple_is_crossed() -> None:
-    """Would catch an interval in updates or rollouts, and a sync that is late, early or left out."""
+    """The target network is synced after each rollout in which the steps cross a multiple of the interval."""
     algo, sampler, update = make_run(target_interval_steps=30, warmup_steps=400)
     parameters = list(zip(algo.policy.parameters(), algo.target.parameters(), strict=True))
     synced = []
@@ -182,8 +181,8 @@ def test_the_target_is_synced_when_a_multiple_is_crossed() -> None:
 
 
 def test_weights_of_what_is_drawn_by_priority() -> None:
-    """Would catch weights that are not brought to a largest of 1, an exponent that does not rise to 1 on its way, and
-    priorities that are given to other samples than those whose errors they are."""
+    """Importance weights have a largest of 1, their exponent rises to 1, and each sample drawn gets its new
+    priority."""
     changes: dict[str, Any] = {"priority_alpha": 0.7, "priority_beta": 0.4, "priority_beta_steps": 200}
     algo, sampler, update = make_run(prioritized=True, new_priority=0.5, batch_size=6, **changes)
     play(algo, sampler, update, 8)
@@ -216,7 +215,7 @@ def test_weights_of_what_is_drawn_by_priority() -> None:
 
 
 def test_networks_compute_in_the_same_precision() -> None:
-    """Would catch a target network that stays in float32 until it is synced."""
+    """Target and secondary networks compute in bfloat16 as soon as the policy does."""
     torch.manual_seed(0)
     settings = DQNSettings(**SMALL, secondary_batch_size=4)
     algo = DQN(spec_of(COUNTING), settings, 1000, 4, 3)
@@ -228,7 +227,7 @@ def test_networks_compute_in_the_same_precision() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("prioritized", [False, True])
 def test_an_update_does_not_wait_for_the_gpu(prioritized: bool) -> None:
-    """Would catch a value that is looked at between two updates, of a network and a replay on the same GPU."""
+    """An update never waits for a GPU that holds both the network and the replay."""
     device = torch.device("cuda:0")
     algo = DQN(spec_of(COUNTING), DQNSettings(**SMALL, prioritized=prioritized, double=True), 1000, 4, 3)
     algo.policy.to(device)

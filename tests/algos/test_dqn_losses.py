@@ -1,4 +1,4 @@
-"""The losses of the Q-learning family against plain arithmetic, and their targets of hand-made tables."""
+"""The losses of the Q-learning family against plain arithmetic, and their targets from hand-made tables."""
 
 import math
 from typing import Any
@@ -34,7 +34,7 @@ def huber(d: float) -> float:
 
 @pytest.mark.parametrize("weighted", [False, True])
 def test_cross_entropy_loss_and_gradient(weighted: bool) -> None:
-    """Would catch the divergence the wrong way round, a weight left out, or an invalid sample that counts."""
+    """The cross-entropy's loss, gradient and priorities equal plain arithmetic over the valid samples."""
     valid, weight = random_batch()
     generator = torch.Generator().manual_seed(1)
     logits, td_target = torch.randn(2, 12, 5, generator=generator, dtype=torch.float64)
@@ -74,7 +74,7 @@ def test_cross_entropy_loss_and_gradient(weighted: bool) -> None:
 
 
 def quantile_loss(quantiles: list[float], td_target: list[float]) -> float:
-    """Of one sample, by two loops."""
+    """Returns the loss of one sample, from two loops."""
     K, total = len(quantiles), 0.0
     for i, quantile in enumerate(quantiles):
         tau = (2 * (i + 1) - 1) / (2 * K)
@@ -97,8 +97,7 @@ Q_LOSSES: dict[str, tuple[Any, Any, tuple[int, ...]]] = {
     [("huber", False), ("huber", True), ("quantile", False), ("quantile", True), ("squared", 0), ("half", 0)],
 )
 def test_loss_and_gradient(name: str, weighted: bool) -> None:
-    """Would catch an error of another sign or form, a half too few or too many, a mean, quantiles and targets that are
-    exchanged, a weight left out, a gradient through the target, or an invalid sample that counts, whatever it holds."""
+    """Each loss and its gradient equal plain arithmetic over the valid samples, whatever the others hold."""
     loss, of_sample, shape = Q_LOSSES[name]
     valid, weight = random_batch()
     value, td_target = 2 * torch.randn(2, 12, *shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
@@ -128,7 +127,7 @@ def test_loss_and_gradient(name: str, weighted: bool) -> None:
 
 
 def test_priorities_are_bounded() -> None:
-    """Would catch a priority of 0, which is never drawn again, of infinity, or one below 0 by rounding."""
+    """Priorities lie between 1e-6 and a finite largest value."""
     certain = torch.tensor([[0.0, -300.0, -300.0]] * 2).log_softmax(-1)
     td_target = torch.tensor([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]])
     _, terms = cross_entropy_loss(certain, td_target, torch.arange(3.0), torch.ones(2, dtype=torch.bool))
@@ -139,7 +138,7 @@ def test_priorities_are_bounded() -> None:
 
 
 def test_what_is_not_valid_may_hold_anything() -> None:
-    """Would catch a lost step whose nan reaches the sum or the gradient: 0 x nan is nan."""
+    """A nan in an invalid sample reaches neither the loss nor its gradient."""
     valid = torch.tensor([True, False, True])
     nan = torch.tensor([0.5, math.nan, 0.5], dtype=torch.float64)
     value = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64, requires_grad=True)
@@ -187,18 +186,17 @@ def transitions(
 
 TABLE = [[0.0, 1.0], [5.0, 2.0], [3.0, 4.0]]
 TARGET = [[0.5, 0.25], [1.0, 7.0], [8.0, 6.0]]
-# In order: one step; three steps; terminated; cut off after two of three steps.
+# One step; three steps; a terminated episode; a truncated one, after two of three steps.
 BATCH = transitions([0, 0, 1, 2], [0, 1, 1, 0], [0.1, 0.2, 0.3, 0.4], [1, 2, 2, 1], [0.9, 0.729, 0.0, 0.81])
 
 
 @pytest.mark.parametrize("double", [False, True])
 def test_targets_of_hand_made_tables(double: bool) -> None:
-    """Would catch the maximum of the wrong table, an action of one in the row of the other, a value after the end, and
-    weights that are left out."""
+    """DQN's targets take the target table's value of the best next action, by the policy's table in double Q."""
     algo = make(DQN, double=double)
     set_table(algo.policy, TABLE)
     set_table(algo.target, TARGET)
-    best = [1.0, 6.0, 6.0, 1.0] if double else [7.0, 8.0, 8.0, 7.0]  # of states 1, 2, 2, 1
+    best = [1.0, 6.0, 6.0, 1.0] if double else [7.0, 8.0, 8.0, 7.0]  # states 1, 2, 2, 1
     td_targets = [r + d * q for r, d, q in zip([0.1, 0.2, 0.3, 0.4], [0.9, 0.729, 0.0, 0.81], best, strict=True)]
     values = [0.0, 1.0, 2.0, 3.0]
     errors = [td_target - value for td_target, value in zip(td_targets, values, strict=True)]
@@ -211,7 +209,7 @@ def test_targets_of_hand_made_tables(double: bool) -> None:
 
 
 def categorical_target(p: list[float], support: list[float], return_: float, bootstrap: float) -> list[float]:
-    """Every atom's mass to every atom, by the triangle around it."""
+    """Spreads every atom's mass over all atoms, by the triangle around the place it reaches."""
     distance, td_target = support[1] - support[0], [0.0] * len(support)
     for j, mass in enumerate(p):
         reached = min(max(return_ + bootstrap * support[j], support[0]), support[-1])
@@ -222,7 +220,7 @@ def categorical_target(p: list[float], support: list[float], return_: float, boo
 
 @pytest.mark.parametrize("double", [False, True])
 def test_categorical_targets_of_hand_made_tables(double: bool) -> None:
-    """Would catch the distribution of the wrong action or network, and one that is not moved by the return."""
+    """Categorical targets are the best next action's distribution, moved by the return and projected."""
     algo = make(CategoricalDQN, atoms=5, v_min=-2.0, v_max=2.0, double=double)
     support = [-2.0, -1.0, 0.0, 1.0, 2.0]
     generator = torch.Generator().manual_seed(4)
@@ -253,7 +251,7 @@ def test_categorical_targets_of_hand_made_tables(double: bool) -> None:
 
 @pytest.mark.parametrize("double", [False, True])
 def test_quantile_targets_of_hand_made_tables(double: bool) -> None:
-    """Would catch the quantiles of the wrong action or network, and ones that are not moved by the return."""
+    """Quantile targets are the best next action's quantiles, moved by the return; acting is greedy by their mean."""
     torch.manual_seed(0)
     algo = make(QRDQN, quantiles=5, double=double)
     mine, others = 2 * torch.randn(2, 3, 2, 5, generator=torch.Generator().manual_seed(4))
@@ -273,8 +271,7 @@ def test_quantile_targets_of_hand_made_tables(double: bool) -> None:
 
 
 def test_returns_outside_of_the_support_are_counted() -> None:
-    """Would catch returns that are cut in silence, one that lies on the support's end and counts, an invalid one, or
-    the target network's share of a target."""
+    """Valid returns beyond the support's ends are counted; one that lies on an end is not."""
     algo = make(CategoricalDQN, atoms=5, v_min=-2.0, v_max=2.0)
     returns = [-2.5, -2.0, 0.0, 2.0, 2.25, 30.0, 30.0]
     batch = transitions([0, 1, 2, 1, 0, 0, 0], [0] * 7, returns, [1] * 7, [0.9] * 7)

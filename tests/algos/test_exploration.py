@@ -11,7 +11,7 @@ from accel_rl.errors import UsageError
 
 @pytest.mark.parametrize(("step", "epsilon"), [(0, 1.0), (1, 0.991), (50, 0.55), (99, 0.109), (100, 0.1), (10**9, 0.1)])
 def test_epsilon_falls_linearly_and_stays(step: int, epsilon: float) -> None:
-    """Would catch a schedule that begins late, falls below its final value, or starts again."""
+    """Epsilon falls linearly from 1 at step 0 to its final value, and stays there."""
     exploration = Exploration(ExplorationSettings(epsilon_final=(0.1,), epsilon_steps=100), 3)
     assert exploration.at(step).tolist() == pytest.approx([epsilon] * 3, rel=1e-6)
 
@@ -20,7 +20,7 @@ def test_epsilon_falls_linearly_and_stays(step: int, epsilon: float) -> None:
     ("odds", "shares"), [((0.4, 0.3, 0.3), (0.4, 0.3, 0.3)), ((1, 0, 1), (0.5, 0, 0.5)), (None, (1 / 3,) * 3)]
 )
 def test_environments_draw_their_final_epsilon(odds: Any, shares: tuple[float, ...]) -> None:
-    """Would catch odds that belong to another epsilon, or a single draw for all environments."""
+    """Each environment draws its own final epsilon by the odds, which need not add up to 1."""
     settings = ExplorationSettings(epsilon_final=(0.1, 0.01, 0.5), epsilon_odds=odds, epsilon_steps=10)
     exploration = Exploration(settings, 30_000)
     final = exploration.at(10)
@@ -31,7 +31,7 @@ def test_environments_draw_their_final_epsilon(odds: Any, shares: tuple[float, .
 
 
 def test_draws_depend_on_the_seed_only_and_are_restored() -> None:
-    """Would catch environments that explore differently after a run is resumed."""
+    """The final epsilons depend on the seed alone, and a state restores them."""
     settings = ExplorationSettings(epsilon_final=(0.1, 0.01, 0.5))
 
     def make(seed: int) -> Exploration:
@@ -57,6 +57,6 @@ def test_draws_depend_on_the_seed_only_and_are_restored() -> None:
     ],
 )
 def test_invalid_epsilons_and_odds_are_refused(final: Any, odds: Any, message: str) -> None:
-    """Would catch a probability of 150 %, or a setting that fails only in the middle of a run."""
+    """Epsilons and odds that are not probabilities, or not equally many, are refused."""
     with pytest.raises(UsageError, match=message):
         ExplorationSettings(epsilon_final=final, epsilon_odds=odds).check_epsilons()

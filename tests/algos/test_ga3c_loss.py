@@ -36,8 +36,7 @@ def reference(logits: Tensor, value: Tensor, action: Tensor, return_: Tensor, co
 
 
 def test_an_update_descends_the_papers_sum() -> None:
-    """Would catch a mean in place of the sum, the value of acting in the advantage, a gradient through it, a missing or
-    misplaced epsilon, and the error of the value without its half; and terms that are logged as sums."""
+    """With GA3C's settings, A2C's gradient is that of the paper's sum; the logged loss is the mean per sample."""
     torch.manual_seed(0)
     algo = A2C(VECTORS, A2CSettings(**PAPER, discount=0.9), 1000, 3, HORIZON)
     with torch.no_grad():  # some probabilities near 0, where epsilon counts
@@ -63,7 +62,7 @@ def test_an_update_descends_the_papers_sum() -> None:
 
 
 def test_logarithms_with_epsilon_by_finite_differences() -> None:
-    """Would catch an epsilon in one of log-probability and entropy only, and a gradient of another function."""
+    """Log-probability and entropy both have the epsilon, and their gradient agrees with finite differences."""
     generator = torch.Generator().manual_seed(0)
     logits = 8 * torch.randn(7, 3, generator=generator, dtype=torch.float64)  # probabilities from 1e-9 to 1
     value, advantage, return_ = torch.randn(3, 7, generator=generator, dtype=torch.float64)
@@ -93,7 +92,7 @@ def test_logarithms_with_epsilon_by_finite_differences() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("logit", [20.0, 200.0, 1e4, math.inf])
 def test_certainty(logit: float, dtype: torch.dtype) -> None:
-    """Would catch a logarithm or gradient that is not finite, or rounded away, at probabilities of 0 and 1."""
+    """Log-probabilities, entropies and their gradients are exact and finite at probabilities of 0 and 1."""
     logits = torch.tensor([[0.0, -logit, -logit]], dtype=dtype, requires_grad=True)
     distribution = Categorical(3, EPSILON)
     certain, impossible = (distribution.log_probability(logits, torch.tensor([a])) for a in (0, 1))
@@ -111,7 +110,7 @@ def test_certainty(logit: float, dtype: torch.dtype) -> None:
 
 
 def test_settings_that_do_not_fit() -> None:
-    """Would catch an epsilon that Box actions ignore, and generalized advantages of two policies' values."""
+    """Box actions refuse log_epsilon, and values of learning refuse generalized advantages."""
     box = EnvSpec(VECTORS.observation_space, gymnasium.spaces.Box(-1, 1, (2,), np.float32))
     with pytest.raises(UsageError, match="log_epsilon=1e-06 is for Discrete actions"):
         A2C(box, A2CSettings(log_epsilon=1e-6), 100, 2, 5)

@@ -1,4 +1,5 @@
-"""On a GPU, what learning launches outside of CUDA graphs, and that graphs learn what single operations do."""
+"""Kernels that learning launches on a GPU outside of CUDA graphs, and graphs that learn the same as single
+operations."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -29,13 +30,13 @@ pytestmark = pytest.mark.gpu(fake=True)
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda:0")
 T, B = 4, 6
-MOST_LAUNCHES = 10  # for each update
-FEW_LAUNCHES = 5  # where all minibatches find the rollout in one place
-LEAST_LAUNCHES = 4  # where besides one graph makes the updates of an epoch
+MOST_LAUNCHES = 10  # per update
+FEW_LAUNCHES = 5  # per update, when all minibatches find the rollout in one place
+LEAST_LAUNCHES = 4  # per update, when also one graph makes all updates of an epoch
 ONE_GRAPH_AN_EPOCH = ("ppo", "ppo, core", "pqn", "pqn, core")
-# With auxiliary tasks, for each update more: noise for each task, and copies of it, of environments and rows.
+# Auxiliary tasks add to each update: noise for each task, and copies of it, of environments and of rows.
 MORE_WITH_TASKS = 6
-MOST_OF_STORING = 25  # for each rollout: each of its arrays goes into the replay by itself
+MOST_OF_STORING = 25  # per rollout: each of its arrays goes into the replay by itself
 SCHEDULES = {"learning_rate_schedule": "linear"}
 ENTROPY = {**SCHEDULES, "entropy_schedule": "linear"}
 EPOCHS = {"epochs": 3, "minibatches": 2}
@@ -107,7 +108,7 @@ class Run:
         return TerminalFrames(*(leaf.to(self.device) for leaf in (step, env, frame)))
 
     def _columns(self, leaf: Tensor) -> Tensor:
-        """As some columns of more environments, which is how a window is given."""
+        """Returns the leaf as some columns of more environments, the form in which a window comes."""
         if leaf.dim() < 2:
             return leaf.to(self.device)
         return torch.cat([leaf, leaf], 1).to(self.device)[:, : leaf.shape[1]]
@@ -119,7 +120,7 @@ class Run:
         return self.algo.learn(rollout, self.update)
 
     def replayed(self, rollout: Rollout) -> dict[str, Tensor]:
-        """Makes the updates of the rollout before, one after the other, and stores this one."""
+        """Makes the updates due for the last rollout, one after the other, and stores this one."""
         self.algo.before_rollout(self.step)
         stats = self.algo.on_step(0, None, self.update)
         for t in range(1, T):
@@ -137,7 +138,7 @@ def assert_learns_alike(cpu: Run, gpu: Run, learn: Callable[[Run, Rollout], Any]
     before = cpu.state()
     for num_truncated in truncated:
         for run in (cpu, gpu):
-            torch.manual_seed(run.step)  # of the orders of samples
+            torch.manual_seed(run.step)  # samples come in the same order
             rollout = run.rollout(num_truncated)
             learn(run, rollout)
             if run.algo.statistics:
@@ -152,8 +153,7 @@ def assert_learns_alike(cpu: Run, gpu: Run, learn: Callable[[Run, Rollout], Any]
 @pytest.mark.gpu(fake=True, like_cpu=True)
 @pytest.mark.parametrize("name", some_slow(ON_POLICY, IN_TEST_SLOW))
 def test_graphs_learn_what_single_operations_do(name: str) -> None:
-    """Would catch whatever a graph freezes, reads too early, or leaves out: schedules, rewards of truncated episodes,
-    steps that are not valid, orders of samples."""
+    """CUDA graphs on a GPU learn what single operations on a CPU learn, with changing schedules and truncations."""
     gpu = Run(name, GPU)
     assert_learns_alike(Run(name, CPU), gpu, Run.learn, [0, 1, 0, 2, 0, 3])
     assert len(gpu.update._graphs._calls) <= 4, "each number of truncated episodes has graphs of its own"
@@ -161,7 +161,7 @@ def test_graphs_learn_what_single_operations_do(name: str) -> None:
 
 @pytest.mark.parametrize("name", some_slow(["a2c", "ppo", "rainbow"], {"ppo"}))
 def test_deterministic_runs(name: str) -> None:
-    """Would catch an operation without a deterministic kernel: such a run would end there."""
+    """Acting and learning use only operations that have a deterministic kernel."""
     run = Run(name, GPU)
     torch.use_deterministic_algorithms(True)
     try:
@@ -178,8 +178,7 @@ def test_deterministic_runs(name: str) -> None:
 @pytest.mark.parametrize("replay_device", ["auto", pytest.param("cpu", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", some_slow(OFF_POLICY, {"dqn"}))
 def test_graphs_draw_and_learn_the_same(name: str, replay_device: str) -> None:
-    """Would catch the positions of a ring that stand still, a graph that reads final frames from before there was more
-    room for them, priorities that are not written, and a batch in pinned memory that is overwritten too early."""
+    """Graphs draw the same samples and learn the same from them, while the room for final frames grows."""
     runs = [Run(name, device, replay_device=replay_device) for device in (CPU, GPU)]
     rooms = []
     for run in runs:  # the same noise for both
@@ -200,8 +199,7 @@ def test_graphs_draw_and_learn_the_same(name: str, replay_device: str) -> None:
 
 @pytest.mark.parametrize("name", some_slow(ON_POLICY, IN_TEST_SLOW - {"a2c, tasks"}))
 def test_launches_of_an_update(name: str) -> None:
-    """Would catch a return loop, a gather or a coefficient that is left outside of graphs, a rollout that is copied for
-    each minibatch, and any wait."""
+    """An on-policy update launches few kernels outside of its graphs and never waits."""
     run = Run(name, GPU)
     has_tasks = name in TASKS_OF
     for _ in range(9 if has_tasks else 4):  # until there is room for all last frames
@@ -223,7 +221,7 @@ def test_launches_of_an_update(name: str) -> None:
 
 @pytest.mark.parametrize("name", OFF_POLICY)
 def test_launches_of_an_update_from_the_replay(name: str) -> None:
-    """Would catch a draw, a gather or an update of priorities that is left outside of graphs, and any wait."""
+    """An update from the replay launches few kernels outside of its graphs, copies nothing and never waits."""
     run = Run(name, GPU)
     for _ in range(4):
         run.replayed(run.rollout())
@@ -237,7 +235,7 @@ def test_launches_of_an_update_from_the_replay(name: str) -> None:
 
 @pytest.mark.parametrize("prioritized", [True, False])
 def test_a_replay_on_the_cpu_waits_for_priorities_only(prioritized: bool) -> None:
-    """Would catch uploads that are waited for, so that no draw overlaps the update before."""
+    """With a replay on the CPU, an update waits for its priorities and for nothing else."""
     run = Run("dqn", GPU, replay_device="cpu", prioritized=prioritized)
 
     def on_cpu(rollout: Rollout) -> Rollout:

@@ -1,4 +1,4 @@
-"""What the Q-learning methods bootstrap from where some actions are not allowed."""
+"""The bootstrap values of the Q-learning methods when some actions are not allowed."""
 
 from dataclasses import replace
 from typing import Any
@@ -23,7 +23,7 @@ SPEC = EnvSpec(spaces.Box(-1, 1, (4,), np.float32), spaces.Discrete(6), mask_sou
 
 
 def random_rows(*shape: int, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Rows [*shape, R] and what they allow [*shape, A]."""
+    """Returns rows [*shape, R] and the actions that they allow [*shape, A]."""
     rng = np.random.default_rng(seed)
     allowed = rng.random((*shape, 6)) < 0.4
     allowed[..., 2] |= ~allowed.any(-1)
@@ -32,7 +32,7 @@ def random_rows(*shape: int, seed: int = 0) -> tuple[Tensor, Tensor]:
 
 
 def make(algo: str, **settings: Any) -> Any:
-    """An algorithm whose target network is not its network, and whose values differ much between actions."""
+    """Returns an algorithm whose target differs from its network, with values that differ much between actions."""
     config = resolve({"algo": algo, "env": "CartPole-v1", "device": "cpu", "envs": 8, **settings}, spec=SPEC)
     made, _ = build_algo_and_update(config)
     for network, seed in ((made.policy, 1), (made.target, 2)):
@@ -45,7 +45,7 @@ def make(algo: str, **settings: Any) -> Any:
 @pytest.mark.parametrize("algo", ["dqn", "categorical_dqn", "qr_dqn"])
 @pytest.mark.parametrize("double", [False, True])
 def test_the_best_next_action_is_allowed(algo: str, double: bool) -> None:
-    """Would catch a maximum over all actions in the target, and double Q's choice among all."""
+    """The best next action is chosen among the allowed ones, in double Q-learning, too."""
     made = make(algo, double=double)
     assert isinstance(made, DQN)
     (rows, _), (after, allowed) = random_rows(64), random_rows(64, seed=1)
@@ -67,7 +67,7 @@ def test_the_best_next_action_is_allowed(algo: str, double: bool) -> None:
 
 @pytest.mark.parametrize("algo", ["n_step_q", "one_step_q"])
 def test_online_targets(algo: str) -> None:
-    """Would catch n-step and one-step Q-learning that bootstrap from an action that cannot be taken."""
+    """n-step and one-step Q-learning bootstrap from the best allowed action."""
     made = make(algo)
     assert isinstance(made, OnlineQ)
     rows, allowed = random_rows(made.horizon + 1, 8)

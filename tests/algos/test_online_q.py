@@ -37,7 +37,7 @@ def values(algo: OnlineQ, seen: Any) -> list[float]:
 
 
 def td_target_of(algo: OnlineQ, env: Env, t: int, end: int) -> float:
-    """What step t of a stream is pulled to; end: the first row after its rollout."""
+    """Returns the target of step t of a stream; end: the first row after its rollout."""
     kind, td_target, factor = algo.settings.target, 0.0, 1.0
     while True:
         step = env.steps[t]
@@ -53,7 +53,7 @@ def td_target_of(algo: OnlineQ, env: Env, t: int, end: int) -> float:
 
 
 def assert_learned(algo: OnlineQ, batch: QBatch, envs: list[Env], steps: list[int], end: int) -> None:
-    """That the batch is these steps of all environments, in this order, with their targets."""
+    """Asserts that the batch holds these steps of all environments, in this order, with their targets."""
     assert len(batch.action) == len(steps) * NUM_ENVS
     rows = iter(range(len(batch.action)))
     for t in steps:
@@ -69,8 +69,7 @@ def assert_learned(algo: OnlineQ, batch: QBatch, envs: list[Env], steps: list[in
 @pytest.mark.parametrize("horizon", [1, 2, 5])
 @pytest.mark.parametrize("target", TARGETS)
 def test_targets_are_those_of_plain_loops(target: str, horizon: int) -> None:
-    """Would catch a return across an episode's end, an episode cut off that counts as ended, the wrong table, an action
-    of the wrong step, and a step between two rollouts that is lost or learned twice."""
+    """Targets equal those of plain loops, and every step is learned exactly once, in order, across rollouts."""
     envs = streams(SPEC, NUM_ENVS, 60, 7, seed=1)
     kinds = [(step["terminated"], step["truncated"], step["valid"]) for env in envs for step in env.steps]
     assert {(True, False, True), (False, True, True), (False, False, False)} <= set(kinds)
@@ -92,7 +91,7 @@ def test_targets_are_those_of_plain_loops(target: str, horizon: int) -> None:
 
 
 def test_sarsas_last_step_is_kept_in_a_checkpoint() -> None:
-    """Would catch a step that is lost, or learned from as if nothing had come after it, where a run is resumed."""
+    """A resumed Sarsa run learns bit for bit the same, including the step that waits for its next action."""
     envs = streams(SPEC, NUM_ENVS, 30, 7, seed=2)
     algo, update = make("one_step_sarsa", 5)
     algo.learn(rollout_of(envs, 0, 5, SPEC), update)
@@ -111,7 +110,7 @@ def test_sarsas_last_step_is_kept_in_a_checkpoint() -> None:
 
 
 def test_a_state_without_local_parts_is_loaded() -> None:
-    """Would catch a resume with other learners that fails, or joins its first step to another learner's last."""
+    """A state without local parts restores the target network and leaves exploration rates and last step alone."""
     algo, update = make("one_step_sarsa", 5, epsilon_final=(0.1, 0.5))
     algo.learn(rollout_of(streams(SPEC, NUM_ENVS, 6, 7, seed=2), 0, 5, SPEC), update)
     state = algo.state_dict()
@@ -127,8 +126,7 @@ def test_a_state_without_local_parts_is_loaded() -> None:
 
 
 def test_sarsa_does_not_join_what_does_not_follow() -> None:
-    """Would catch the action of a new game that is taken for the next one of an old game, where an environment was
-    replaced between two rollouts; a game that has ended is learned from."""
+    """A last step whose environment was replaced before the next rollout is invalid, unless its episode has ended."""
     envs = streams(SPEC, NUM_ENVS, 12, 100, seed=5)
     for env in envs:
         for step in env.steps:
@@ -147,7 +145,7 @@ def test_sarsa_does_not_join_what_does_not_follow() -> None:
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_the_target_is_synced_when_a_multiple_is_crossed(target: str) -> None:
-    """Would catch an interval in rollouts, and a sync that is late, early or left out."""
+    """The target network is synced after each rollout in which the steps cross a multiple of the interval."""
     envs = streams(SPEC, NUM_ENVS, 36, 7, seed=3)
     algo, update = make(target, 3, target_interval_steps=30)
     synced = []

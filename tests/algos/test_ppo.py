@@ -27,7 +27,7 @@ CORE = {"core": "lstm", "core_size": 8, "previous_inputs": True}
 
 
 class Batch:
-    """Random samples of PPO in float64, some of them not valid, with garbage in these."""
+    """Random float64 samples of PPO; some are invalid and hold garbage."""
 
     def __init__(self, kind: str, *shape: int):
         self.kind = kind
@@ -48,7 +48,7 @@ class Batch:
         return ppo_loss(outputs, targets, self.valid, settings, torch.tensor(0.2, dtype=torch.float64), 0.03)
 
     def expected(self, value_clip: float | None) -> dict[str, float]:
-        """The same in loops."""
+        """Returns the terms of the loss from plain loops."""
         names = ("policy_loss", "value_loss", "entropy", "loss", "approx_kl", "clip_fraction")
         sums = dict.fromkeys(names, 0.0)
         for i in indices(self.valid.shape):
@@ -57,7 +57,7 @@ class Batch:
             value, old, return_ = (x[i].item() for x in (self.value, self.old_value, self.return_))
             log_p = log_probability(self.kind, self.parameters[i].tolist(), self.action[i].tolist())
             ratio, advantage = math.exp(log_p - self.old_log_probability[i].item()), self.advantage[i].item()
-            # Where the ratio has left the clip in the direction that the advantage asks for, the sample is constant.
+            # A sample is constant once its ratio has left the clip in the direction of its advantage.
             if advantage > 0:
                 sums["policy_loss"] -= min(ratio, 1.2) * advantage
             else:
@@ -77,8 +77,7 @@ class Batch:
 @pytest.mark.parametrize("value_clip", [None, 0.5])
 @pytest.mark.parametrize("kind", DISTRIBUTIONS)
 def test_loss_against_plain_loops(kind: str, value_clip: float | None) -> None:
-    """Would catch a wrong sign, weight or clip, a sample that is not valid and counts, a mean in place of a sum, a
-    detached term, or a gradient through a clipped sample."""
+    """PPO's loss, statistics and gradient equal plain loops over the valid samples."""
     batch = Batch(kind, 6, 4)
     expected, numbers = batch.expected(value_clip), [batch.parameters, batch.value]
     slopes = [slope(lambda: batch.expected(value_clip)["loss"], x) for x in numbers]
@@ -102,10 +101,8 @@ def ppo(env: EnvConfig, num_envs: int, horizon: int, steps: int = 10_000, **sett
 @pytest.mark.parametrize("core", [{}, CORE], ids=["feedforward", "lstm"])
 @pytest.mark.parametrize(("normalize", "reset_mode"), [(False, "immediate"), (True, "wait")])
 def test_the_first_minibatch_has_ratio_one(core: dict[str, Any], normalize: bool, reset_mode: str) -> None:
-    """Would catch probabilities of another step, network or normalisation than that which acted.
-
-    In the batch shapes of acting, log pi is the recorded one bit for bit. A minibatch is another shape for the matrix
-    products, so its ratio is 1 up to rounding, and those of later ones are far from that."""
+    """Learning starts from the probabilities that acted. In the batch shapes of acting they are the recorded ones
+    bit for bit; a minibatch has another shape, so its first ratio is 1 up to rounding."""
     settings = {"clip": 1e-4, "clip_schedule": "constant", "learning_rate": 1e-2, "normalize_observations": normalize}
     algo = ppo(COUNTING, 8, 16, **settings, **core)
     sampler = make(SerialSampler, COUNTING, SamplerConfig(8, 16, 2), algo.policy, reset_mode=reset_mode)
@@ -136,7 +133,7 @@ def test_the_first_minibatch_has_ratio_one(core: dict[str, Any], normalize: bool
 
 
 def test_observations_at_are_observations() -> None:
-    """Would catch a stack of another environment or step, or frames of an episode before, in a minibatch."""
+    """`observations_at` returns the same stacks as `observations` at any steps and environments."""
     sampler = make(SerialSampler, PONG, SamplerConfig(4, 6, 2), decorrelation_steps=5)
     for _ in range(4):
         rollout = sampler.collect()
@@ -146,7 +143,7 @@ def test_observations_at_are_observations() -> None:
 
 
 def test_learn_agrees_with_the_targets() -> None:
-    """Would catch targets that move between epochs, weights that count invalid samples, or advantages left as are."""
+    """Every epoch learns from the same standardized advantages, returns and old values, each sample once."""
     algo = ppo(COUNTING, 4, 6, minibatches=2, epochs=3, normalize_advantage="rollout", value_clip=0.1)
     sampler = make(SerialSampler, COUNTING, SamplerConfig(4, 6, 2), algo.policy, reset_mode="wait")
     sampler.collect()
@@ -170,7 +167,7 @@ def test_learn_agrees_with_the_targets() -> None:
 
 
 def test_advantages_of_each_minibatch_are_standardized() -> None:
-    """Would catch moments of the whole rollout, or of steps that are not valid."""
+    """The valid advantages of each minibatch have mean 0 and standard deviation 1."""
     algo = ppo(COUNTING, 4, 6, minibatches=2, epochs=2, normalize_advantage="minibatch")
     sampler = make(SerialSampler, COUNTING, SamplerConfig(4, 6, 2), algo.policy, reset_mode="wait")
     sampler.collect()
@@ -183,7 +180,7 @@ def test_advantages_of_each_minibatch_are_standardized() -> None:
 
 
 def test_advantages_that_are_all_the_same() -> None:
-    """Would catch a division by zero, and a deviation that counts samples that are not valid."""
+    """Equal advantages are standardized to 0, and a batch without valid samples stays finite."""
     algo = ppo(COUNTING, 4, 6)
     same, valid = torch.full((6, 4), 3.0), torch.ones(6, 4, dtype=torch.bool)
     valid[2:, 1] = False
@@ -195,7 +192,7 @@ def test_advantages_that_are_all_the_same() -> None:
 
 @pytest.mark.parametrize(("target_kl", "epochs"), [(1e-9, 1), (None, 5), (1e3, 5)])
 def test_target_kl_stops_epochs(target_kl: float | None, epochs: int) -> None:
-    """Would catch epochs that go on, an epoch that is cut in the middle, or a mean over all epochs."""
+    """Epochs stop after the first whose mean KL exceeds target_kl, never in the middle of one."""
     algo = ppo(COUNTING, 4, 6, epochs=5, minibatches=3, target_kl=target_kl, learning_rate=1e-2)
     sampler = make(SerialSampler, COUNTING, SamplerConfig(4, 6, 2), algo.policy)
     watched = RecordingUpdate(algo.policy, Adam())
@@ -207,7 +204,7 @@ def test_target_kl_stops_epochs(target_kl: float | None, epochs: int) -> None:
 
 
 def test_the_clip_is_annealed() -> None:
-    """Would catch a clip, an entropy weight or a learning rate that stands still, or one frozen at the first."""
+    """Clip, entropy weight and learning rate follow their schedules from rollout to rollout."""
     algo = ppo(COUNTING, 4, 6, steps=96, entropy_schedule="linear:0.5", learning_rate_schedule="linear")
     sampler = make(SerialSampler, COUNTING, SamplerConfig(4, 6, 2), algo.policy)
     watched = RecordingUpdate(algo.policy, Adam())
@@ -230,6 +227,6 @@ def test_the_clip_is_annealed() -> None:
     ],
 )
 def test_minibatches_that_do_not_divide(horizon: int, core: str, message: str) -> None:
-    """Would catch samples that are lost in silence."""
+    """Minibatches that do not divide the samples or sequences evenly are refused."""
     with pytest.raises(UsageError, match=message):
         ppo(COUNTING, 4, horizon, minibatches=3, core=core).validate(RunInfo(40, 4, ("cpu",)))

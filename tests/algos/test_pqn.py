@@ -26,7 +26,7 @@ def make(horizon: int, **changes: Any) -> tuple[PQN, RecordingUpdate]:
 
 
 def rollouts(envs: list[Env], horizon: int, count: int) -> Any:
-    """Yields rollouts with values that no network gives: what acted is another one than what learns."""
+    """Yields rollouts with random values, as if another network had acted than the one that learns."""
     generator = torch.Generator().manual_seed(3)
     for k in range(count):
         rollout = rollout_of(envs, k * horizon, horizon, SPEC)
@@ -40,7 +40,7 @@ def best(algo: PQN, seen: Any) -> float:
 
 
 def returns_of(algo: PQN, env: Env, first: int, value: list[float]) -> list[float]:
-    """Returns the targets of one environment's steps, the last one first computed; value: as it was when acting."""
+    """Returns the targets of one environment's steps, computed from the last; value: the estimates of acting."""
     mix, last = algo.settings.return_lambda, first + len(value)
     return_tp1 = value_tp1 = best(algo, env.rows[last])
     found = []
@@ -60,7 +60,7 @@ def returns_of(algo: PQN, env: Env, first: int, value: list[float]) -> list[floa
 @pytest.mark.parametrize("horizon", [1, 5])
 @pytest.mark.parametrize("return_lambda", [0.0, 0.65, 1.0])
 def test_targets_are_those_of_plain_loops(return_lambda: float, horizon: int) -> None:
-    """Would catch a return across an episode's end, values that did not act, and samples lost or taken twice."""
+    """Targets equal those of plain loops over the acting values, and each epoch learns every sample once."""
     envs = streams(SPEC, NUM_ENVS, 41, 7, seed=1)
     kinds = [(step["terminated"], step["truncated"], step["valid"]) for env in envs for step in env.steps]
     assert {(True, False, True), (False, True, True), (False, False, False)} <= set(kinds)
@@ -90,7 +90,7 @@ def test_targets_are_those_of_plain_loops(return_lambda: float, horizon: int) ->
 
 
 def test_the_loss_is_of_the_action_taken() -> None:
-    """Would catch the maximum, or another action's value, in place of Q(s, a)."""
+    """The value that is learned belongs to the action taken, not to the best one."""
     algo, update = make(2, epochs=1, minibatches=1)
     (_, rollout), *_ = rollouts(streams(SPEC, NUM_ENVS, 3, 7, seed=1), 2, 1)
     with torch.no_grad():

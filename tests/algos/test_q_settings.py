@@ -10,7 +10,7 @@ from accel_rl.training.build import check
 from accel_rl.training.resolve import Config, resolve
 from tests.helpers.samplers import TOYS, spec_of
 
-# 4 environments x 4 steps: 16 samples of a rollout.
+# A rollout has 4 environments x 4 steps = 16 samples.
 DQN: dict[str, Any] = {
     "algo": "dqn",
     "n_step": 1,
@@ -72,7 +72,7 @@ BAD_SETTINGS: list[tuple[dict[str, Any], str]] = [
 
 
 def test_the_settings_without_changes_are_accepted() -> None:
-    """Would catch refusals below that have another cause."""
+    """The base settings are accepted, and so are those at the very limits."""
     check(resolved(DQN))
     check(resolved(CATEGORICAL))
     check(resolved({**DQN, "horizon": 48, "replay_size": 192, "n_step": 40, "warmup_steps": 300, "steps": 600}))  # just
@@ -81,7 +81,7 @@ def test_the_settings_without_changes_are_accepted() -> None:
 
 @pytest.mark.parametrize(("changes", "message"), BAD_SETTINGS, ids=[str(sorted(c)[-1]) for c, _ in BAD_SETTINGS])
 def test_settings_that_do_not_fit_are_refused_before_anything_starts(changes: dict[str, Any], message: str) -> None:
-    """Would catch a run that fails only when its replay is filled, or learns nothing; and advice that does not help."""
+    """Settings that do not fit are refused before anything starts, in one line that names a way out."""
     with pytest.raises(UsageError, match=message) as error:
         check(resolved({**DQN, **changes}))
     assert "\n" not in str(error.value)
@@ -89,7 +89,7 @@ def test_settings_that_do_not_fit_are_refused_before_anything_starts(changes: di
 
 @pytest.mark.parametrize("algo", ["dqn", "eps_rainbow", "qr_dqn", "n_step_q", "one_step_sarsa", "pqn"])
 def test_continuous_actions_are_refused(algo: str) -> None:
-    """Would catch a traceback from a table of values for actions that cannot be listed."""
+    """Algorithms with tables of action values refuse continuous actions with a UsageError."""
     with pytest.raises(UsageError, match=r"actions of type Box have no table of action values; .*policy-gradient"):
         check(resolved({"algo": algo, "steps": 100_000}, f"{TOYS}:BoxAction"))
 
@@ -110,7 +110,7 @@ PQN: dict[str, Any] = {"algo": "pqn", "envs": 8, "horizon": 4, "minibatches": 4,
     ],
 )
 def test_pqn_refuses_what_does_not_fit(changes: dict[str, Any], message: str) -> None:
-    """Would catch minibatches of different sizes, and settings that are ignored in silence."""
+    """PQN refuses uneven minibatches, and settings or networks that it cannot use."""
     check(resolved(PQN))
     with pytest.raises(UsageError, match=message):
         check(resolved({**PQN, **changes}))

@@ -124,7 +124,7 @@ def slow_projection(probabilities, support, target_support):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_discounted_return_is_the_sum_of_rewards_to_the_end(seed, dtype):
-    """Catches a bootstrap or a reward leaking through done, an off-by-one, float32 arithmetic on float64."""
+    """A discounted return sums the rewards up to done, or up to the bootstrap value, in the input's precision."""
     reward, _, done, bootstrap_value, _ = random_rollout(seed, dtype)
     actual = returns.discounted_return(reward, done, bootstrap_value, DISCOUNT)
     assert_close(actual, per_env(slow_return, reward, done, bootstrap_value), dtype)
@@ -133,7 +133,7 @@ def test_discounted_return_is_the_sum_of_rewards_to_the_end(seed, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_generalized_advantage_is_the_sum_of_td_errors(seed, dtype):
-    """Catches a next value or an advantage leaking through done, and a return that is not A + V."""
+    """The generalized advantage sums the TD errors up to done, and the return is A + V."""
     reward, value, done, bootstrap_value, _ = random_rollout(seed, dtype)
     gae_lambda = seed / 19
     advantage, return_ = returns.generalized_advantage(reward, value, done, bootstrap_value, DISCOUNT, gae_lambda)
@@ -146,7 +146,7 @@ def test_generalized_advantage_is_the_sum_of_td_errors(seed, dtype):
 @pytest.mark.parametrize(("rho_bar", "c_bar"), [(1.0, 1.0), (2.0, 0.9), (math.inf, 1.5)])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_vtrace_is_the_sum_of_weighted_td_errors(seed, rho_bar, c_bar, dtype):
-    """Catches rho and c mixed up, a missing cut at done (CuLE's bug), V instead of v in the advantage."""
+    """V-trace's targets and advantages equal IMPALA's equation 1, cut at done, with rho and c clipped apart."""
     rollout = random_rollout(seed, dtype)
     target, advantage = returns.vtrace(*rollout, DISCOUNT, rho_bar, c_bar)
     expected = per_env(lambda *env: slow_vtrace(*env, rho_bar, c_bar), *rollout)
@@ -159,7 +159,7 @@ def test_vtrace_is_the_sum_of_weighted_td_errors(seed, rho_bar, c_bar, dtype):
 @pytest.mark.parametrize("n", [1, 2, 3, 5])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_n_step_return_is_the_sum_of_n_rewards(seed, n, dtype):
-    """Catches rewards of the next episode, a done outside the n steps, a wrong number of start steps."""
+    """An n-step return sums n rewards up to done and says whether one of the n steps was done."""
     reward, _, done, _, _ = random_rollout(seed + 4, dtype)
     return_, done_n = returns.n_step_return(reward, done, DISCOUNT, n)
     assert_close(return_, per_env(lambda *env: slow_n_step(*env, n), reward, done), dtype)
@@ -170,7 +170,7 @@ def test_n_step_return_is_the_sum_of_n_rewards(seed, n, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_projection_shares_mass_between_neighbours(seed, dtype):
-    """Catches mass lost at integer positions or beyond the ends, and a mean that moves."""
+    """The projection shares all mass between neighbouring atoms and keeps the clipped mean."""
     generator = torch.Generator().manual_seed(seed)
     support = torch.linspace(-10, 10, 51, dtype=dtype)
     probabilities = torch.randn(7, 51, generator=generator, dtype=dtype).softmax(-1)
@@ -187,7 +187,7 @@ def test_projection_shares_mass_between_neighbours(seed, dtype):
 
 
 def test_vtrace_by_hand():
-    """Catches traces that run through done."""
+    """V-trace equals an example worked out by hand, in which done cuts the traces."""
     reward, value, done, ratio = column(REWARD, VALUE, DONE, [2.0, 0.5, 1, 0.25, 1.5])
     bootstrap_value = torch.tensor([BOOTSTRAP], dtype=torch.float64)
     target, advantage = returns.vtrace(reward, value, done, bootstrap_value, ratio.log(), DISCOUNT, 1.0, 1.0)
@@ -211,7 +211,7 @@ def test_vtrace_by_hand():
     ],
 )
 def test_projection_by_hand(reward, discount, atom, expected, dtype):
-    """Catches the floor/ceiling form that loses mass at integer positions."""
+    """The projection equals examples worked out by hand, with all mass on an atom that is hit exactly."""
     support = torch.linspace(-10, 10, 51, dtype=dtype)
     probabilities = torch.zeros(1, 51, dtype=dtype)
     probabilities[0, atom] = 1
@@ -223,7 +223,7 @@ def test_projection_by_hand(reward, discount, atom, expected, dtype):
 
 
 def test_atoms_get_the_same_mass_on_every_device():
-    """Catches one of the two ways giving mass to other atoms, at the ends, too; and a NaN that ends the program."""
+    """Scattering and gathering give each atom the same mass, and a nan position passes without an error."""
     position = torch.cat([torch.tensor([0.0, 0.25, 8.0, 7.75, 3.0]), torch.linspace(0, 8, 40)]).view(5, 9)
     mass = torch.linspace(-1, 1, 45).view(5, 9).softmax(-1)
     torch.testing.assert_close(returns.scatter_mass(mass, position), returns.gather_mass(mass, position))
@@ -233,14 +233,14 @@ def test_atoms_get_the_same_mass_on_every_device():
 
 @pytest.mark.parametrize("n", [-1, 0, 6])
 def test_n_step_return_refuses_an_n_that_does_not_fit(n):
-    """Catches an empty or wrapped-around result for an n that does not fit."""
+    """An n outside of 1 to T is refused."""
     reward, done = column(REWARD, DONE)
     with pytest.raises(ValueError, match=rf"n={n} .* T=5 .* 1 <= n <= T"):
         returns.n_step_return(reward, done, DISCOUNT, n)
 
 
 def test_nothing_leaks_backwards_through_done():
-    """Catches 0 * NaN: invalid rows may hold anything, but only after a done."""
+    """Nan behind a done reaches no result before it."""
     reward, value, done, log_ratio = column(REWARD, VALUE, DONE, [0.1] * 5)
     for array in (reward, value, log_ratio):
         array[3:] = math.nan
@@ -255,7 +255,7 @@ def test_nothing_leaks_backwards_through_done():
 
 
 def test_inputs_are_unchanged_and_targets_carry_no_gradient():
-    """Catches in-place changes of a rollout, and a value loss that would train its own target."""
+    """The functions change no input, and their results carry no gradient."""
     probabilities, support = torch.linspace(-1, 1, 18).view(2, 9).softmax(-1), torch.linspace(-2, 2, 9)
     inputs = [*random_rollout(9, torch.float32), probabilities, support]
     before = [x.requires_grad_(x.is_floating_point()).detach().clone() for x in inputs]

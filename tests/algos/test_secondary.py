@@ -15,7 +15,7 @@ from tests.helpers.runs import TINY_SERIAL_RUN, assert_same, rows
 
 @pytest.mark.parametrize("batch_size", [2, 6, 20])
 def test_the_second_network_learns_from_as_many_samples(batch_size: int) -> None:
-    """Would catch another start, another number of samples, a target that stays, and statistics that are lost."""
+    """The second network starts equal to the first and learns from as many samples, with a target of its own."""
     algo, sampler, update = make_run(secondary_batch_size=batch_size, secondary_learning_rate=3e-4, horizon=6)
     second = algo.secondary
     assert_same(second.network.state_dict(), algo.policy.state_dict())
@@ -49,7 +49,7 @@ RUN: dict[str, Any] = {
 
 
 def test_a_second_network_does_not_change_the_first(tmp_path: Path) -> None:
-    """Would catch a generator that both draw from: the run would be another one."""
+    """A second network leaves every number of the first network's run unchanged."""
     plain = accel_rl.train(**RUN, out=tmp_path / "plain")
     both = accel_rl.train(**RUN, secondary_batch_size=8, out=tmp_path / "both")
     first, second = (checkpoint.load(run / "checkpoint.pt") for run in (plain, both))

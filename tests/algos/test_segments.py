@@ -1,4 +1,4 @@
-"""Rollouts that are merged from segments: what is learned from them is what is learned from each segment alone."""
+"""Rollouts merged from segments: learning from them equals learning from each segment alone."""
 
 from dataclasses import replace
 from typing import Any
@@ -68,9 +68,7 @@ def loss_and_gradient(algo: Any, rollout: Rollout) -> tuple[float, Tensor, float
 @pytest.mark.parametrize("is_padded", [False, True])
 @pytest.mark.parametrize("name", ALGOS)
 def test_a_merged_rollout_is_its_segments(name: str, is_padded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Would catch a return that goes on behind a segment, or stops before its end's value; a value that is added
-    twice, to a terminal, or not discounted; a state of another segment; whatever of a step that is not valid gets into
-    a sum, also where padding is not cut off, as on a GPU."""
+    """A merged rollout's loss and gradient are the sums of its segments' own, whatever its padding holds."""
     if is_padded:
         monkeypatch.setattr(Rollout, "without_padding", lambda rollout: rollout)
     algo, single = make(name), make(name, from_segments=False)
@@ -86,7 +84,7 @@ def test_a_merged_rollout_is_its_segments(name: str, is_padded: bool, monkeypatc
 
 @pytest.mark.parametrize("name", ALGOS)
 def test_padding_changes_nothing(name: str) -> None:
-    """Would catch an update that depends on how much padding there is, or on what is in it: bit for bit on a CPU."""
+    """Updates on a CPU are equal bit for bit, whatever the amount and content of the padding."""
     values = []
     for num_columns, garbage in ((NUM_SEGMENTS, 1e6), (NUM_SEGMENTS + 4, 1e6), (NUM_SEGMENTS + 4, 1e12)):
         algo = make(name)
@@ -102,7 +100,7 @@ def test_padding_changes_nothing(name: str) -> None:
 @pytest.mark.parametrize("is_young", [False, True])
 @pytest.mark.parametrize("name", ["a2c", "ppo", "vtrace"])
 def test_frames_without_padding(name: str, is_young: bool) -> None:
-    """Would catch stacks of other columns, where columns are a part of wider rows; is_young: some frames are blank."""
+    """Frame stacks of a padded rollout give the losses of its segments; is_young: some frames are blank."""
     algo, single = make(name, FRAMES), make(name, FRAMES, from_segments=False)
     min_age = 0 if is_young else 3
     clean, rollout = (
@@ -113,7 +111,7 @@ def test_frames_without_padding(name: str, is_young: bool) -> None:
 
 
 def test_padding_is_cut_off_without_copies() -> None:
-    """Would catch a copy of all frames for each update, and a rollout of environments that loses columns."""
+    """`without_padding` narrows a padded rollout to a view and returns any other rollout itself."""
     rollout = merged(VECTORS, make("a2c").policy, NUM_SEGMENTS + 3)
     narrow = rollout.without_padding()
     assert narrow.num_envs == NUM_SEGMENTS == narrow.num_segments and narrow.num_steps == rollout.num_steps == 25
@@ -125,7 +123,7 @@ def test_padding_is_cut_off_without_copies() -> None:
 @pytest.mark.parametrize("how", ["buffers", pytest.param("graph", marks=pytest.mark.gpu(fake=True))])
 @pytest.mark.parametrize("name", ["a2c", "a2c, ga3c's loss", "a2c, core", "ppo", "vtrace"])
 def test_graphs_learn_from_segments(name: str, how: str) -> None:
-    """Would catch a number of segments, a value behind them or an end that a graph freezes."""
+    """Graphs learn the same as eager updates while the number, length and end of segments vary."""
     device = torch.device("cuda:0" if how == "graph" else "cpu")
     algos = [make(name), make(name)]
     algos[1].policy.to(device)
@@ -150,7 +148,7 @@ def test_graphs_learn_from_segments(name: str, how: str) -> None:
 
 
 def test_observations_are_normalized_by_valid_steps() -> None:
-    """Would catch moments of observations that no agent has seen."""
+    """The moments of observations count valid steps only."""
     algo = make("a2c", normalize_observations=True)
     rollout = merged(VECTORS, algo.policy, NUM_SEGMENTS + 2)
     algo.statistics.update(rollout, Update(algo.policy, SGD()))
@@ -164,7 +162,7 @@ def test_observations_are_normalized_by_valid_steps() -> None:
 @pytest.mark.parametrize("name", ["ppo", "ppo, core"])
 @pytest.mark.parametrize("count", [3, 5])
 def test_minibatches_of_any_number_of_samples(name: str, count: int) -> None:
-    """Would catch samples that are left out, or learned from twice in an epoch."""
+    """Each epoch learns from every valid sample exactly once, for any number of minibatches."""
     algo = make(name, epochs=2, minibatches=count)
     rollout = merged(VECTORS, algo.policy, NUM_SEGMENTS + 3)
     update = RecordingUpdate(algo.policy)
@@ -178,7 +176,7 @@ def test_minibatches_of_any_number_of_samples(name: str, count: int) -> None:
 
 @pytest.mark.parametrize("name", ["ppo", "ppo, core"])
 def test_padding_is_spread_over_minibatches(name: str) -> None:
-    """Would catch minibatches of nothing but padding, and orders that are not random or omit samples."""
+    """Random orders hold every sample once and spread the padding evenly over the minibatches."""
     rollout = merged(VECTORS, make(name).policy, 2 * NUM_SEGMENTS)
     orders = random_orders(rollout, 3)
     for order in orders:
@@ -193,7 +191,7 @@ def test_padding_is_spread_over_minibatches(name: str) -> None:
 
 
 def test_vtrace_learns_at_the_end_of_a_rollout() -> None:
-    """Would catch updates while sampling, and settings of the multi-batch strategy that segments are held to."""
+    """With segments, V-trace learns at the end of a rollout and ignores the multi-batch settings."""
     algo = make("vtrace", batches=7, batch_steps=50)
     assert (algo.window_steps, algo.learns_on_step) == (0, False)
     algo.validate(RunInfo(100, 4, ("cpu",)))
@@ -214,7 +212,7 @@ def test_vtrace_learns_at_the_end_of_a_rollout() -> None:
     ],
 )
 def test_settings_that_do_not_fit_segments(name: str, changes: dict[str, Any], message: str) -> None:
-    """Would catch a run that divides rewards by returns of nobody, or one that has more minibatches than samples."""
+    """Segments refuse normalized returns, and more minibatches than they can fill."""
     with pytest.raises(UsageError, match=message):
         make(name, **changes).validate(RunInfo(1000, 4, ("cpu",)))
     make("ppo", minibatches=5).validate(RunInfo(1000, 4, ("cpu",)))  # any other number is divided somehow

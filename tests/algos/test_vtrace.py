@@ -31,7 +31,7 @@ DISCOUNT, RHO_BAR, C_BAR = 0.9, 1.2, 0.8
 
 
 class Batch:
-    """Random sequences [T, B] in float64 with episodes' ends, some samples not valid, with garbage in these."""
+    """Random float64 sequences [T, B] with episode ends and some invalid samples, which hold garbage."""
 
     def __init__(self, kind: str, *shape: int):
         self.kind, (T, B) = kind, shape
@@ -40,7 +40,7 @@ class Batch:
         randn = lambda *shape: torch.randn(shape, generator=generator, dtype=torch.float64)  # noqa: E731
         self.value, self.reward, self.bootstrap_value = randn(T, B), randn(T, B), randn(B)
         self.done = torch.rand(T, B, generator=generator) < 0.2
-        # What is not valid follows an end, as when an environment waits for the pause.
+        # Invalid samples follow an episode's end, as when an environment waits for the pause.
         self.valid = torch.ones(T, B, dtype=torch.bool)
         self.done[T // 2, 0], self.valid[T // 2 + 1 :, 0] = True, False
         self.reward[~self.valid] = 1e3
@@ -57,7 +57,7 @@ class Batch:
         return log_probability(self.kind, self.parameters[i].tolist(), self.action[i].tolist())
 
     def targets(self) -> tuple[dict[Any, float], dict[Any, float]]:
-        """v and rho (r + discount v' - V) of every sample, from the sum in the paper's definition of v."""
+        """Returns v and rho (r + discount v' - V) of every sample, from the sum in the paper's definition of v."""
         T, B = self.reward.shape
         V = {i: self.value[i].item() for i in indices((T, B))} | {(T, b): x.item() for b, x in self._last()}
         ratio = {i: math.exp(self.log_p(i) - self.behaviour[i].item()) for i in indices((T, B))}
@@ -82,7 +82,7 @@ class Batch:
         return enumerate(self.bootstrap_value)
 
     def expected(self, v: dict[Any, float], advantage: dict[Any, float]) -> dict[str, float]:
-        """The loss in loops, for targets that stand still."""
+        """Returns the terms of the loss from plain loops, with constant targets."""
         sums = dict.fromkeys(("policy_loss", "value_loss", "entropy", "loss", "ratio"), 0.0)
         for i in indices(self.valid.shape):
             if self.valid[i]:
@@ -96,7 +96,7 @@ class Batch:
 
 @pytest.mark.parametrize("kind", DISTRIBUTIONS)
 def test_loss_and_gradient_against_plain_loops(kind: str) -> None:
-    """Would catch a gradient of targets, a weight cut by the other bound, a return across an end, invalid samples."""
+    """V-trace's loss and gradient equal those of plain loops over valid samples with constant targets."""
     batch = Batch(kind, 6, 3)
     targets = batch.targets()
     expected = batch.expected(*targets)
@@ -121,7 +121,7 @@ def vtrace(num_envs: int, batches: int, batch_steps: int, steps_per_update: int,
 
 
 def play(algo: VTrace, num_steps: int) -> Iterator[tuple[int, slice]]:
-    """Goes through as many steps, rollout by rollout; yields each at which an update is due, with its environments."""
+    """Plays num_steps steps, rollout by rollout; yields each step at which an update is due, with its environments."""
     for first in range(0, num_steps, algo.horizon):
         algo.before_rollout(first * algo.num_envs)
         for t in range(min(algo.horizon, num_steps - first)):
@@ -141,8 +141,7 @@ def play(algo: VTrace, num_steps: int) -> Iterator[tuple[int, slice]]:
     ],
 )
 def test_batches_take_turns(num_envs: int, row: tuple[int, int, int], first: list[tuple[int, int, int]]) -> None:
-    """Would catch a batch that is left out, comes too early, or with other environments: CuLE's Table 3 by hand. And a
-    count of steps that begins anew with each rollout."""
+    """Batches take turns as in CuLE's Table 3, worked out by hand, for any horizon."""
     for horizon in (1, 7, 20, 60):
         algo = vtrace(num_envs, *row, horizon)
         due = [(step, envs.start, envs.stop) for step, envs in play(algo, 60)]
@@ -153,7 +152,7 @@ def test_batches_take_turns(num_envs: int, row: tuple[int, int, int], first: lis
 
 @pytest.mark.parametrize("horizon", [4, 7])
 def test_turns_go_on_after_a_checkpoint(horizon: int) -> None:
-    """Would catch a resumed run that starts with the first batch again, or waits for a window that is there already."""
+    """A resumed run continues with the batch whose turn it is and does not wait for a new window."""
     algo, resumed = (vtrace(6, 3, 5, 2, horizon) for _ in range(2))
     before, after = 3 * horizon, 4 * horizon
     assert [step for step, _ in play(algo, before)][:1] == [6]  # the first even step that has five before it
@@ -166,7 +165,7 @@ def test_turns_go_on_after_a_checkpoint(horizon: int) -> None:
 
 @pytest.mark.parametrize("core", ["none", "gru"])
 def test_learn_takes_the_behaviour_that_acted(core: str) -> None:
-    """Would catch ratios against the newest policy, bootstraps of truncated episodes left out, or others' states."""
+    """Each update uses the acting policy's log-probabilities and states, and bootstraps truncated episodes."""
     torch.manual_seed(0)
     settings = VTraceSettings(batches=2, batch_steps=5, steps_per_update=1, core=core, core_size=8, discount=0.9)
     algo = VTrace(spec_of(COUNTING), settings, 1000, num_envs=4, horizon=3)
@@ -215,7 +214,7 @@ def test_learn_takes_the_behaviour_that_acted(core: str) -> None:
 
 
 def test_one_batch_is_a2c() -> None:
-    """Would catch an update that is not A2C's where (B, N, SPU) = (1, T, T), Table 3's first row."""
+    """A single batch, (B, N, SPU) = (1, T, T) in the first row of Table 3, makes A2C's update."""
     common = {"value_weight": 0.5, "entropy_weight": 0.01, "discount": 0.9}
     torch.manual_seed(0)
     one = VTrace(spec_of(COUNTING), VTraceSettings(batches=1, batch_steps=5, steps_per_update=5, **common), 100, 4, 5)

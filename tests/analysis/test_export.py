@@ -1,4 +1,4 @@
-"""Policies as ONNX and TorchScript files: other programs choose the actions that the agent chooses."""
+"""Policies as ONNX and TorchScript files: other programs choose the same actions as the agent."""
 
 import subprocess
 import sys
@@ -46,7 +46,7 @@ BOUNDED = spaces.Box(np.array([[-0.1], [-2.0]], np.float32), np.array([[0.1], [n
 
 
 def make_agent(spec: EnvSpec, algo: str = "a2c", **settings: Any) -> TrainedPolicy:
-    """An untrained agent whose actions depend strongly on what it sees: all its matrices are large and random."""
+    """Returns an untrained agent whose actions depend strongly on its inputs: its matrices are large and random."""
     config = resolve({"algo": algo, "env": "CartPole-v1", "device": "cpu", **settings}, spec=spec)
     agent = TrainedPolicy(config, build_algo(config).policy, Path("policy.json"))
     generator = torch.Generator().manual_seed(1)
@@ -66,7 +66,7 @@ def make_agent(spec: EnvSpec, algo: str = "a2c", **settings: Any) -> TrainedPoli
 
 
 def save_run(agent: TrainedPolicy, folder: Path) -> Path:
-    """Writes what `load` reads of a run."""
+    """Writes the files of a run that `load` reads."""
     folder.mkdir()
     policy_file.write_description(folder, policy_file.describe(agent.config.as_dict(), agent.config.spec))
     policy_file.save(folder / policy_file.LAST, agent.policy.state_dict(), 8)
@@ -74,7 +74,7 @@ def save_run(agent: TrainedPolicy, folder: Path) -> Path:
 
 
 def runner(path: Path) -> Run:
-    """What runs a file without accel_rl: onnxruntime or torch.jit."""
+    """Returns a function that runs a file without accel_rl, by onnxruntime or torch.jit."""
     if path.suffix == ".onnx":
         session = pytest.importorskip("onnxruntime").InferenceSession(str(path))
         names = [each.name for each in session.get_inputs()]
@@ -112,7 +112,7 @@ def check_actions(agent: TrainedPolicy, path: Path, observations: Any, rows: Any
     found = dict(zip(exported.outputs, runner(path)([torch.from_numpy(rows)]), strict=True))
     expected, _ = agent.predict(observations, deterministic=True)
     action = found["action"]
-    if "q_values" in found:  # where the best two are equal but for rounding, programs may choose either
+    if "q_values" in found:  # programs may choose either of two best values that rounding decides
         best = found["q_values"].topk(2).values
         is_clear = best[:, 0] - best[:, 1] > 1e-5 * best.abs().amax(1)
         assert is_clear.float().mean() > 0.5
@@ -156,8 +156,7 @@ OTHERS = [(name, suffix) for name in CASES for suffix in ("onnx", "torchscript")
     ("name", "suffix"), [IN_MAKE_TEST, *(pytest.param(*case, marks=pytest.mark.slow) for case in OTHERS)]
 )
 def test_every_kind_of_policy_acts_in_other_programs(name: str, suffix: str, tmp_path: Path) -> None:
-    """Would catch actions that lack the space's start, type, shape or bounds, frozen statistics, fast paths of the
-    networks that a file cannot hold, a fixed size of the batch, and outputs under wrong names."""
+    """A file of any policy returns the agent's actions and named outputs, for batches of any size."""
     spec, settings = CASES[name]
     agent = make_agent(spec, **settings)
     space = spec.observation_space
@@ -189,7 +188,7 @@ def test_every_kind_of_policy_acts_in_other_programs(name: str, suffix: str, tmp
 @pytest.mark.slow
 @pytest.mark.parametrize("suffix", ["onnx", "torchscript"])
 def test_dicts_are_flat_rows(suffix: str, tmp_path: Path) -> None:
-    """Would catch rows in another order than gymnasium's, and pictures cut out of them for one size of the batch."""
+    """A file takes Dict observations as rows in gymnasium's order and acts as the agent does."""
     agent = make_agent(EnvSpec(row_space(NESTED), spaces.Discrete(4), nested_space=NESTED))
     NESTED.seed(3)
     observations = [NESTED.sample() for _ in range(NUM_OBSERVATIONS)]
@@ -222,7 +221,7 @@ MASKED: dict[str, tuple[EnvSpec, dict[str, Any]]] = {
     ],
 )
 def test_files_keep_to_masks(name: str, suffix: str, tmp_path: Path) -> None:
-    """Would catch a file that ignores its second input, or takes its numbers in another order than the policy."""
+    """A file's second input is the action mask, and its actions are allowed by it."""
     spec, settings = MASKED[name]
     agent = make_agent(spec, **settings)
     exported = export(agent, tmp_path / f"policy.{suffix}", suffix)
@@ -247,8 +246,7 @@ def test_files_keep_to_masks(name: str, suffix: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("action_space", [spaces.Discrete(5, start=2), BOUNDED, spaces.MultiDiscrete([3, 4])])
 @pytest.mark.parametrize("core", ["lstm", "gru"])
 def test_recurrent_policies_remember(core: str, action_space: Any, suffix: str, tmp_path: Path) -> None:
-    """Would catch a state that is lost or not reset, and a previous action in the environment's numbering or clipped to
-    its bounds, which the network never saw."""
+    """A recurrent file carries its state from step to step, resets it at starts and acts as the agent does."""
     agent = make_agent(EnvSpec(VECTOR, action_space), core=core, core_size=8, previous_inputs=True)
     path = tmp_path / f"policy.{suffix}"
     names = [*export(agent, path, suffix).outputs]
@@ -273,7 +271,7 @@ def test_recurrent_policies_remember(core: str, action_space: Any, suffix: str, 
 
 @pytest.mark.parametrize("suffix", [pytest.param("onnx", marks=pytest.mark.slow), "torchscript"])
 def test_each_part_of_an_action_is_an_output(suffix: str, tmp_path: Path) -> None:
-    """Would catch the scores of another part, a bound or a start that is lost, and a last action without some parts."""
+    """Each part of a nested action is an output of its own with its scores, equal to the agent's part."""
     action_space = spaces.Dict(
         {"arm": spaces.Tuple([BOUNDED, spaces.MultiBinary(3)]), "gear": spaces.Discrete(3, start=1)}
     )
@@ -300,7 +298,7 @@ def test_each_part_of_an_action_is_an_output(suffix: str, tmp_path: Path) -> Non
 
 @pytest.mark.slow
 def test_torchscript_acts_where_this_package_is_missing(tmp_path: Path) -> None:
-    """Would catch a file that needs the package's code, or tells paths of this machine to those it is given to."""
+    """A TorchScript file acts without this package and contains no path of this machine."""
     agent, observations = make_agent(CARTPOLE), samples_of(VECTOR)[:5]
     path = tmp_path / "policy.torchscript"
     export(agent, path, "torchscript")
@@ -319,7 +317,7 @@ def test_torchscript_acts_where_this_package_is_missing(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_onnx_files_say_what_they_are(tmp_path: Path) -> None:
-    """Would catch a batch without a name, and paths of this machine in a file that is given to others."""
+    """An ONNX file names its algorithm, inputs and batch axis, and contains no path of this machine."""
     onnx = pytest.importorskip("onnx")
     path = tmp_path / "policy.onnx"
     export(make_agent(EnvSpec(FRAMES, spaces.Discrete(6), frame_stack=4)), path, "onnx")
@@ -392,7 +390,7 @@ class Counting(Network):
 def test_networks_that_a_file_cannot_hold(
     network: str, format: str, message: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Would catch a file that acts differently, PyTorch's pages of advice, and a good file lost for a bad one."""
+    """A network that a file cannot hold is refused in one line, and an older file stays."""
     agent = make_agent(CARTPOLE, network=f"{HERE}:{network}")
     path = tmp_path / "policy"
     path.write_text("of before")
@@ -403,7 +401,7 @@ def test_networks_that_a_file_cannot_hold(
 
 
 def test_a_policy_of_another_class_is_refused(tmp_path: Path) -> None:
-    """Would catch a traceback for an algorithm whose policy is a user's own."""
+    """A policy of a user's own class is refused by the name of its class."""
     agent = make_agent(CARTPOLE)
     agent.policy = nn.Linear(4, 2)
     with pytest.raises(UsageError, match="a policy of class Linear cannot be exported"):
@@ -423,7 +421,7 @@ def test_a_policy_of_another_class_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_differences_are_found(found: dict[str, Any], problem: str | None) -> None:
-    """Would catch a check that passes a wrong file, or fails a right one where rounding decides between equals."""
+    """The check finds wrong actions, values, types and shapes, and accepts either of two nearly equal actions."""
     policy = ExportablePolicy(make_agent(EnvSpec(VECTOR, spaces.Discrete(3)), "dqn"))
     expected = {"action": torch.tensor([0, 1]), "q_values": torch.tensor([[1.0, 0.0, -1.0], [0.5, 0.50001, 0.1]])}
     difference = exporting.find_difference(
@@ -436,7 +434,7 @@ def test_differences_are_found(found: dict[str, Any], problem: str | None) -> No
 
 
 def test_the_command_writes_a_file_and_says_what_it_takes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Would catch a file in the wrong place, and a user who must guess its inputs."""
+    """The command writes a file where it is told to and lists its inputs and outputs."""
     folder = save_run(make_agent(EnvSpec(VECTOR, BOUNDED), core="lstm", core_size=8), tmp_path / "run")
     assert main(["export", str(folder), "--format", "torchscript"]) == 0
     said = capsys.readouterr()
@@ -456,7 +454,7 @@ def test_the_command_writes_a_file_and_says_what_it_takes(tmp_path: Path, capsys
 def test_bad_arguments_are_one_line_each(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Would catch a traceback, or a file that is left over."""
+    """Each bad argument is refused in one line and leaves no file behind."""
     folder = save_run(make_agent(CARTPOLE), tmp_path / "run")
 
     def refused(*words: str) -> str:
@@ -476,7 +474,7 @@ def test_bad_arguments_are_one_line_each(
 
 
 def test_without_onnxruntime_the_file_is_not_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Would catch an export that needs onnxruntime, or that claims to have checked what it has not."""
+    """Without onnxruntime, the export succeeds and says that the file is not checked."""
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     monkeypatch.setattr(exporting, "_to_onnx", lambda *_: b"a model")
     exported = export(make_agent(CARTPOLE), tmp_path / "policy.onnx", "onnx")

@@ -33,12 +33,12 @@ def labels(figure):
 
 
 def line(axes, label):
-    """x and y of the curve with this label."""
+    """Returns x and y of the curve with this label."""
     return next(line.get_data() for line in axes.get_lines() if line.get_label() == label)
 
 
 def test_seeds_become_one_curve_with_the_mean_where_both_have_scores(tmp_path):
-    # Would catch extrapolation, averaging by row instead of by step, and a missing score read as zero.
+    # Scores are averaged by step, only between steps at which both runs have scores.
     first = write_run(tmp_path / "s0", rows(["", 2, 4, 6, 8]), seed=0)
     second = write_run(tmp_path / "s1", [(1500, 45, 10, ""), (3500, 105, 20, "")], seed=1)
     figure = make_figure([first, second])
@@ -78,7 +78,7 @@ def test_runs_with_different_settings_are_different_curves(tmp_path):
 
 
 def test_runs_on_other_devices_are_one_curve_with_other_numbers_of_learners_not(tmp_path):
-    # Would catch seeds trained on other GPUs as separate curves, or one learner pooled with two.
+    # The number of learners separates curves; the devices that they ran on do not.
     placements = [
         {},
         {"devices": "cpu,cpu"},
@@ -110,7 +110,7 @@ def test_evaluations_are_dots(tmp_path):
 
 
 def test_other_columns_and_a_half_written_last_line_are_ignored(tmp_path):
-    # The run is still under way: its last line ends in the middle of a number.
+    # The run is in progress: its last line ends in the middle of a number.
     header = "train/loss,rollout/ep_rew_mean,time/time_elapsed,time/total_timesteps"
     run = write_run(tmp_path / "run", [(0.1, 1, 60, 1000), (0.1, 2, 120, 2000)], header)
     with (run / "progress.csv").open("a") as file:

@@ -1,4 +1,4 @@
-"""Scores over games and seeds: statistics against cases computed by hand, and what files they are read from."""
+"""Scores over games and seeds: statistics against cases computed by hand, and the files that scores come from."""
 
 import json
 
@@ -64,7 +64,7 @@ def test_statistics_by_hand():
 
 
 def test_resamples_are_stratified():
-    """Would catch runs drawn from other games, or another number of them."""
+    """A resample draws each game's scores from that game, as many as it has."""
     for drawn in resamples(SCORES, 20):
         assert all(len(drawn[game]) == len(SCORES[game]) and set(drawn[game]) <= set(SCORES[game]) for game in SCORES)
     value, low, high = interval({"pong": np.array([0.0, 1.0])}, mean_of_means)
@@ -79,7 +79,7 @@ def test_the_difference_of_means():
 
 
 def test_scores_at_steps_and_minutes():
-    """Would catch a score beyond the curve's ends, and minutes taken for steps."""
+    """Scores are interpolated at steps or minutes; beyond a curve's ends there are none."""
     one = run(curve=[(100, 1, -20), (200, 3, 0), (300, 4, 20)])
     assert one.at(STEPS, 150) == -10 and one.at(MINUTES, 2) == -10 and one.at(MINUTES, 4) == 20
     assert one.at(STEPS, 99) is None and one.at(STEPS, 301) is None and one.at(MINUTES, 5) is None
@@ -87,7 +87,7 @@ def test_scores_at_steps_and_minutes():
 
 
 def test_folders_and_files(tmp_path):
-    """Would catch a final score that is an earlier evaluation's, and a file that holds something else than it got."""
+    """A run's score is its last evaluation or the end of its curve, and a file of scores keeps both."""
     (found,) = read_scores(write_run(tmp_path / "a", [-20, -10], final=3.0))
     assert (found.game, found.setting, found.seed, found.score) == ("pong", "a2c", 1, 3)
     np.testing.assert_allclose(found.curve, [(1000, 1, -20), (2000, 2, -10)])
@@ -152,7 +152,7 @@ def test_the_figure_and_the_table_hold_every_setting(tmp_path, capsys):
     ]
     cli.main(["plot", "--scores", *map(str, folders), "--out", str(tmp_path / "scores.png")])
     printed = capsys.readouterr().out
-    expected = human_normalized("pong", 5)  # of 0 and 10
+    expected = human_normalized("pong", 5)  # the mean of 0 and 10
     assert (
         f"| a2c | 1 | 2 | {expected:.2f} ({human_normalized('pong', 0):.2f} to {human_normalized('pong', 10):.2f})"
         in printed

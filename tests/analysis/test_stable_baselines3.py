@@ -1,4 +1,4 @@
-"""Stable-Baselines3's and gymnasium's tools take our policies as they take their own models."""
+"""Stable-Baselines3's and gymnasium's tools accept our policies like their own models."""
 
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from tests.helpers.samplers import TOYS
 
 
 def untrained(folder: Path, env: str, weights: int = 1, **settings: Any) -> TrainedPolicy:
-    """Returns an agent with large random weights from a seed, so that actions depend on what it is given."""
+    """Returns an agent with large random weights from a seed, so that its actions depend on its inputs."""
     settings = {**TINY_SERIAL_RUN, **settings, "env": env, "steps": 20}
     agent = accel_rl.load(accel_rl.train("a2c", **settings, out=folder), trust=True)
     generator = torch.Generator().manual_seed(weights)
@@ -49,8 +49,7 @@ def play(agent: TrainedPolicy, env: gymnasium.Env[Any, Any], seed: int, games: i
 @pytest.mark.filterwarnings("ignore:Evaluation environment is not wrapped")
 @pytest.mark.parametrize(("core", "seed"), [pytest.param("none", 4, marks=pytest.mark.slow), ("lstm", 2)])
 def test_evaluate_policy_plays_the_games_that_we_play(tmp_path: Path, core: str, seed: int) -> None:
-    """Would catch a TypeError, an action that belongs to another environment of the batch, and the state of a game that
-    goes on in the next one."""
+    """Stable-Baselines3's evaluate_policy scores the same games as playing the agent by hand."""
     agent = untrained(
         tmp_path / "run", "CartPole-v1", weights=seed, core=core, core_size=8
     )  # more units would make chaos of rounding
@@ -76,8 +75,7 @@ def test_evaluate_policy_plays_the_games_that_we_play(tmp_path: Path, core: str,
 def test_observations_of_a_vec_env_are_those_of_the_environment(
     tmp_path: Path, env: str, options: dict[str, Any]
 ) -> None:
-    """Would catch a Dict of batches, pictures with their channels in front, or stacks of frames that a policy
-    refuses or takes for others."""
+    """An agent acts alike on a VecEnv's batches and on its environments' own observations."""
     settings = {"network": "tests.helpers.samplers:Flat"} if "Picture" in env else {}
     atari = {"decorrelation_steps": 0, "max_episode_steps": 9} if env == "pong" else {}
     agent = untrained(tmp_path / "run", env, **settings, **atari)
@@ -100,7 +98,7 @@ def test_observations_of_a_vec_env_are_those_of_the_environment(
 
 @pytest.mark.slow
 def test_their_recorders_film_our_policy(tmp_path: Path) -> None:
-    """Would catch an environment without what recorders ask for, or actions that they cannot pass on."""
+    """Stable-Baselines3's and gymnasium's recorders film a game that our policy plays."""
     pytest.importorskip("moviepy")
     agent = untrained(tmp_path / "run", "CartPole-v1")
     vec_env = VecVideoRecorder(

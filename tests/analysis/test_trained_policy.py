@@ -1,4 +1,4 @@
-"""A trained agent, as its user has it."""
+"""A trained agent, as its user gets it."""
 
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ TINY = {"envs": 2, "workers": 2, "steps": 8, "horizon": 2, "eval_interval_steps"
 
 
 def test_images_are_accepted_as_the_environment_returns_them(tmp_path: Path) -> None:
-    """Would catch an agent that cannot act in its own environment, whose images have their channels last."""
+    """An agent accepts its environment's images with channels last or first, alone or in batches."""
     env_id = "tests.helpers.toy_envs:Picture"
     folder = train("a2c", env_id, out=tmp_path / "run", network="tests.helpers.samplers:Flat", **TINY, sampler="serial")
     agent = accel_rl.load(folder, trust=True)
@@ -52,7 +52,7 @@ def recurrent(tmp_path_factory: pytest.TempPathFactory) -> TrainedPolicy:
 
 
 def test_a_recurrent_agent_acts_like_the_sampler(recurrent: TrainedPolicy) -> None:
-    """Would catch a state that is not passed on from step to step, or a reward or action that is not the last one."""
+    """A recurrent agent chooses the sampler's actions, for single games and for batches of them."""
     sampler: Any = build_sampler(recurrent.config, recurrent.policy, horizon=60)
     sampler._envs.start()
     rollout = sampler._collect(sampler._server, sampler._envs, recurrent.policy, greedy=True)
@@ -74,8 +74,7 @@ def test_a_recurrent_agent_acts_like_the_sampler(recurrent: TrainedPolicy) -> No
 
 
 def test_what_episode_start_marks_begins_anew(recurrent: TrainedPolicy) -> None:
-    """Would catch a game that begins with the state of the last one, a state that the agent keeps for itself, and
-    batches of games mixed up."""
+    """Only the games that episode_start marks begin from a fresh state; wrong numbers of games are refused."""
     observations = np.random.default_rng(0).normal(size=(30, 3, 4)).astype(np.float32)
 
     def play(state: Any, starts: Any) -> tuple[list[Any], Any]:
@@ -103,7 +102,7 @@ def test_what_episode_start_marks_begins_anew(recurrent: TrainedPolicy) -> None:
 
 
 def test_reset_starts_a_new_game_in_the_middle_of_one() -> None:
-    """Would catch a reset that continues the old game, as time limits and other wrappers would notice."""
+    """A reset in the middle of a game starts a new one."""
     env = make_env("breakout", noop_max=0)
     first, _ = env.reset(seed=1)
     for _ in range(30):
@@ -113,7 +112,7 @@ def test_reset_starts_a_new_game_in_the_middle_of_one() -> None:
 
 
 def test_numbers_with_exponents_are_numbers() -> None:
-    """Would catch 1e-6 read as text, as YAML does."""
+    """Settings read 1e-6 and 1E-3 as numbers, unlike YAML."""
     config = resolve({"optimizer_options": "{decay: 0.9, epsilon: 1e-6}", "steps": "1e6", "learning_rate": "1E-3"})
     assert config.algo.optimizer_options == {"decay": 0.9, "epsilon": 1e-6}
     assert (config.run.steps, config.algo.learning_rate) == (1_000_000, 1e-3)
@@ -121,6 +120,6 @@ def test_numbers_with_exponents_are_numbers() -> None:
 
 @pytest.mark.parametrize("options", [{"decay": 1.5}, {"epsilon": -1}, {"decay": [1]}, {"decai": 0.9}])
 def test_impossible_hyperparameters_are_refused(options: dict[str, object], tmp_path: Path) -> None:
-    """Would catch an optimizer that fails only at the first update."""
+    """Impossible options of an optimizer are refused before the run starts."""
     with pytest.raises(UsageError, match=r"deca|epsilon"):
         train("a2c", "CartPole-v1", out=tmp_path / "run", **{**TINY, "optimizer_options": options})

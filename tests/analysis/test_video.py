@@ -37,7 +37,7 @@ class Corridor(gymnasium.Env):
 
 
 def read(path):
-    """(frames [N, H, W, 3] BGR, frames per second)"""
+    """Returns frames [N, H, W, 3] in BGR, and frames per second."""
     video = cv2.VideoCapture(str(path))
     frames = []
     while (frame := video.read())[0]:
@@ -51,7 +51,7 @@ def random_policy(env):
 
 
 def score_strips(frames):
-    """The left part of the strips [N, ...]: the score without the step."""
+    """Returns the left part of the strips [N, ...]: the score without the step."""
     return frames[:, -STRIP_HEIGHT:, : frames.shape[2] // 2].astype(int)
 
 

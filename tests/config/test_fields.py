@@ -1,4 +1,4 @@
-"""How the values of settings may be written."""
+"""The forms in which the values of settings may be written."""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from accel_rl.errors import UsageError
     [("100k", 100_000), ("1e6", 10**6), ("2.5M", 2_500_000), ("1_000_000", 10**6), ("1.1k", 1100), ("7", 7)],
 )
 def test_whole_numbers_have_short_forms(text: str, steps: int, tmp_path: Path) -> None:
-    """Would catch a form that only a flag takes, or a float: 1.1 x 1000 is not 1100."""
+    """Flags and files accept 100k, 1e6 or 2.5M as exact whole numbers."""
     (tmp_path / "run.yaml").write_text(f"steps: {text}\n")
     for given in ({"steps": text}, read_yaml(tmp_path / "run.yaml", "settings")):
         run = pick(RunSettings, given)
@@ -26,19 +26,19 @@ def test_whole_numbers_have_short_forms(text: str, steps: int, tmp_path: Path) -
 
 @pytest.mark.parametrize("text", ["84x84", "84 x 84", "84,84", "(84, 84)", "[84,84]"])
 def test_sizes_have_short_forms(text: str) -> None:
-    """Would catch a form of frame_shape that is no longer read."""
+    """frame_shape accepts several short forms of the same size."""
     assert pick(AtariOptions, {"frame_shape": text}).frame_shape == (84, 84)
 
 
 def test_the_name_of_a_module_is_no_size() -> None:
-    """Would catch a wrapper's name that is cut in two where it has 4x4."""
+    """A wrapper's name that contains 4x4 stays whole."""
     given = {"wrappers": "mazes.grid4x4:Flip, gymnasium.wrappers:FlattenObservation"}
     assert pick(RunSettings, given).wrappers == ("mazes.grid4x4:Flip", "gymnasium.wrappers:FlattenObservation")
 
 
 @pytest.mark.parametrize("value", ["1.5", "1.2345k", "k", "5kk", 1.5, "inf", True])
 def test_other_numbers_are_no_whole_ones(value: Any) -> None:
-    """Would catch steps that are rounded in silence."""
+    """Fractions, infinities, booleans and unknown suffixes are refused as whole numbers."""
     with pytest.raises(UsageError, match=r"steps=.* must be of type int$"):
         pick(RunSettings, {"steps": value})
 
@@ -55,7 +55,7 @@ def test_other_numbers_are_no_whole_ones(value: Any) -> None:
     ],
 )
 def test_what_is_no_mapping_is_answered_with_one(text: str, form: str) -> None:
-    """Would catch an answer that cannot be typed as it stands, or that lacks what was given."""
+    """The refusal of a text that is no mapping shows one with the given values, ready to type."""
     with pytest.raises(UsageError) as refused:
         pick(RunSettings, {"env_options": text})
     assert str(refused.value).endswith(f" must be a mapping, as in --env-options '{form}'")
@@ -77,7 +77,7 @@ def test_what_is_no_mapping_is_answered_with_one(text: str, form: str) -> None:
     ],
 )
 def test_numbers_that_nothing_can_hold_are_refused(name: str, value: Any) -> None:
-    """Would catch values that tensors or system calls take for infinite, and errors of what reads or prints them."""
+    """Numbers and dates that nothing can hold are refused in one short line."""
     with pytest.raises(UsageError, match=f"^{name}=.{{0,300}} must be (at most|a finite|of type|a mapping).*$"):
         pick(RunSettings, {name: value})
 
@@ -87,7 +87,7 @@ def test_numbers_that_nothing_can_hold_are_refused(name: str, value: Any) -> Non
     ["seed: " + "9" * 5000, "a: 2001-99-99", "a: !!bool x", "a: !!int ''", "a: !!timestamp x", "*a", "null: 1", "1: 2"],
 )
 def test_what_is_no_mapping_in_yaml_is_refused(text: str, tmp_path: Path) -> None:
-    """Would catch an error of a type that PyYAML does not promise, and names that are no text."""
+    """YAML that is invalid, or no mapping from names to values, is refused with the file's name."""
     (tmp_path / "run.yaml").write_text(text)
     with pytest.raises(UsageError, match=r"run.yaml (is not YAML|must hold a mapping of settings)"):
         read_yaml(tmp_path / "run.yaml", "settings")

@@ -1,4 +1,4 @@
-"""Settings, files and command lines that chance has drawn; benchmarks/fuzz.py tries thousands of them."""
+"""Randomly drawn settings, files and command lines; benchmarks/fuzz.py tries thousands of them."""
 
 import itertools
 from pathlib import Path
@@ -26,29 +26,28 @@ NUMBERS = itertools.count(1)
 
 
 def check(trial: Try, example: Any) -> None:
-    """Raises whatever an example raises that is no refusal."""
+    """Raises any error of an example that is not a refusal."""
     error = attempt(trial, example)
     if error is not None and not isinstance(error, UsageError):
         raise error
 
 
 def is_light(run: dict[str, Any]) -> bool:
-    """Tells whether a run does without torch.optim, which takes longer to import than all runs of the fast test."""
+    """Tells whether a run needs no torch.optim, whose import takes longer than all runs of the fast test."""
     return not str(run.get("optimizer")).startswith("torch.")
 
 
 @settings(**BY_CHANCE, max_examples=20)
 @given(runs(in_process=True).filter(is_light))
 def test_settings_train_or_are_refused(run: dict[str, Any]) -> None:
-    """Would catch settings that are refused by a traceback or after a folder was written, and, of every fifth run,
-    numbers that are not finite."""
+    """Randomly drawn settings are either refused or resolved; every fifth run trains with finite numbers."""
     check(resolve_run if next(NUMBERS) % 5 else train_run, run)
 
 
 @settings(**BY_CHANCE, max_examples=15)
 @given(commands())
 def test_commands_and_files_are_obeyed_or_refused(command: Command) -> None:
-    """Would catch a file or a command line that ends in a traceback, or in more than one line."""
+    """Randomly drawn commands and files are either obeyed or refused in one line."""
     check(run_command, command)
 
 
@@ -67,7 +66,7 @@ FOUND: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("run", FOUND, ids=str)
 def test_what_has_been_found_is_refused(run: dict[str, Any], tmp_path: Path) -> None:
-    """Would catch numbers that end in an error of numpy or torch, or never end, once the run has begun."""
+    """Extreme numbers, which once ended in errors or endless runs, are refused."""
     with pytest.raises(UsageError):
         resolve_run(SMALL | run, tmp_path / "run")
 
@@ -76,7 +75,7 @@ def test_what_has_been_found_is_refused(run: dict[str, Any], tmp_path: Path) -> 
 @settings(**BY_CHANCE, max_examples=200)
 @given(runs(in_process=True))
 def test_more_settings_train_or_are_refused(run: dict[str, Any]) -> None:
-    """Would catch what the fast test does not meet."""
+    """Two hundred randomly drawn runs either train or are refused."""
     check(train_run, run)
 
 
@@ -84,7 +83,7 @@ def test_more_settings_train_or_are_refused(run: dict[str, Any]) -> None:
 @settings(**BY_CHANCE, max_examples=500)
 @given(runs())
 def test_settings_of_every_sampler_are_resolved_or_refused(run: dict[str, Any]) -> None:
-    """Would catch the same of samplers and learners in processes of their own, before these are started."""
+    """Settings of samplers and learners in processes of their own are either resolved or refused."""
     check(resolve_run, run)
 
 
@@ -92,5 +91,5 @@ def test_settings_of_every_sampler_are_resolved_or_refused(run: dict[str, Any]) 
 @settings(**BY_CHANCE, max_examples=300)
 @given(commands())
 def test_more_commands_and_files_are_obeyed_or_refused(command: Command) -> None:
-    """Would catch what the fast test does not meet."""
+    """Three hundred randomly drawn commands and files are either obeyed or refused."""
     check(run_command, command)

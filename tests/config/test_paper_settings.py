@@ -1,4 +1,4 @@
-"""Each preset's settings for Atari games, resolved, against its paper: every number, and where it stands.
+"""Each preset's resolved settings for Atari games against its paper: every number and its source.
 
 A preset may deviate from its paper only where DEVIATIONS says so and its own comment, or its base's, names the setting.
 """
@@ -22,7 +22,7 @@ def numbers(source: str, **values: Any) -> dict[str, Paper]:
     return {name: Paper(value, source) for name, value in values.items()}
 
 
-# The sources. SA: Stooke & Abbeel 2018, and their code, where the paper leaves a number open.
+# The sources. SA is Stooke & Abbeel 2018; their code gives the numbers that the paper leaves open.
 SA, SA_CODE = "Stooke & Abbeel 2018", "the code of Stooke & Abbeel"
 MNIH, CULE, CULE_CODE = "Mnih et al. 2016, supplement", "Dalton et al. 2020 (CuLE)", "the code of CuLE"
 
@@ -352,7 +352,7 @@ PAPERS = {
     "a2c": A2C,
     **{f"a2c_{n}": a2c_of(n) for n in (32, 64, 128, 256, 512)},
     "a2c_lstm": A2C | numbers(f"{MNIH}, section 2", core="lstm", core_size=256),
-    "a2c_continuous": A2C,  # on pixels nothing else; on vectors see below
+    "a2c_continuous": A2C,  # the same on pixels; vectors have their own test below
     "a3c": A3C,
     "a3c_cpu16": A3C_CPU16,
     "ppo": PPO,
@@ -386,7 +386,7 @@ PAPERS = {
 }
 NOT_IN_PAPERS = {"ppo_lstm", "ppo_small", "vtrace_lstm", "pqn_16x32"}
 
-# What presets have in place of the paper's number; by the preset, or by the one it is a variant of.
+# The presets' numbers that differ from the paper's, by the preset or by its base.
 ONLINE_Q_DEVIATIONS = {"learning_rate": 7e-4, "frame_shape": (104, 80)}
 DEVIATIONS: dict[str, dict[str, Any]] = {
     "a2c": {"optimizer_options": {"decay": 0.99, "epsilon": 1e-10}},
@@ -427,24 +427,23 @@ def comments(preset: str) -> str:
 
 
 def test_every_preset_is_compared() -> None:
-    """Would catch a preset that nobody has held against its paper."""
+    """Every preset is compared with its paper, or its comment says that no paper's table has it."""
     assert PAPERS.keys() | NOT_IN_PAPERS == set(preset_names())
     assert all("No paper's table has it" in comments(preset) for preset in NOT_IN_PAPERS)
 
 
 @pytest.mark.parametrize("preset", PAPERS)
 def test_a_preset_has_its_papers_numbers(preset: str) -> None:
-    """Would catch a number that is mistyped, lost on its way through base, block and flag, or changed in silence; also
-    in the environment that is trained in."""
+    """A preset's settings and environment have its paper's numbers, except for the listed deviations."""
     config = resolved(preset)
     settings = config.as_dict()
     expected = {name: paper.value for name, paper in PAPERS[preset].items()}
-    for name in lineage(preset):  # a base's, where its paper has the same number
+    for name in lineage(preset):  # a base's deviation counts if both papers have the same number
         for setting, value in DEVIATIONS.get(name, {}).items():
             if setting not in PAPERS[preset] or PAPERS[preset][setting].value == PAPERS[name][setting].value:
                 expected[setting] = value
     if "devices" in expected and "color" not in expected:
-        expected["frame_shape"] = (84, 84)  # as in the paper again, unlike their bases
+        expected["frame_shape"] = (84, 84)  # the paper's again, unlike the base's
     wrong = {
         name: (value, expected[name], PAPERS[preset][name].source)
         for name, value in ((name, _as_tuple(settings[name])) for name in expected)
@@ -463,7 +462,7 @@ def _as_tuple(value: Any) -> Any:
 
 @pytest.mark.parametrize("preset", DEVIATIONS)
 def test_a_deviation_stands_in_the_presets_comment(preset: str) -> None:
-    """Would catch a preset that claims a paper's numbers and has others."""
+    """The preset's comment names each setting that deviates from its paper."""
     for setting, value in DEVIATIONS[preset].items():
         assert PAPERS[preset][setting].value != value, f"{setting} is no deviation"
         assert setting in comments(preset), setting
@@ -489,7 +488,7 @@ NUM_PARAMETERS = {
 
 @pytest.mark.parametrize("preset", NUM_PARAMETERS)
 def test_a_preset_has_its_papers_network(preset: str) -> None:
-    """Would catch another filter, padding or hidden layer than the paper's."""
+    """A preset's network has as many parameters as the layers of its paper."""
     config = resolve({"algo": preset, "env": "pong", "device": "cpu"})
     policy = build_algo(config).policy
     assert sum(parameter.numel() for parameter in policy.parameters()) == NUM_PARAMETERS[preset]
@@ -497,7 +496,8 @@ def test_a_preset_has_its_papers_network(preset: str) -> None:
 
 @pytest.mark.parametrize("preset", ["dqn", "categorical_dqn", "eps_rainbow", "n_step_q", "qr_dqn", "pqn"])
 def test_the_last_layer_of_a_q_network_begins_with_the_authors_norm(preset: str) -> None:
-    """Would catch values that begin far from 0 (the code of Stooke & Abbeel, policies/dqn/networks/dqn_cnn.py)."""
+    """A Q-network's last layer starts with rows of norm 0.01 and no bias, as in policies/dqn/networks/dqn_cnn.py of
+    Stooke & Abbeel."""
     head = build_algo(resolve({"algo": preset, "env": "pong", "device": "cpu"})).policy.head
     layers = [head.value[-1], head.advantage[-1]] if hasattr(head, "advantage") else [head.output]
     for layer in layers:
@@ -506,7 +506,7 @@ def test_the_last_layer_of_a_q_network_begins_with_the_authors_norm(preset: str)
 
 
 def test_continuous_control_has_the_a3c_papers_numbers() -> None:
-    """Would catch another network or entropy weight than the A3C paper's for continuous control (supplement, 3)."""
+    """a2c_continuous has the A3C paper's numbers (supplement, 3); its comment names those that deviate."""
     config = resolve({"algo": "a2c_continuous", "env": "Pendulum-v1", "device": "cpu"})
     expected = {"core": "lstm", "core_size": 128, "gaussian": "spherical", "entropy_weight": 1e-4, "gae_lambda": 1.0}
     expected |= {"learning_rate_schedule": "linear", "separate_value": True, "network": "a3c_mlp"}

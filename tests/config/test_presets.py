@@ -47,7 +47,7 @@ def resolve_for(settings: dict[str, Any], env: str) -> Config:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("preset", preset_names())
 def test_a_preset_is_whole(preset: str, kind: str) -> None:
-    """Would catch a misspelt setting, numbers that do not divide, or a class that can't be constructed from them."""
+    """Each preset resolves, on pixels and vectors, to an algorithm with exactly the preset's settings."""
     config = resolve_for(named(preset), example(preset, kind))
     assert issubclass(config.algo_class, Algo)
     check(config)
@@ -60,9 +60,9 @@ def test_a_preset_is_whole(preset: str, kind: str) -> None:
     assert content.keys() - about <= resolved.keys()
 
 
-# Those that differ from another one in their numbers only, which SMALL replaces, have them in their names. Pixels
-# differ from vectors in the trunk, which is the same for all variants of an algorithm.
-# One of each family; the others are trained by `make test-all`.
+# Presets that differ from another in numbers only, which SMALL replaces, have digits in their names. Pixels differ
+# from vectors in the trunk, which is the same for all variants of an algorithm.
+# The fast tests train one preset of each family; `make test-all` trains the others.
 QUICK = [("a2c", "pixels"), ("ppo_lstm", "vectors"), ("vtrace", "vectors"), ("eps_rainbow", "vectors")]
 
 
@@ -76,7 +76,7 @@ QUICK = [("a2c", "pixels"), ("ppo_lstm", "vectors"), ("vtrace", "vectors"), ("ep
     ],
 )
 def test_a_preset_trains(tmp_path: Path, preset: str, kind: str) -> None:
-    """Would catch an algorithm that fails, learns nothing, or learns nonsense, on pixels or on vectors."""
+    """A preset trains a few rollouts with finite statistics and parameters, and its policy can act."""
     env = example(preset, kind)
     names = setting_names(find_algo(named(preset)["algo"])[0])
     small = {**SMALL, **{name: value for name, value in SMALL_BATCHES.items() if name in names}}
@@ -84,7 +84,7 @@ def test_a_preset_trains(tmp_path: Path, preset: str, kind: str) -> None:
         del small["workers"]
     run = accel_rl.train(**{**small, **named(preset)}, env=env, out=tmp_path / "run")
     last, num_steps = rows(run)[-1], small["steps"]
-    # Merged segments are learned from whole, so that a queued run ends with a batch that may be longer.
+    # A queued run learns from whole segments, so its last batch may go beyond the last step.
     most = num_steps + 50 if accel_rl.load(run).config.run.sampler == "queued" else num_steps
     assert num_steps <= int(last["time/total_timesteps"]) <= most
     learned = {name: float(value) for name, value in last.items() if name.startswith("train/")}
@@ -105,7 +105,7 @@ def test_a_preset_trains(tmp_path: Path, preset: str, kind: str) -> None:
     ],
 )
 def test_presets_normalize_what_they_can(env: str, settings: dict[str, Any], normalized: bool) -> None:
-    """Would catch a default that refuses observations that are no numbers, or a network that takes no bytes."""
+    """Presets normalize observations that are numbers or pictures, where the network allows it."""
     config = resolve_for(settings, env)
     assert config.as_dict()["normalize_observations"] is normalized
     assert (build_algo(config).policy.norm is not None) is normalized
@@ -118,7 +118,7 @@ PICTURE = EnvConfig(f"{TOYS}:Picture", options={"height": 84, "width": 84})
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("preset", ACTOR_CRITICS)
 def test_box_actions_have_settings_of_their_own(preset: str, kind: str) -> None:
-    """Would catch a preset that is refused for Box actions, and one whose entropy weight keeps Gaussians wide."""
+    """Every actor-critic preset accepts Box actions, with a smaller entropy weight of their own."""
     spec, env = spec_of(EnvConfig("Pendulum-v1")), {"env": "Pendulum-v1"}
     if kind == "pixels":
         spec, env = replace(spec_of(PICTURE), action_space=spec.action_space), {"env": PICTURE.env_id}
@@ -131,14 +131,14 @@ def test_box_actions_have_settings_of_their_own(preset: str, kind: str) -> None:
 @pytest.mark.parametrize("env", ["pong", "CartPole-v1"])
 @pytest.mark.parametrize("preset", ["unreal", "gunreal"])
 def test_value_replay_shapes_what_the_policy_sees(preset: str, env: str) -> None:
-    """Would catch an auxiliary task that trains layers which the policy does not share."""
+    """In presets with value replay, the value shares the policy's layers."""
     settings = resolve_for({"algo": preset}, env).algo
     assert "value_replay" in settings.auxiliary and not settings.separate_value
 
 
 @pytest.mark.parametrize("preset", [name for name in preset_names() if "base" in load_preset(name)])
 def test_a_variant_is_an_algorithm_by_its_own_name(preset: str) -> None:
-    """Would catch a name that trains with anything but the algorithm's settings and its own over them."""
+    """A variant's name gives the same settings as its base with the variant as preset."""
     env = example(preset, "vectors")
     by_name = resolve_for({"algo": preset}, env).as_dict()
     by_preset = resolve_for(named(preset), env).as_dict()
@@ -165,6 +165,6 @@ def test_a_variant_is_an_algorithm_by_its_own_name(preset: str) -> None:
     ],
 )
 def test_settings_that_would_do_nothing_are_refused(settings: dict[str, Any], message: str) -> None:
-    """Would catch a setting that is accepted in silence, and then has no effect or the wrong one."""
+    """Settings without an effect, or with a wrong one, are refused."""
     with pytest.raises(UsageError, match=message):
         check(resolve_for(settings, settings.get("env", "CartPole-v1")))

@@ -1,4 +1,4 @@
-"""From presets, files and flags to one configuration."""
+"""Presets, files and flags resolve to one configuration."""
 
 from pathlib import Path
 from typing import Any, ClassVar
@@ -11,7 +11,7 @@ from accel_rl.errors import UsageError
 from accel_rl.training.resolve import Config, resolve
 from tests.helpers.samplers import TOYS, spec_of
 
-LARGE = {"height": 36, "width": 40}  # pictures for which a preset's settings for pixels apply
+LARGE = {"height": 36, "width": 40}  # large enough for a preset's settings for pixels
 
 
 def resolve_on_cpu(**settings: Any) -> Config:
@@ -38,7 +38,7 @@ class BoxDefaults(A2C):
 
 
 def test_settings_for_box_actions_stand_between_those_for_vectors_and_the_variant(tmp_path: Path) -> None:
-    """Would catch Box actions trained with settings for Discrete ones, the reverse, and a wrong precedence."""
+    """Settings for Box actions override those for vectors; variants, files and flags override both."""
     own: dict[str, Any] = {"algo": f"{__name__}:BoxDefaults", "env": "Pendulum-v1"}
 
     def numbers(**settings: Any) -> tuple[int, float, float]:
@@ -63,7 +63,7 @@ class TurnsIntoPixels(A2C):
 
 
 def test_a_class_may_set_its_environment_by_kind_of_observations(tmp_path: Path) -> None:
-    """Would catch defaults of a user's class that do not reach the environment, and a wrong precedence."""
+    """A class's defaults for its kind of observations reach the environment; files and flags override them."""
     name = f"{__name__}:PixelDefaults"
     config = resolve_on_cpu(algo=name, env="pong")
     assert config.spec.observation_shape == (2, 84, 84)
@@ -80,7 +80,7 @@ def test_a_class_may_set_its_environment_by_kind_of_observations(tmp_path: Path)
 
 
 def test_an_environment_that_its_block_changes_is_probed_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Would catch a network for the observations that the environment had without the block, and a needless probe."""
+    """An environment is probed again if a block of settings changes it, and only then."""
     import accel_rl.training.resolve as resolving
 
     probed = []
@@ -102,7 +102,7 @@ def test_an_environment_that_its_block_changes_is_probed_again(monkeypatch: pyte
 
 
 def test_a_block_that_changes_its_own_kind_of_observations_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Would catch settings for vectors applied to pixels, or the other way round."""
+    """A block for vectors that turns the observations into pixels is refused."""
     import accel_rl.training.resolve as resolving
 
     vectors, pixels = EnvConfig("CartPole-v1"), EnvConfig(f"{TOYS}:Picture", options=LARGE)
@@ -112,7 +112,7 @@ def test_a_block_that_changes_its_own_kind_of_observations_is_refused(monkeypatc
 
 
 def test_settings_of_atari_games_in_a_preset_do_not_concern_other_pictures() -> None:
-    """Would catch a preset that refuses a gymnasium environment with pictures, and a chosen setting that is ignored."""
+    """Other pictures ignore a preset's settings for Atari games, and refuse those that the user gives."""
     name = f"{__name__}:PixelDefaults"
     config = resolve_on_cpu(algo=name, env=f"{TOYS}:Picture", env_options=LARGE)
     assert config.env.options == LARGE
@@ -121,7 +121,7 @@ def test_settings_of_atari_games_in_a_preset_do_not_concern_other_pictures() -> 
 
 
 def test_wrappers_are_names() -> None:
-    """Would catch classes, which workers and config.yaml cannot hold, and a list in text that is not split."""
+    """Wrappers are given as names, which may be a list in a text; classes are refused."""
     with pytest.raises(UsageError, match=r"wrappers=.* must be names, as in gymnasium.wrappers:FlattenObservation"):
         resolve_on_cpu(env="CartPole-v1", wrappers=[dict])
     given = "gymnasium.wrappers:FlattenObservation, gymnasium.wrappers:DtypeObservation"
@@ -130,7 +130,7 @@ def test_wrappers_are_names() -> None:
 
 
 def test_small_frames_of_atari_games() -> None:
-    """Would catch a game without its settings for pixels, or with a network for larger ones."""
+    """Atari games with small frames have the settings for pixels, without a network for large ones."""
     config = resolve_on_cpu(algo="dqn", env="pong", frame_shape=(16, 16))
     assert config.run.decorrelation_steps == 2000 and config.run.network is None
 
@@ -140,7 +140,7 @@ class Misspelt(A2C):
 
 
 def test_a_misspelt_default_of_a_class_is_refused() -> None:
-    """Would catch a default of a user's class that is ignored in silence."""
+    """A misspelt default of a user's class is refused with a suggestion."""
     with pytest.raises(UsageError, match=r"unknown setting 'learning_rte'; did you mean learning_rate.*Misspelt"):
         resolve_on_cpu(algo=f"{__name__}:Misspelt", env="pong")
 
@@ -159,7 +159,7 @@ def test_a_misspelt_default_of_a_class_is_refused() -> None:
     ],
 )
 def test_a_variant_of_another_algorithm_is_refused(algo: str, preset: str, what: str) -> None:
-    """Would catch C51 trained in place of epsilon-Rainbow, because both have the same class."""
+    """A variant of another algorithm is refused, also where both have the same class."""
     message = f"preset '{preset}' is {what}, not a variant of {algo}; use --algo {preset} without --preset"
     with pytest.raises(UsageError) as caught:
         resolve_on_cpu(algo=algo, preset=preset, env="pong")
@@ -169,7 +169,7 @@ def test_a_variant_of_another_algorithm_is_refused(algo: str, preset: str, what:
 
 
 def test_variants_of_one_base_combine() -> None:
-    """Would catch A3C that is refused A2C's numbers of environments, or that becomes synchronous with them."""
+    """An asynchronous variant combines with the numbers of a variant of the same base."""
     config = resolve_on_cpu(algo="a3c", preset="a2c_64", env="pong")
     assert (config.learners.update, config.run.envs, config.algo.learning_rate_scaling) == ("central_store", 64, "sqrt")
     assert resolve_on_cpu(algo="appo", preset="ppo_16x128", env="pong").learners.update == "central_store"

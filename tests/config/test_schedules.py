@@ -33,13 +33,13 @@ PIECEWISE = "1e6:1 2e6:0.5 5e6:0.1"
     ],
 )
 def test_values_at_and_around_every_point(text: str, expected: dict[int, float]) -> None:
-    """Would catch a schedule that changes beyond its end, jumps at a point, or does not count from 0."""
+    """A schedule counts from step 0, is continuous at its points and constant beyond its end."""
     for step, value in expected.items():
         assert schedule(text, 2.0, step, schedule_steps=100) == pytest.approx(value, rel=1e-7, abs=1e-12), step
 
 
 def test_points_are_exact() -> None:
-    """Would catch a final value that is only nearly 0, or an initial value that is rounded."""
+    """A schedule's values at its points are exact."""
     assert [schedule("linear", 0.7, step, 3) for step in (0, 3, 4)] == [0.7, 0.0, 0.0]
     assert [schedule("0:1 7:0.5 9:0.1", 0.7, step, 3) for step in (0, 7, 9)] == [0.7, 0.35, 0.7 * 0.1]
 
@@ -68,7 +68,7 @@ def test_points_are_exact() -> None:
     ],
 )
 def test_invalid_texts_are_refused(text: str, rule: str) -> None:
-    """Would catch a text that is misread, or an error without the value, the rule and the way out."""
+    """An invalid text is refused with its value, the rule and the way out."""
     with pytest.raises(UsageError, match=rule) as caught:
         build(A2CSettings, {"learning_rate_schedule": text})
     assert f"learning_rate_schedule={text!r} must" in str(caught.value)
@@ -81,7 +81,7 @@ class Clipped(AlgoSettings):
 
 
 def test_ends_include_an_algorithms_own_schedules() -> None:
-    """Would catch an algorithm's own schedule that is missed, or a constant one that is reported."""
+    """`ends` reports an algorithm's own schedules, too, and no constant ones."""
     settings = build(Clipped, {})
     assert ends(settings, 100) == {"clip_schedule": (100, 0)}
     settings = build(Clipped, {"learning_rate_schedule": PIECEWISE, "clip_schedule": "linear:0.5"})
@@ -94,7 +94,7 @@ RUN = {**TINY_SERIAL_RUN, "log_interval_steps": 20}
 
 
 def test_a_run_resumed_beyond_the_end_warns(tmp_path: Path) -> None:
-    """Would catch points that config.yaml does not restore, that a longer run moves, or an end without a warning."""
+    """A resumed run keeps its schedule's points, and warns only when it goes beyond their end."""
     run = accel_rl.train(**RUN, steps=80, learning_rate_schedule="0:1 100:0.5 200:0", out=tmp_path / "run")
     accel_rl.train(resume=run, steps=200)
     assert "WARNING" not in (run / "log.txt").read_text()

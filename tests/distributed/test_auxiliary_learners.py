@@ -1,4 +1,4 @@
-"""Auxiliary tasks of several learners: sums over all of them, and one store."""
+"""Auxiliary tasks with several learners: sums over all of them, and a central store."""
 
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ SGD: dict[str, Any] = {"optimizer": "sgd", "optimizer_options": {}, "learning_ra
 
 @pytest.mark.parametrize("algo", [{"algo": "SameDrawsA2C"}, {"algo": "SameDrawsPPO", "epochs": 2, "minibatches": 1}])
 def test_two_halves_of_the_environments_are_the_whole(tmp_path: Path, algo: dict[str, Any]) -> None:
-    """Would catch a task's loss that each learner divides by its own count, or that only one of them learns from."""
+    """Two learners with half of the environments each learn the same, with tasks, as one with all."""
     settings = {**CLOCK, **SGD, **algo, "algo": f"tests.helpers.toy_algos:{algo['algo']}", "steps": 200}
     runs = [accel_rl.train(**settings, **each, out=tmp_path / name) for name, each in (("2", TWO), ("1", ALONE))]
     first, second = (checkpoint.load(run / "checkpoint.pt")["policy"] for run in runs)
@@ -39,7 +39,7 @@ def test_two_halves_of_the_environments_are_the_whole(tmp_path: Path, algo: dict
 
 
 def test_learners_have_their_own_replays_and_resume_exactly(tmp_path: Path) -> None:
-    """Would catch learners that draw the same, and the replay of the first one in place of all."""
+    """Each learner draws from a replay of its own, and a resumed run equals an uninterrupted one."""
     settings = {**CLOCK, **TWO, "algo": "ppo", "epochs": 2, "minibatches": 2, "core": "lstm", "core_size": 8}
     run = accel_rl.train(**settings, steps=240, out=tmp_path / "whole")
     half = accel_rl.train(**settings, steps=120, out=tmp_path / "half")
@@ -56,7 +56,7 @@ def test_learners_have_their_own_replays_and_resume_exactly(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("algo", ["a3c", "appo"])
 def test_learners_with_a_central_store(tmp_path: Path, algo: str) -> None:
-    """Would catch heads that are not in the store, and a task that is not logged."""
+    """With a central store, every task's loss is logged and its heads are learned."""
     more: dict[str, Any] = {"minibatches": 2}
     if algo == "a3c":  # the epsilon for vectors, which small pictures get, is large beside these tasks' gradients
         more = {"optimizer_options": {"decay": 0.99, "epsilon": 1e-10}}

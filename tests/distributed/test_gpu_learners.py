@@ -36,7 +36,7 @@ def policy(run: Path) -> dict[str, torch.Tensor]:
     ids=["a GPU each, by NCCL", "a replay each", "two on one GPU"],
 )
 def test_learners_on_gpus_are_those_on_cpus(settings: dict[str, Any], tmp_path: Path) -> None:
-    """Would catch a sum taken before the gradient is there, or on the wrong device, and learners that differ."""
+    """Learners on GPUs learn the same as learners on CPUs."""
     there = accel_rl.train(**COMMON, **settings, steps=120, out=tmp_path / "there")
     on_cpus = {**COMMON, **settings, "devices": "cpu,cpu", "learners_per_gpu": 1, "steps": 120}
     here = accel_rl.train(**on_cpus, out=tmp_path / "here")
@@ -47,7 +47,7 @@ def test_learners_on_gpus_are_those_on_cpus(settings: dict[str, Any], tmp_path: 
 @pytest.mark.slow
 @pytest.mark.parametrize("settings", [{"algo": "a3c"}, {"algo": "appo", "minibatches": 2}], ids=["a3c", "appo"])
 def test_asynchronous_learners_on_gpus_finish(settings: dict[str, Any], tmp_path: Path) -> None:
-    """Would catch a store whose chunks are copied to and from the wrong GPU, or that deadlocks."""
+    """Asynchronous learners on GPUs reach the last step with finite parameters."""
     run = accel_rl.train(**COMMON, **settings, devices="all", steps=200, out=tmp_path / "run")
     assert checkpoint.load(run / "checkpoint.pt")["steps"] >= 200
     assert all(value.isfinite().all() for value in policy(run).values())
@@ -56,7 +56,7 @@ def test_asynchronous_learners_on_gpus_finish(settings: dict[str, Any], tmp_path
 @pytest.mark.gpu(count=2)
 @pytest.mark.slow
 def test_learners_on_gpus_resume_exactly(tmp_path: Path) -> None:
-    """Would catch a generator, replay or optimizer state of a learner that a checkpoint puts on the wrong GPU."""
+    """A resumed run of learners on GPUs equals an uninterrupted one."""
     settings = {**COMMON, **DQN, "devices": "all", "deterministic": True}
     whole = accel_rl.train(**settings, steps=240, out=tmp_path / "whole")
     half = accel_rl.train(**settings, steps=120, out=tmp_path / "half")

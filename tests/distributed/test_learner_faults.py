@@ -1,4 +1,4 @@
-"""Learners, workers, launcher or supervisor die: what is reported and saved, and that nothing is left behind."""
+"""When a learner, worker, launcher or supervisor dies, the run reports it and leaves nothing behind."""
 
 import os
 import re
@@ -26,7 +26,7 @@ pytestmark = [
 
 
 def arguments(run: Path, *flags: Any, algo: str = STRUCK) -> list[str]:
-    """Those of a run of two learners with two environments each."""
+    """Returns the arguments of a run of two learners with two environments each."""
     words: list[Any] = ["train", "--algo", algo, "--env", "CartPole-v1", "--devices", "cpu,cpu", "--out", run]
     words += ["--envs", 4, "--steps", FOREVER, "--eval-interval-steps", 0, "--log-interval-steps", 20]
     words += ["--checkpoint-interval-steps", 80, "--no-tensorboard", "--sampling-threads", 1, "--learning-threads", 1]
@@ -46,7 +46,7 @@ def assert_failed(result: Result, run: Path, message: str) -> None:
 
 
 PHASES: dict[str, tuple[int, list[Any]]] = {
-    # the learner that is killed, and flags
+    # phase: (rank of the learner that is killed, flags)
     "sampling": (1, ["--sampler", "alternating", "--workers", 2]),
     "all_reduce": (1, ["--sampler", "serial"]),
     "lock": (1, ["--sampler", "serial", "--update", "central_store", "--normalize-observations"]),
@@ -59,7 +59,7 @@ FAST = ("all_reduce",)
     "phase", [phase if phase in FAST else pytest.param(phase, marks=pytest.mark.slow) for phase in PHASES]
 )
 def test_a_killed_learner_ends_the_run(tmp_path: Path, capfd: Any, phase: str) -> None:
-    """Would catch learners that wait for a dead one, or blame another, and parameters that it has half written."""
+    """A killed learner ends the run in any phase; the error names it, and the last checkpoint is whole."""
     rank, flags = PHASES[phase]
     run, before = tmp_path / "run", psutil.Process().children(recursive=True)
     has_ended = threading.Event()
@@ -70,7 +70,7 @@ def test_a_killed_learner_ends_the_run(tmp_path: Path, capfd: Any, phase: str) -
             if has_ended.wait(0.02):
                 return
         if phase == "all_reduce":
-            time.sleep(0.3)  # for it to come from the mark to the all-reduce; killed earlier, it ends the run too
+            time.sleep(0.3)  # it goes from the mark to the all-reduce; killed earlier, it ends the run too
         killed.append(int((run / "mark").read_text()))
         os.kill(killed[0], signal.SIGKILL)
 
@@ -92,7 +92,7 @@ def test_a_killed_learner_ends_the_run(tmp_path: Path, capfd: Any, phase: str) -
 
 
 def test_a_learner_that_raises_ends_the_run(tmp_path: Path, capfd: Any) -> None:
-    """Would catch a failure without its learner or traceback, and a traceback of the learner that only notices it."""
+    """An exception in a learner ends the run with its name and its traceback, and no other."""
     before = psutil.Process().children(recursive=True)
     status = main(arguments(tmp_path, "--how", "raise", "--sampler", "serial"))
     assert psutil.Process().children(recursive=True) == before
@@ -108,7 +108,7 @@ LATE = rf"learner 1 \((cpu|cuda:1), process (\d+)\) has not answered for {TIMEOU
 
 @pytest.mark.slow
 def test_a_stopped_learner_is_named(tmp_path: Path) -> None:
-    """Of three learners, those that wait for a stopped one fail in time, and their messages name it."""
+    """Of three learners, those that wait for a stopped one fail in time and name it."""
     flags = ["--devices", "cpu,cpu,cpu", "--envs", 6, "--sampler", "serial", "--learner-timeout-s", TIMEOUT_S]
     command = start(tmp_path / "run", *flags, "--share-processors", algo="a2c")
     command.wait_for((tmp_path / "run" / "checkpoint.pt").exists)
@@ -128,7 +128,7 @@ def test_a_stopped_learner_is_named(tmp_path: Path) -> None:
     ids=["shared memory", "NCCL"],
 )
 def test_a_learner_that_hangs_is_named(tmp_path: Path, capfd: Any, devices: str) -> None:
-    """Also where no collective times out, since NCCL lets the GPU wait, and the host with it."""
+    """A learner that hangs is named, also where no collective times out because NCCL lets the GPU wait."""
     run = tmp_path / "run"
     flags = ["--devices", devices, "--sampler", "serial", "--learner-timeout-s", TIMEOUT_S, "--how", "sampling"]
     status = main(arguments(run, *flags, "--mark", run / "mark"))
@@ -139,7 +139,7 @@ def test_a_learner_that_hangs_is_named(tmp_path: Path, capfd: Any, devices: str)
 @pytest.mark.slow
 @pytest.mark.parametrize("is_stopped", [True, False])
 def test_without_a_supervisor_an_absent_learner_is_named(tmp_path: Path, is_stopped: bool) -> None:
-    """Learners that torchrun has started name the one that is stopped, or that hangs, in their own messages."""
+    """Learners started by torchrun name the one that is stopped or hangs in their own messages."""
     run, log = tmp_path / "run", tmp_path / "output.txt"
     words = arguments(run, "--sampler", "serial", "--learner-timeout-s", TIMEOUT_S, "--how", "sampling")
     words[words.index("--devices") : words.index("--devices") + 2] = ["--device", "cpu"]
@@ -168,7 +168,7 @@ def test_without_a_supervisor_an_absent_learner_is_named(tmp_path: Path, is_stop
 
 @pytest.mark.slow
 def test_a_killed_worker_ends_the_run(tmp_path: Path) -> None:
-    """Would catch environments that each learner numbers from 0, and an error that does not name the learner."""
+    """A killed worker ends the run; the error names its learner and the global numbers of its environments."""
     command = start(tmp_path, "--sampler", "alternating", "--workers", 2, "--seed", 11, algo="a2c")
     command.wait_for((tmp_path / "checkpoint.pt").exists)
     learner = command.learners()[1]
@@ -183,7 +183,7 @@ def test_a_killed_worker_ends_the_run(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_killed_launcher_ends_the_run(tmp_path: Path) -> None:
-    """Would catch a supervisor that waits for a process that is gone, or takes the learners for the cause."""
+    """A killed launcher ends the run, and the error names it as the cause."""
     command = start(tmp_path, "--sampler", "serial", algo="a2c")
     command.wait_for((tmp_path / "checkpoint.pt").exists)
     command.learners()[0].parent().kill()
@@ -191,10 +191,10 @@ def test_a_killed_launcher_ends_the_run(tmp_path: Path) -> None:
 
 
 def test_nothing_outlives_a_killed_supervisor(tmp_path: Path) -> None:
-    """Would catch learners and workers that go on when nobody supervises them."""
+    """No launcher, learner or worker outlives a killed supervisor."""
     command = start(tmp_path, "--sampler", "alternating", "--workers", 2, algo="a2c")
     command.wait_for((tmp_path / "checkpoint.pt").exists)
-    # What starts the learners, the learners, what starts the workers of each, and the workers.
+    # The launcher, two learners, each learner's fork server, and their workers.
     assert len(command.descendants()) == 1 + 2 + 2 + 2
     command.process.kill()
     assert command.finish().status == -signal.SIGKILL
@@ -202,7 +202,7 @@ def test_nothing_outlives_a_killed_supervisor(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_nothing_outlives_a_supervisor_that_is_killed_at_the_start(tmp_path: Path) -> None:
-    """Would catch a launcher or learners that wait for a supervisor that is gone."""
+    """Nothing outlives a supervisor that is killed while it imports, or just after it has started the learners."""
     importing = start(tmp_path / "importing", "--sampler", "serial", algo="a2c")
     importing.wait_for(importing.descendants)
     importing.process.kill()
@@ -215,7 +215,7 @@ def test_nothing_outlives_a_supervisor_that_is_killed_at_the_start(tmp_path: Pat
 
 @pytest.mark.slow
 def test_a_second_signal_ends_the_run_at_once(tmp_path: Path) -> None:
-    """Would catch a user who has to wait for a learner that hangs, and a first signal that does not wait for it."""
+    """A first signal waits for a learner that hangs; a second one ends the run at once."""
     run = tmp_path / "run"
     command = start(run, "--how", "sampling", "--mark", run / "mark", "--sampler", "serial")
     command.wait_for((run / "mark").exists)

@@ -103,9 +103,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("settings", "message"), REFUSED, ids=[str(settings) for settings, _ in REFUSED])
 def test_contradicting_settings_are_refused(settings: dict[str, Any], message: str) -> None:
-    """Would catch a run that fails only in its learners, or trains with other settings than those that were given.
-
-    The command prints what is raised here, before it writes anything."""
+    """Settings that contradict several learners are refused in one line. The command prints what is raised here,
+    before it writes anything."""
     with pytest.raises(UsageError, match=message) as error:
         check(resolve({**CARTPOLE, **settings}, spec=spec_of(EnvConfig("CartPole-v1"))))
     assert "\n" not in str(error.value)
@@ -146,7 +145,7 @@ def launched(monkeypatch: Any) -> Iterator[Any]:
 def test_incomplete_variables_of_torchrun_are_refused(
     tmp_path: Path, capfd: Any, launched: Any, changes: dict[str, str | None], shown: str
 ) -> None:
-    """Would catch a learner that trains alone, or a traceback."""
+    """Incomplete or contradicting variables of torchrun are refused, with their values."""
     launched(**changes)
     message = f"{shown}.*do not fit together; let torchrun set them, or unset them for a run without torchrun"
     assert_refused(capfd, tmp_path / "run", [], message)
@@ -155,7 +154,7 @@ def test_incomplete_variables_of_torchrun_are_refused(
 def test_torchrun_decides_the_devices_and_needs_a_folder(
     tmp_path: Path, capfd: Any, launched: Any, monkeypatch: Any
 ) -> None:
-    """Would catch a learner that starts learners of its own, or a folder that a restarted run would not find."""
+    """Under torchrun, --devices is refused and --out is required."""
     launched()
     assert_refused(
         capfd,
@@ -172,7 +171,7 @@ def test_torchrun_decides_the_devices_and_needs_a_folder(
 
 @pytest.mark.parametrize("flags", [{}, {"device": "cuda"}, {"device": "cuda:0"}])
 def test_launched_learners_that_see_one_gpu_each_use_it(flags: Any, launched: Any, monkeypatch: Any) -> None:
-    """Would catch learners that look for a second GPU where SLURM shows each its own, or other plans."""
+    """Launched learners that see one GPU each use it; if all see several, each takes its own."""
 
     def node(device: str) -> int | None:
         raise AssertionError("it is that of this learner's GPU only")
@@ -195,7 +194,7 @@ def test_launched_learners_that_see_one_gpu_each_use_it(flags: Any, launched: An
 
 
 def test_launched_learners_count_those_that_share_memory(monkeypatch: Any) -> None:
-    """Would catch GPUs that have the same number in two processes, and are taken for one."""
+    """Launched learners share memory if their devices have the same identity, whatever their numbers."""
     memory = {"cuda:0": "a", "cpu": "machine"}
     monkeypatch.setattr(torchrun, "device_id", lambda device: DeviceId("", memory[device]))
     coordinator: Any = SimpleNamespace(all_gather=lambda own: [own, "b", "a", "machine"])
@@ -208,7 +207,7 @@ def test_launched_learners_count_those_that_share_memory(monkeypatch: Any) -> No
     [(True, True, "cpu:gloo,cuda:nccl"), (True, False, "gloo"), (False, True, "gloo")],
 )
 def test_nccl_is_not_needed(offers_nccl: bool, has_nccl: bool, backend: str, monkeypatch: Any) -> None:
-    """Would catch learners on CPUs that are refused since PyTorch has no NCCL for the machine's GPUs."""
+    """NCCL is used only when it is both asked for and available; else gloo is."""
     found = []
     monkeypatch.setattr(dist, "is_nccl_available", lambda: has_nccl)
     monkeypatch.setattr(dist, "init_process_group", lambda backend, **_: found.append(backend))
@@ -218,7 +217,7 @@ def test_nccl_is_not_needed(offers_nccl: bool, has_nccl: bool, backend: str, mon
 
 
 def test_a_port_in_use_is_named(tmp_path: Path, capfd: Any, launched: Any) -> None:
-    """Would catch a traceback of PyTorch's in place of a line that says which port."""
+    """A port that is already in use is named in one line."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         launched(MASTER_PORT=str(port))
@@ -230,7 +229,7 @@ def test_a_port_in_use_is_named(tmp_path: Path, capfd: Any, launched: Any) -> No
 @pytest.mark.multiprocess
 @pytest.mark.slow
 def test_learners_with_different_settings_or_versions_are_refused(tmp_path: Path) -> None:
-    """Would catch learners that train together, or wait for each other, with different settings or versions."""
+    """Learners with different settings or versions refuse to start, each in one line."""
     script = tmp_path / "other.py"
     script.write_text(
         "import sys, accel_rl.version\n"

@@ -1,4 +1,4 @@
-"""Several learners train one agent: what they compute together, and that an interrupted run continues exactly."""
+"""Several learners train one agent: they compute together, and an interrupted run continues exactly."""
 
 import errno
 import os
@@ -27,7 +27,7 @@ from tests.helpers.samplers import TOYS
 
 COMMON: dict[str, Any] = {**TINY, "sampler": "serial", "decorrelation_steps": 0, "log_interval_steps": 20}
 TWO = {**COMMON, "devices": "cpu,cpu"}
-# Observations do not depend on actions here, so that learners see the same whatever they have learned.
+# Observations do not depend on actions, so all learners see the same, whatever they have learned.
 COUNTING: dict[str, Any] = {"env": f"{TOYS}:Counting", "env_options": {"lengths": [3, -4, 2, -1, 7], "seeded": True}}
 NORMALIZED: dict[str, Any] = {**COUNTING, "algo": "ppo", "epochs": 2, "minibatches": 2}
 NORMALIZED |= {"normalize_observations": True, "normalize_returns": True}
@@ -59,13 +59,13 @@ LARGEST_STEP = 0.05 * 0.5  # learning rate times clip
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: Any) -> Path:
-    """A run of A2C with two learners that was never interrupted."""
+    """Trains A2C with two learners, without an interruption."""
     return accel_rl.train(**A2C, steps=STEPS, out=tmp_path_factory.mktemp("whole") / "run")
 
 
 @pytest.mark.multiprocess
 def test_synchronous_learners_count_schedule_evaluate_and_log_together(tmp_path: Path) -> None:
-    """Would catch a learner that counts, schedules, evaluates or logs on its own."""
+    """Synchronous learners count, schedule, evaluate and log as one."""
     run = accel_rl.train(**{**A2C, "eval_interval_steps": 200}, steps=600, out=tmp_path / "run")
     table = rows(run)
     assert steps_of(table) == list(range(20, 601, 20))
@@ -85,9 +85,7 @@ def test_synchronous_learners_count_schedule_evaluate_and_log_together(tmp_path:
 @pytest.mark.multiprocess
 @pytest.mark.slow
 def test_a_terminated_run_resumes_exactly_and_with_another_number_of_learners(whole: Path, tmp_path: Path) -> None:
-    """Would catch a signal that does not reach all learners, or at different steps; a checkpoint that lacks something,
-    or has it of the first learner alone; a run that differs each time; and parameters that are lost when the number of
-    learners changes."""
+    """A terminated run resumes exactly with as many learners, and with its parameters with other numbers of them."""
     run = tmp_path / "run"
     command = Command("train", "--out", run, "--steps", STEPS, *as_flags(A2C))
     command.wait_for(lambda: (run / "progress.csv").exists() and steps_of(rows(run))[-1] >= 100)
@@ -125,7 +123,7 @@ def as_flags(settings: dict[str, Any]) -> list[str]:
 @pytest.mark.multiprocess
 @pytest.mark.slow
 def test_ppo_resumes_exactly_and_learners_share_the_environments_of_one(tmp_path: Path) -> None:
-    """Would catch what a checkpoint lacks, learners with the same environments, and statistics of a part of them."""
+    """PPO resumes exactly, and two learners see together the games and statistics of one."""
     settings = {**TWO, **NORMALIZED, "schedule_steps": 240}
     run = accel_rl.train(**settings, steps=240, out=tmp_path / "whole")
     half = accel_rl.train(**settings, steps=120, out=tmp_path / "half")
@@ -136,13 +134,13 @@ def test_ppo_resumes_exactly_and_learners_share_the_environments_of_one(tmp_path
     assert seen.keys() == expected.keys() and float(seen["norm.moments.count"]) == 240
     for name in seen:
         torch.testing.assert_close(seen[name], expected[name], rtol=1e-12, atol=0)
-    assert [len(load(each)["progress"]["games"]) for each in (run, alone)] == [4 * 18] * 2  # 18 games are 60 steps
+    assert [len(load(each)["progress"]["games"]) for each in (run, alone)] == [4 * 18] * 2  # 60 steps hold 18 games
 
 
 @pytest.mark.multiprocess
 @pytest.mark.slow
 def test_learners_of_pqn_resume_exactly_and_normalize_together(tmp_path: Path) -> None:
-    """Would catch an epsilon, order or running return that a checkpoint lacks, and rewards scaled by each learner."""
+    """PQN resumes exactly, and its learners count all returns in one scale and keep their own epsilons."""
     settings = {**TWO, "algo": "pqn", "minibatches": 2, "epsilon_steps": 200, "epsilon_final": (0.1, 0.5)}
     settings["schedule_steps"] = 240
     run = accel_rl.train(**settings, steps=240, out=tmp_path / "whole")
@@ -159,8 +157,7 @@ def test_learners_of_pqn_resume_exactly_and_normalize_together(tmp_path: Path) -
 @pytest.mark.slow
 @pytest.mark.parametrize("own", [{}, {"algo": "qr_dqn", "quantiles": 5, "prioritized": True}], ids=["", "quantiles"])
 def test_synchronous_learners_split_replay_and_batches(own: dict[str, Any], tmp_path: Path) -> None:
-    """Would catch warm-up, target network or replay that each learner counts on its own, the replay of the first
-    learner in place of all, priorities that a checkpoint lacks, and old replays that are never removed."""
+    """Synchronous learners split replay and batches, share warm-up and target, and resume exactly or alone."""
     settings = {**TWO, **REPLAY, **own, "schedule_steps": 240}
     run = accel_rl.train(**settings, steps=240, checkpoint_interval_steps=60, out=tmp_path / "whole")
     half = accel_rl.train(**settings, steps=120, checkpoint_interval_steps=60, out=tmp_path / "half")
@@ -168,7 +165,7 @@ def test_synchronous_learners_split_replay_and_batches(own: dict[str, Any], tmp_
     accel_rl.train(resume=half, steps=240)
     assert_same_run(half, run)
     names = ["replay-240-1.pt", "replay-240.pt"]
-    kept = ["replay-180-1.pt", "replay-180.pt", *names]  # of the previous checkpoint and of the last one
+    kept = ["replay-180-1.pt", "replay-180.pt", *names]  # the previous checkpoint's and the last one's
     assert [sorted(path.name for path in each.glob("replay-*")) for each in (run, half)] == [kept] * 2
     algo: Any = build_algo(resolve({**settings, "steps": 240}))
     algo.setup(0, lambda module: None)
@@ -195,7 +192,7 @@ def test_synchronous_learners_split_replay_and_batches(own: dict[str, Any], tmp_
 @pytest.mark.multiprocess
 @pytest.mark.slow
 def test_parameters_that_differ_end_the_run(tmp_path: Path) -> None:
-    """Would catch an algorithm that changes parameters of one learner without an update, unnoticed."""
+    """A run ends with an error at the checkpoint at which the learners' parameters differ."""
     settings = {**TWO, "algo": "tests.helpers.toy_algos:Struck", "how": "drift", "at_step": 100}
     with pytest.raises(
         RunError, match="at step 160 the parameters of learner 1 differ from those of learner 0: they have"
@@ -205,7 +202,7 @@ def test_parameters_that_differ_end_the_run(tmp_path: Path) -> None:
 
 
 def test_a_machine_that_cannot_connect_to_itself_is_named(monkeypatch: Any) -> None:
-    """The store of the learners would try for minutes, with a traceback for each attempt."""
+    """A machine that cannot connect to itself is refused at once; PyTorch's store would retry for minutes."""
 
     def unreachable(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENETUNREACH, "Network is unreachable")
@@ -229,7 +226,7 @@ SHARED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("variant", SHARED)
 def test_one_learner_trains_the_same_with_and_without_a_store(tmp_path: Path, variant: str) -> None:
-    """Would catch a store that changes the run, or a step, a target or a statistic that gets lost in it."""
+    """One learner trains the same, number for number, with and without a central store."""
     only = {"updates_per_exchange", "locks"}
     settings = {**COMMON, **SHARED[variant]}
     plain = {name: value for name, value in settings.items() if name not in only}
@@ -249,10 +246,8 @@ def test_one_learner_trains_the_same_with_and_without_a_store(tmp_path: Path, va
 @pytest.mark.multiprocess
 @pytest.mark.slow
 def test_an_interrupted_asynchronous_run_resumes(tmp_path: Path) -> None:
-    """Would catch a run that resumes with other parameters than those of the store, a target network that each learner
-    keeps or counts on its own, and a run that continues beyond its end.
-
-    The learning rate is 0 from step 1000 on: what was learned until then stays, and every target becomes that."""
+    """An asynchronous run resumes with the store's parameters and target, and ends at its last step. From step 1000
+    on the learning rate is 0, so the parameters stay and every target becomes equal to them."""
     run = tmp_path / "run"
     settings: dict[str, Any] = {**TWO, "algo": "n_step_q", "update": "central_store", "target_interval_steps": 200}
     settings |= {"learning_rate_schedule": "linear", "schedule_steps": 1000}
@@ -288,7 +283,7 @@ def check_shared(run: Path, state: dict[str, Any]) -> None:
 
 @pytest.mark.multiprocess
 def test_asynchronous_learners_share_parameters_and_statistics(tmp_path: Path) -> None:
-    """Would catch learners that normalise differently, samples that only one counts, and a count that starts anew."""
+    """Asynchronous learners share parameters and statistics, which count the steps of all, also after a resume."""
     settings = {**TWO, **NORMALIZED, "update": "central_store", "updates_per_exchange": 3, "pull_horizon": 2}
     run = accel_rl.train(**settings, steps=300, out=tmp_path / "run")
     state = load(run)
@@ -304,8 +299,8 @@ def test_asynchronous_learners_share_parameters_and_statistics(tmp_path: Path) -
 
 
 def test_learners_save_and_restore_what_is_their_own(tmp_path: Path) -> None:
-    """Would catch a last checkpoint without what a learner has not handed over yet, replays in one file, and learners
-    that go on from the first one's state. Both learners are in this process, so that it is known who has done what."""
+    """The last checkpoint holds each learner's pending updates, replay and sampler state, and restores them. Both
+    learners run in this process, so that the order of their work is known."""
     settings = {**TWO, **REPLAY, "update": "central_store", "updates_per_exchange": 7, "target_interval_steps": 240}
     config = resolve({**settings, "steps": 240})
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config.as_dict()))

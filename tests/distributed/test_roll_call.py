@@ -1,4 +1,4 @@
-"""Who is absent when learners in step wait in vain. Processes that are really stopped are in test_learner_faults.py."""
+"""Roll calls: who is absent when learners in step wait in vain. test_learner_faults.py really stops processes."""
 
 import os
 import threading
@@ -13,12 +13,12 @@ from accel_rl.distributed import roll_call
 from accel_rl.distributed.roll_call import LostError, RollCall, naming_absent
 from accel_rl.updates.all_reduce import COLLECTIVES
 
-COUNT = 7  # of collectives that the learners of this process have come to
+COUNT = 7  # collectives that this process's learners have reached
 
 
 @pytest.fixture
 def call(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., RollCall]]:
-    """Makes roll calls of three learners, which share a store; what they report goes to `call.reported`."""
+    """Makes roll calls of three learners that share a store; their reports go to `call.reported`."""
     monkeypatch.setattr(roll_call, "POLL_S", 0.02)
     monkeypatch.setattr(roll_call, "ANSWER_S", 0.2)
     monkeypatch.setattr(COLLECTIVES, "value", COUNT)
@@ -40,14 +40,13 @@ def call(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., RollCall]]:
 
 
 def test_a_silent_learner_is_absent(call: Any) -> None:
-    """A learner that does not answer is named, by the first that asks and by all that ask later, when the first one has
-    ended."""
+    """A learner that does not answer is named by the first learner that asks and by all that ask later."""
     learners = [call(0), call(2)]
     assert [each.find_absent() for each in learners] == [[1], [1]]
 
 
 def test_a_learner_that_is_behind_is_absent(call: Any) -> None:
-    """A learner that answers, but has come to fewer collectives than others, is named; not by itself."""
+    """A learner that answers, but has reached fewer collectives, is named by others and not by itself."""
     learners = [call(0), call(2)]
     call.store.set("1/1", str(COUNT - 1))
     assert [each.find_absent() for each in learners] == [[1], [1]]
@@ -55,14 +54,14 @@ def test_a_learner_that_is_behind_is_absent(call: Any) -> None:
 
 
 def test_a_late_learner_accuses_nobody(call: Any) -> None:
-    """A learner that is late itself leaves no wrong name for the others."""
+    """A learner that is late itself names nobody, also not for the others."""
     call.store.set("1/0", str(COUNT + 1))
     call.store.set("1/2", str(COUNT + 1))
     assert call(1).find_absent() == [] and not call.store.check(["absent"])
 
 
 def test_a_learner_with_a_store_that_does_not_answer_is_absent(call: Any) -> None:
-    """Where the process of a stopped learner has the store itself, that one is named."""
+    """If the store itself does not answer, the learner whose process has it is named."""
 
     class Hanging:
         def __getattr__(self, name: str) -> Any:
@@ -72,7 +71,7 @@ def test_a_learner_with_a_store_that_does_not_answer_is_absent(call: Any) -> Non
 
 
 def test_a_wait_that_the_host_does_not_see_ends_the_process(call: Any) -> None:
-    """As with NCCL: a learner that comes to no collective for longer than the time-out says who is absent, and ends."""
+    """A learner that reaches no collective within the time-out, as with NCCL, names the absent one and ends."""
     learner, _ = call(0, timeout_s=0.05), call(2)
     learner._thread.join(30)
     (error,) = call.reported
@@ -81,7 +80,7 @@ def test_a_wait_that_the_host_does_not_see_ends_the_process(call: Any) -> None:
 
 
 def test_a_long_evaluation_is_no_fault(call: Any) -> None:
-    """While all have come to the same collectives, a learner goes on, and asks again."""
+    """A learner goes on and asks again while all have reached the same collectives."""
     for number in range(1, 1000):
         call.store.set(f"{number}/1", str(COUNT))
     learner, _ = call(0, timeout_s=0.02), call(2)
@@ -91,7 +90,7 @@ def test_a_long_evaluation_is_no_fault(call: Any) -> None:
 
 
 def test_only_a_peers_failure_is_named(call: Any) -> None:
-    """Another error is raised as it is."""
+    """An error that is no failure of a peer is raised unchanged."""
     with pytest.raises(RuntimeError, match=r"^mine$"), naming_absent(call.store, 0, 1, 60.0, None, print):
         raise RuntimeError("mine")
     lost = "has lost another learner, .*: Timed out waiting 5ms for recv operation"

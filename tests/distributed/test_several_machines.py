@@ -1,4 +1,4 @@
-"""Learners on several machines, here network namespaces: machines that die, come back, or are cut off."""
+"""Learners on several machines, here network namespaces: machines that die, come back or are cut off."""
 
 import contextlib
 import os
@@ -24,8 +24,8 @@ from accel_rl.training.run_directory import JOB, Job
 from tests.helpers.processes import MARKER, TIMEOUT_S, TINY, Command
 
 MORTAL = ["setpriv", "--pdeathsig", "KILL"]  # killed by the kernel when the test's process is
-LINK = "cable"  # the name of its end on each machine
-DEAD_AFTER_S = 6  # without a sign of life from its torchrun
+LINK = "cable"  # name of the link's end on each machine
+DEAD_AFTER_S = 6  # seconds without a sign of life from a machine's torchrun
 RENDEZVOUS = f"join_timeout=60,last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt={DEAD_AFTER_S}"
 
 
@@ -41,7 +41,7 @@ def why_no_machines() -> str:
 
 @pytest.mark.slow
 def test_learners_need_no_network(tmp_path: Path) -> None:
-    """Two learners of one machine meet where there is no interface but the one to the machine itself."""
+    """Two learners on one machine connect without any network interface but loopback."""
     if reason := why_no_machines():
         pytest.skip(reason)
     train = f"{sys.executable} -m accel_rl train --algo a2c --env CartPole-v1 --devices cpu,cpu --sampler serial"
@@ -53,7 +53,7 @@ def test_learners_need_no_network(tmp_path: Path) -> None:
 
 
 class Node:
-    """Runs a torchrun on a machine of its own: when it is killed, all processes that it has started die at once."""
+    """A torchrun on a machine of its own; if it is killed, all processes that it has started die at once."""
 
     def __init__(self, number: int, holder: int, marker: str, cwd: Path, elastic: list[Any], flags: list[Any]):
         address = f"10.77.0.{number + 1}"
@@ -91,8 +91,8 @@ class Node:
 
 
 class Machines:
-    """Two network namespaces, connected by a veth pair. They live as long as a process in each of them, which does not
-    outlive this process: nothing has a name that could stay behind."""
+    """Two network namespaces, connected by a veth pair. Each lives as long as a process in it, which does not
+    outlive this one: nothing has a name that could stay behind."""
 
     def __init__(self, folder: Path):
         self.folder, self.nodes = folder, list[Node]()
@@ -167,7 +167,7 @@ def machines(tmp_path: Path) -> Iterator[Machines]:
 
 @pytest.mark.slow
 def test_a_run_continues_when_a_machine_joins_and_when_one_dies(machines: Machines) -> None:
-    """Would catch a run that starts anew, hangs, or ends when torchrun starts its learners again."""
+    """A run continues from its last step when a machine joins and when one dies."""
     out = machines.folder / "run"
     elastic = ["--nnodes", "1:2", "--max-restarts", 2]
     flags = ["--out", out, "--steps", 10**8, "--checkpoint-interval-steps", 500]
@@ -200,7 +200,7 @@ def test_a_run_continues_when_a_machine_joins_and_when_one_dies(machines: Machin
 
 @pytest.mark.slow
 def test_learners_fail_in_time_when_a_machine_is_cut_off(machines: Machines) -> None:
-    """Would catch learners that wait for ever for one whose cable has been pulled."""
+    """Learners fail within their time-out when a machine is cut off."""
     out = machines.folder / "run"
     flags = ["--out", out, "--steps", 10**8, "--checkpoint-interval-steps", 500, "--learner-timeout-s", 3]
     first, second = (machines.start(number, ["--nnodes", 2], flags) for number in range(2))
@@ -215,7 +215,7 @@ def test_learners_fail_in_time_when_a_machine_is_cut_off(machines: Machines) -> 
 
 
 def test_a_folder_that_is_not_shared_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Would catch a learner whose replay goes where no other machine finds it, and one that trusts an older run."""
+    """A learner refuses a folder in which it does not find learner 0's job, or finds an older one."""
     monkeypatch.setattr(run_directory, "SEEN_WITHIN_S", 0.2)
     for name in ("here", "there"):
         (tmp_path / name).mkdir()
@@ -231,7 +231,7 @@ def test_a_folder_that_is_not_shared_is_refused(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_restarted_job_continues_only_its_own_run(tmp_path: Path) -> None:
-    """Would catch a restart that continues the run of another job, or does not continue its own."""
+    """A restarted job continues its own run and no other job's."""
     job = Job("none", "1", ("east:7:100", "west:7:100"))
     assert not job.owns(tmp_path)
     job.claim(tmp_path)
@@ -248,7 +248,7 @@ def test_a_restarted_job_continues_only_its_own_run(tmp_path: Path) -> None:
 def test_learners_whose_folder_was_taken_over_write_no_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Would catch two groups of learners, cut off from each other, that write checkpoints in turns."""
+    """Learners end with an error when other learners have taken over their folder."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

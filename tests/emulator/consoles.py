@@ -9,7 +9,7 @@ from accel_rl.emulator.cartridges import KINDS, identify, prepare
 from accel_rl.emulator.consoles import NO_AGENT
 from tests.emulator.roms import save_state
 
-# What follows from the rest, or has no meaning any more when a frame has ended.
+# These words follow from others, or have no meaning after the end of a frame.
 _NOT_COMPARED = {
     *("START_DISPLAY_CLOCK", "STOP_DISPLAY_CLOCK", "UPDATE_CLOCK", "CLOCKS_TO_LINE_END", "LAST_FRAME_LINES", "LINE"),
     *("VSYNC_CLOCK", "MODE", "DIFFICULTY"),
@@ -54,7 +54,7 @@ class Console:
         return bool(core.command(order, count, draw, *inputs, *outputs) < 0)
 
     def reset(self, program: np.ndarray | None = None) -> None:
-        """Starts a new game, from now on by another program if one is given."""
+        """Starts a new game; a program that is given replaces the reset program from now on."""
         self._program = self._program if program is None else program
         assert self.order(core.RESET)
 
@@ -70,7 +70,7 @@ class Console:
 
 
 def differences(console: Console, ale: ale_py.ALEInterface) -> list[tuple[str, int, int]]:
-    """Returns the words that differ: (name, ours, ale-py's), the hardware's, the counters of frames and the paddles."""
+    """Returns the words of hardware, frame counters and paddles that differ: (name, ours, ale-py's)."""
     theirs = save_state(ale)
     ours = AleState(bytes(theirs))
     copy_to_ale(console.s, ours)

@@ -1,4 +1,4 @@
-"""A console for tests: put into one of ale-py's states, run, and compared with the state that ale-py comes to."""
+"""A console for tests: put into one of ale-py's states, run, and compared with ale-py's next state."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from tests.emulator.roms import assemble, open_ale, restore_state, save_state
 NO_RULES, NO_STEPS = np.zeros(64, np.int32), np.zeros((0, 4), np.int32)
 SCREEN = np.zeros((2, 320, 160), np.uint8)
 
-# Where ale-py's picture is, and what it counts for the game: no business of the hardware.
+# These words describe ale-py's picture and its counters for the game, not the hardware.
 NOT_HARDWARE = {"FRAME", "EPISODE_FRAME", "MODE", "DIFFICULTY", "LEFT_PADDLE", "RIGHT_PADDLE"}
 NOT_HARDWARE |= {"LAST_FRAME_LINES", "LINE", "START_DISPLAY_CLOCK", "STOP_DISPLAY_CLOCK", "UPDATE_CLOCK"}
 NOT_HARDWARE |= {"CLOCKS_TO_LINE_END"}
@@ -34,7 +34,7 @@ def _command(order: int, s: np.ndarray, rom: np.ndarray, screen: np.ndarray, dra
 
 
 def console_in(state: AleState, rom: np.ndarray, pal: bool = False) -> np.ndarray:
-    """Returns the words of a console with this cartridge in a state of ale-py's; nobody touches the controllers."""
+    """Returns the words of a console with this cartridge in one of ale-py's states, with untouched controllers."""
     s = np.zeros(STATE_WORDS, np.int32)
     s[words.CARTRIDGE] = KINDS.index(state.cartridge)
     _command(core.RESET, s, rom, SCREEN)
@@ -47,11 +47,11 @@ def console_in(state: AleState, rom: np.ndarray, pal: bool = False) -> np.ndarra
 
 
 def differences(s: np.ndarray, state: AleState) -> dict[str, tuple[int, int]]:
-    """Returns the words in which a console is not in a state of ale-py's: name -> (ours, ale-py's)."""
+    """Returns the words in which a console differs from one of ale-py's states: name -> (ours, ale-py's)."""
     ours = AleState(bytes(state))
     copy_to_ale(s, ours)
     found = {name: (ours[name], state[name]) for name in state.names() if ours[name] != state[name]}
-    if min(found.get("VSYNC_CLOCK", (0, 0))) > 2**30:  # VSYNC is not on: when it may end has no meaning
+    if min(found.get("VSYNC_CLOCK", (0, 0))) > 2**30:  # VSYNC is off, so its earliest end has no meaning
         del found["VSYNC_CLOCK"]
     if abs(np.subtract(*found.get("MUSIC_FRACTION", (0, 9)))) < 9:  # ale-py saves eight digits
         del found["MUSIC_FRACTION"]
@@ -95,7 +95,7 @@ wait:   STA $2D
         JMP wait
 """
 JUMP_TO_WAIT = (0x4C, 0x00, 0xF1)
-WAIT_END = 0xF102  # where the processor is when a frame has ended there
+WAIT_END = 0xF102  # the processor's address when a frame has ended at `wait`
 
 
 class Lab:
@@ -109,11 +109,11 @@ class Lab:
         self.pal = self.start["LINE"] > 285
 
     def state(self) -> AleState:
-        """Returns the state after the reset, to be changed."""
+        """Returns a copy of the state after the reset, which the caller may change."""
         return AleState(bytes(self.start))
 
     def frame(self, state: AleState) -> tuple[np.ndarray, AleState]:
-        """Returns where a frame from a state leads, here and in ale-py."""
+        """Returns the states to which a frame leads from a state, here and in ale-py."""
         restore_state(self.ale, state)
         self.ale.act(0)
         after = save_state(self.ale)
@@ -122,13 +122,13 @@ class Lab:
         return s, after
 
     def settle(self) -> None:
-        """Forgets a frame that has not ended: what ale-py knows of it is in none of its states."""
+        """Discards an unfinished frame, of which ale-py's states hold nothing."""
         restore_state(self.ale, self.start)
         for _ in range(3):
             self.ale.act(0)
 
     def run_in_ram(self, source: str, **changes: int) -> dict[str, tuple[int, int]]:
-        """Returns in what a frame of a short program in RAM ends differently; changes: words of the state."""
+        """Runs a short program in RAM for a frame; returns the differences at its end. changes: words of the state."""
         code = assemble(f"{source}\nforever: STA $2D\n JMP forever", 128, 0x80)
         state = self.state()
         state.ram[:] = list(code)

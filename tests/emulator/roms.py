@@ -15,11 +15,11 @@ from accel_rl.emulator import opcodes
 from accel_rl.emulator.ale_states import AleState
 from accel_rl.emulator.debugger import PORTS, READ, WRITTEN
 
-# The names of the TIA's registers, when written and when read, and of the RIOT's, with their addresses.
+# The addresses of the TIA's registers, by their names when written and when read, and of the RIOT's.
 SYMBOLS = {name: register for names in (WRITTEN, READ) for register, name in enumerate(names)}
 SYMBOLS |= {name: register for register, name in PORTS.items()}
 
-_OPERANDS = (  # modes that a notation may mean, the first that the operation has
+_OPERANDS = (  # pattern and modes of each notation; the first mode that the operation has counts
     (r"#(.+)", opcodes.IMMEDIATE),
     (r"\((.+),X\)", opcodes.INDIRECT_X),
     (r"\((.+)\),Y", opcodes.INDIRECT_Y),
@@ -40,7 +40,7 @@ def assemble(source: str, size: int = 4096, origin: int = 0xF000, fill: int = 0x
     """
     lines = list(_instructions(source))
     labels: dict[str, int] = {}
-    for _ in range(3):  # until every label is known, and so which operands are on page zero
+    for _ in range(3):  # until all labels are known, which decide what operands are on page zero
         rom, known = bytearray([fill]) * size, dict(labels)
         rom[-6:] = bytes([origin & 0xFF, origin >> 8]) * 3
         at = origin

@@ -15,7 +15,7 @@ from tests.emulator.roms import restore_state, save_state, start_ale
 
 @pytest.mark.parametrize("game", ["freeway", "klax", "montezuma_revenge", "pitfall2", "tetris"])
 def test_converted_there_and_back(game, tmp_path):
-    """Would catch a word that is lost or comes back changed: graphics, flags, clocks, banks, data fetchers."""
+    """A state of ale-py's comes back unchanged after a conversion to ours, whatever the cartridge."""
     lab = Lab(ale_roms.get_rom_path(game).read_bytes(), tmp_path, game)
     for _ in range(10):
         lab.ale.act(lab.ale.getMinimalActionSet()[-1])
@@ -27,14 +27,14 @@ def test_converted_there_and_back(game, tmp_path):
         assert differences(s, other) == {} and all(other[name] == state[name] for name in ("A", "PF", "POSP0", "TIMER"))
 
 
-# Games whose states hold something else than reward, score, end and lives
+# Games whose states hold more than reward, score, end and lives
 OTHERS = ["adventure", "darkchambers", "skiing", "tennis"]
 REST = [game for game in known_games() if game_of(game).saved and game not in OTHERS]
 
 
 @pytest.mark.parametrize("game", OTHERS + [pytest.param(game, marks=pytest.mark.slow) for game in REST])
 def test_what_the_rules_remember(game):
-    """Would catch a value at the wrong place: changed, it leads to something else in ale-py, or comes back another."""
+    """A value of the rules that is changed in a state has the same effect here as in ale-py, and is saved back."""
     ale, atari = start_ale(game), BatchAtari(game, 1, full_action_space=True, draw=False)
     rng = np.random.default_rng(0)
     for _ in range(4):
@@ -61,8 +61,7 @@ def test_what_the_rules_remember(game):
 
 
 def test_generators():
-    """Would catch a generator that is read or written wrong, of actions or of the system: other sticky actions and
-    other timers after a reset."""
+    """States carry the generators of actions and system, so that random draws go on equally in both directions."""
     ale, atari = start_ale("breakout", 3, 0.25), BatchAtari("breakout", 2, seed=[3, 4], full_action_space=True)
     for frame in range(700):
         ale.act(ale_py.Action.FIRE if frame % 10 else ale_py.Action.LEFT)

@@ -1,4 +1,4 @@
-"""Batches of consoles: what a user calls."""
+"""Batches of consoles, as a user calls them."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +14,7 @@ from tests.emulator.roms import save_state, start_ale
 
 
 def play(atari: BatchAtari, frames: int, seed: int = 0) -> list[np.ndarray]:
-    """Returns what each frame of random actions has led to."""
+    """Returns a row for each frame of random actions: pixels, RAM and rewards."""
     rng = np.random.default_rng(seed)
     rows = []
     for _ in range(frames):
@@ -23,9 +23,9 @@ def play(atari: BatchAtari, frames: int, seed: int = 0) -> list[np.ndarray]:
     return rows
 
 
-@pytest.mark.parametrize("game", ["seaquest", "video_cube"])  # how long the latter's reset presses Select is random
+@pytest.mark.parametrize("game", ["seaquest", "video_cube"])  # video_cube's reset presses Select for a random time
 def test_many_start_as_single_ones_do(game: str) -> None:
-    """Would catch a start that environments share although their seeds, or the games before, make it another one."""
+    """Environments of a batch start and step like single ones with the same seeds."""
     together = BatchAtari(game, 3, seed=[5, -6, 7], repeat_action_probability=0.5)
     alone = [BatchAtari(game, 1, seed=seed, repeat_action_probability=0.5) for seed in (5, -6, 7)]
     for actions in ([1, 1, 1], [2, 3, 3], [5, 5, 5]):
@@ -39,7 +39,7 @@ def test_many_start_as_single_ones_do(game: str) -> None:
 
 
 def test_equal_consoles_are_reset_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Would catch a start whose time grows with the number of environments."""
+    """Fifty equal consoles take two resets together, one for the first start and one for the next."""
     resets: list[int] = []
     real = BatchAtari._run_reset
     monkeypatch.setattr(BatchAtari, "_run_reset", lambda self, mask: (resets.append(int(mask.sum())), real(self, mask)))
@@ -49,7 +49,7 @@ def test_equal_consoles_are_reset_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("seed", [-2, -(2**31), 2**31 - 1])
 def test_seeds_are_ale_pys(seed: int) -> None:
-    """Would catch other sticky actions for half of the seeds that gymnasium hands to ale-py."""
+    """Negative and large seeds give the same sticky actions as in ale-py."""
     ale = start_ale("breakout", seed, 0.5)
     atari = BatchAtari("ALE/Breakout-v5", 1, seed=seed, repeat_action_probability=0.5, full_action_space=True)
     for frame in range(60):
@@ -60,13 +60,13 @@ def test_seeds_are_ale_pys(seed: int) -> None:
 
 
 def test_the_seed_of_ale_py_that_is_another_each_time() -> None:
-    """Would catch one fixed sequence for the seed -1."""
+    """The seed -1 gives another random sequence each time, as in ale-py."""
     first, second = (BatchAtari("breakout", 1, seed=-1).words(0) for _ in range(2))
     assert (first != second).any()
 
 
 def test_a_frame_may_stop_at_every_instruction() -> None:
-    """Would catch registers that live only while the processor runs."""
+    """A frame that is run in pieces of any number of instructions ends as a whole one does."""
     whole, cut = BatchAtari("seaquest", 1), BatchAtari("seaquest", 1)
     for frame, sizes in enumerate([(1,), (1,), (7, 3, 1000), (5000,), (2,)]):
         whole.step([frame % 5], draw=True)
@@ -80,7 +80,7 @@ def test_a_frame_may_stop_at_every_instruction() -> None:
 
 
 def test_a_saved_state_goes_on_as_the_game_did() -> None:
-    """Would catch words, pictures or generators that a saved state lacks."""
+    """A restored state plays on exactly as before; a state that does not fit is refused."""
     atari = BatchAtari("ms_pacman", 2, seed=3, repeat_action_probability=0.5)
     play(atari, 30)
     saved = atari.get_state()
@@ -97,7 +97,7 @@ def test_a_saved_state_goes_on_as_the_game_did() -> None:
 
 
 def test_environments_that_do_not_exist() -> None:
-    """Would catch a blank picture, or another environment's state, and a mask that is taken for indices."""
+    """Environments that do not exist, and masks that are not boolean, are refused."""
     atari = BatchAtari("pong", 2)
     for call in (lambda: atari.screen(-1), lambda: atari.screen(2), lambda: atari.load_ale_state(-1, b"")):
         with pytest.raises(UsageError, match=r"env=-?[12]: the environments of this batch are 0 to 1"):
@@ -108,7 +108,7 @@ def test_environments_that_do_not_exist() -> None:
 
 
 def test_frames_that_nobody_has_drawn_can_be_drawn_later() -> None:
-    """Would catch a picture of another frame, or a game that goes on differently after being looked at."""
+    """A picture drawn later equals one drawn at once, and drawing does not change the game."""
     drawn, undrawn = BatchAtari("qbert", 1), BatchAtari("qbert", 1, draw=False)
     for frame in range(60):
         action = [frame // 5 % 6]
@@ -120,7 +120,7 @@ def test_frames_that_nobody_has_drawn_can_be_drawn_later() -> None:
 
 
 def test_sticky_actions_in_steps_of_several_frames() -> None:
-    """Would catch draws of the generator that are left out when a game ends within a step."""
+    """Sticky actions equal ale-py's in steps of several frames, also after a game that ends within a step."""
     ale = start_ale("boxing", 4, 0.4, frame_skip=4, max_num_frames_per_episode=270)
     options = {"seed": 4, "frame_skip": 4, "max_episode_frames": 270, "repeat_action_probability": 0.4}
     atari = BatchAtari("boxing", 1, full_action_space=True, **options)  # type: ignore[arg-type]
@@ -134,7 +134,7 @@ def test_sticky_actions_in_steps_of_several_frames() -> None:
 
 
 def test_looking_changes_nothing() -> None:
-    """Would catch a reward that is lost when the screen is looked at after the step."""
+    """Looking at the screen after a step leaves its reward as it is."""
     atari = BatchAtari("pong", 1)
     while not atari.step([0]).rewards[0]:
         pass
@@ -143,7 +143,7 @@ def test_looking_changes_nothing() -> None:
 
 
 def test_results_are_written_into_given_arrays() -> None:
-    """Would catch results that arrive in a copy, and a write beyond the end of an array."""
+    """Results are written into the given arrays alone; arrays of another form are refused."""
     memory = np.zeros((2, 3, 210, 160), np.uint8)
     arrays = BatchArrays(memory[1], np.zeros(3, np.int32), np.zeros((2, 3), np.bool_), np.zeros(3, np.int32))
     atari = BatchAtari("breakout", 3, arrays=arrays)
@@ -160,7 +160,7 @@ def test_results_are_written_into_given_arrays() -> None:
 
 
 def test_states_that_are_none_of_this_game() -> None:
-    """Would catch another game in silence, and a traceback from the depths."""
+    """Bytes that are no state of ale-py's, or of another cartridge, are refused."""
     atari = BatchAtari("breakout", 1)
     with pytest.raises(UsageError, match="no saved state of ale-py's"):
         atari.load_ale_state(0, b"nothing")
@@ -169,7 +169,7 @@ def test_states_that_are_none_of_this_game() -> None:
 
 
 def test_games_are_truncated() -> None:
-    """Would catch a limit that is ignored, and steps after it that change anything."""
+    """A game is truncated at its limit and stands still until its reset."""
     atari = BatchAtari("boxing", 2, max_episode_frames=100)
     atari.reset()
     count = 0
@@ -194,7 +194,7 @@ def test_games_are_truncated() -> None:
     ],
 )
 def test_actions_that_do_not_exist(actions: list[float], message: str) -> None:
-    """Would catch an action that reads beyond a table."""
+    """Actions that do not exist are refused with their environment."""
     with pytest.raises(UsageError, match=message):
         BatchAtari("breakout", 3).step(actions)
 
@@ -217,13 +217,13 @@ def test_actions_that_do_not_exist(actions: list[float], message: str) -> None:
     ],
 )
 def test_options_out_of_range(options: dict[str, object], message: str) -> None:
-    """Would catch another game, or another setting, in silence."""
+    """Options out of range are refused with the value and the rule."""
     with pytest.raises(UsageError, match=message):
         BatchAtari(**{"game": "pong", "num_envs": 1, **options})  # type: ignore[arg-type]
 
 
 def test_an_unknown_rom(tmp_path: Path) -> None:
-    """Would catch another game's rules for a ROM that has its name."""
+    """A ROM is known by its contents, not by its name."""
     path = tmp_path / "pong.bin"
     path.write_bytes(bytes(4096))
     message = "no game with the MD5 [0-9a-f]{32}: use one of the 104 ROMs"

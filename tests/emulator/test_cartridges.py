@@ -1,4 +1,4 @@
-"""Cartridges against ale-py's: which kind a ROM needs, bank switching, their RAM, the DPC."""
+"""Cartridges against ale-py's: the kind of each ROM, bank switching, RAM on cartridges, the DPC."""
 
 import random
 
@@ -9,7 +9,7 @@ from accel_rl.emulator.cartridges import KINDS, identify
 from accel_rl.errors import UsageError
 from tests.emulator.machine import Lab
 
-# A game of each kind; all others are 2K, 4K or F8.
+# One game of each kind. Games that are not named here are 2K, 4K or F8.
 GAMES = {"2K": "freeway", "4K": "seaquest", "F8": "hero", "F8SC": "elevator_action", "F6": "solaris", "F6SC": "klax"}
 GAMES |= {"E0": "montezuma_revenge", "FE": "robotank", "DPC": "pitfall2"}
 OTHERS = {"F6": ("crossbow", "double_dunk", "road_runner"), "F6SC": ("darkchambers",), "E0": ("jamesbond", "tutankham")}
@@ -20,7 +20,7 @@ def rom_of(game: str) -> bytes:
 
 
 def test_kinds_of_all_games():
-    """Would catch a game that is taken for another kind: the table has those that ale-py finds."""
+    """Each game's cartridge is taken for the kind that ale-py finds."""
     kinds = {game: kind for kind, game in GAMES.items()}
     kinds |= {game: kind for kind, games in OTHERS.items() for game in games}
     for game in ale_roms.get_all_rom_ids():
@@ -37,12 +37,12 @@ def test_a_size_that_no_kind_has(size):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_accesses_anywhere(kind, tmp_path):
-    """Would catch a hot spot that is missed, a byte from another bank, RAM at a wrong place, a register of the DPC."""
+    """Reads and writes anywhere on a cartridge of any kind have the same effect as in ale-py."""
     lab, rng = Lab(rom_of(GAMES[kind]), tmp_path, GAMES[kind]), random.Random(kind)
     assert lab.start.cartridge == kind
     for _ in range(60):
         source = ""
-        if kind == "E0":  # ale-py does not restore what is in the slices, only their numbers
+        if kind == "E0":  # ale-py restores the numbers of the slices, but not their contents
             source = "".join(f" LDA $1F{0xE0 + 8 * slot + rng.randrange(8):02X}\n" for slot in range(3))
         for place in range(0xF0, 0xF6):
             near = rng.choice((range(0x1000), range(0x100), range(0x80), range(0xFE0, 0x1000)))
@@ -55,7 +55,7 @@ def test_accesses_anywhere(kind, tmp_path):
 
 
 def test_display_data_and_music_of_the_dpc(tmp_path):
-    """Would catch a flag, a counter or a tone that differs, with data fetchers in any state."""
+    """The DPC's flags, counters and tones equal ale-py's, with data fetchers in any state."""
     lab, rng = Lab(rom_of("pitfall2"), tmp_path, "pitfall2"), random.Random(0)
     for _ in range(200):
         source = ""

@@ -1,4 +1,4 @@
-"""Whole consoles against ale-py: frames of all lengths, PAL, pictures painted afterwards; resets that fail."""
+"""Whole consoles against ale-py: frames of all lengths, PAL, pictures painted later, and resets that fail."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ def both(source: str, folder):
     [(285, 0, 255, 0), (286, 0, 255, 1), (289, 31, 46, 1), (289, 31, 45, 0), (289, 0, 44, 0), (289, 45, 255, 1)],
 )
 def test_pal_is_found_by_the_last_thirty_frames(lines, first, end, is_pal, tmp_path):
-    """Would catch another number of lines, or other frames that count. A PAL console takes longer frames."""
+    """A console is PAL if half of the last 30 detection frames have at least 286 lines, as in ale-py."""
     source = f"""
         LDA $80
         CMP #$5A
@@ -62,7 +62,7 @@ ever:   STA WSYNC
 
 
 def test_frames_that_use_up_their_instructions_go_on(tmp_path):
-    """Would catch a limit that is not 25,000, and pictures that lack what was painted before the limit."""
+    """A frame that uses up its instructions ends and goes on in the next, as in ale-py, pictures included."""
     source = f"""
 start:  {VSYNC}
         INC $80
@@ -95,7 +95,7 @@ below:  STA WSYNC
         assert frame == 5 or (ours.picture() == ale.getScreen()).all(), frame
 
 
-# Each frame has its colour, and a length that a generator of random numbers chooses; some use up their instructions.
+# Each frame has a colour of its own and a random length; some frames use up their instructions.
 JITTER = f"""
         LDA #1
         STA $81
@@ -129,7 +129,7 @@ inner:  DEX
 
 @pytest.mark.parametrize("share_looked_at", [1.0, 0.3, 0.1])
 def test_short_frames_show_lines_of_the_frame_before_the_last(share_looked_at, tmp_path):
-    """Would catch lines of frames that were never painted, if few are looked at, and lines painted twice wrongly."""
+    """Pictures equal ale-py's, stale lines included, however few frames are painted at once or looked at."""
     ours, ale = both(JITTER, tmp_path)
     rng = np.random.default_rng(2)
     for frame in range(150):
@@ -147,7 +147,7 @@ def test_short_frames_show_lines_of_the_frame_before_the_last(share_looked_at, t
     "access", ["NOP", "STA COLUBK", "STA PF0", "STA $3F", "STA HMP0", "LDA CXM0P", "LDA INPT4", "STA RESP0"]
 )
 def test_a_frame_in_progress_is_seen_up_to_the_last_access_of_the_tia(access, tmp_path):
-    """Would catch accesses that change nothing but let ale-py complete the picture, as WSYNC does."""
+    """An unfinished frame is seen up to the TIA's last access, also one that changes nothing."""
     source = f"{VSYNC} LDA #$1A\n STA COLUBK\n LDX #100\nline: STA WSYNC\n DEX\n BNE line\n {access}\never: JMP ever"
     ours, ale = both(source, tmp_path)
     ale.act(0)
@@ -156,7 +156,7 @@ def test_a_frame_in_progress_is_seen_up_to_the_last_access_of_the_tia(access, tm
 
 
 def test_a_reset_program_jumps_and_fails(tmp_path):
-    """Would catch a jump to another step, and a reset that waits for ever for a game that does not react."""
+    """A reset program repeats its presses until the game reacts, and fails if it never does."""
     wait = f"start: {VSYNC}\n LDA SWCHB\n AND #2\n BNE start\n INC $90\n JMP start"
     presses = [(console.PRESS, 0, 2, 1), (console.JUMP_UNLESS, 0x10 | 0x0F << 12, 9, -2)]
     ours = Console(assemble(wait), np.array([(console.PRESS, 0, 0, 3), *presses], np.int32))

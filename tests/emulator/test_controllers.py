@@ -1,4 +1,4 @@
-"""What programs read from joysticks, paddles and switches, against ale-py."""
+"""Joysticks, paddles and switches as programs read them, against ale-py."""
 
 import ale_py
 import numpy as np
@@ -10,8 +10,8 @@ from accel_rl.emulator.controllers import NUM_ACTIONS
 from tests.emulator.consoles import Console
 from tests.emulator.roms import assemble, restore_state, save_state, start_ale
 
-# Keeps what it reads, and the lines until each paddle's capacitor is charged. It runs in RAM, so any game's console
-# can run it: the plugs depend on the ROM.
+# Records its readings, and the lines until each paddle's capacitor is charged. It runs in RAM, so it can run on any
+# game's console: the ROM decides which controllers are plugged in.
 PADDLE = "LDA INPT{0}\n BPL next{0}\n LDA $F8 + {0}\n BNE next{0}\n STX $F8 + {0}\nnext{0}:"
 RECORDER = f"""
 start:  LDA #$82
@@ -58,7 +58,7 @@ done:   LDA SWCHA
     ],
 )
 def test_programs_read_what_ale_pys_controllers_give(game, settings):
-    """Would catch wrong contacts, sockets, steps or limits of paddles, and charging times that differ by a line."""
+    """Programs read the same bytes from joysticks, paddles and switches as in ale-py, for every action."""
     path = ale_roms.get_rom_path(game)
     ale = start_ale(path)
     program = assemble(RECORDER, origin=0x80)[:128]
@@ -69,7 +69,7 @@ def test_programs_read_what_ale_pys_controllers_give(game, settings):
     ours = Console(path.read_bytes(), **settings)
     copy_from_ale(ours.s, start)
     for action in [*range(NUM_ACTIONS), *[3] * 20, *[4] * 40, 12, 0]:
-        assert not ale.game_over()  # by its rules, which see the program in RAM: such a game is not among these
+        assert not ale.game_over()  # the games' rules see the program in RAM; none of these games ends by it
         ale.act(ale_py.Action(action))
         ours.act(action)
         assert (ours.ram() == ale.getRAM()).all(), action

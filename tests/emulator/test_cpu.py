@@ -53,7 +53,7 @@ def check_opcodes(lab, cases, seed):
             state["SP"] = 0xFC
             state.ram[0x7D:] = (0xFF, 0xF0, 0) if opcode == RTS else (low, 0x00, 0xF1)
         s, after = lab.frame(state)
-        if after["PC"] != WAIT_END:  # it wrote over its own code, which may lead anywhere, even to code in the TIA
+        if after["PC"] != WAIT_END:  # it has overwritten its own code and may run anywhere, even in the TIA
             lab.settle()
             continue
         checked += 1
@@ -65,7 +65,7 @@ def check_opcodes(lab, cases, seed):
 
 
 def test_every_opcode_leaves_what_it_leaves_in_ale_py(lab):
-    """Would catch a wrong result, flag, address, cycle or write: all words of the hardware are compared."""
+    """Every opcode leaves all words of the hardware as ale-py leaves them."""
     check_opcodes(lab, 512, 0)
 
 
@@ -86,7 +86,7 @@ def test_jam_stops_the_processor_for_ever(lab):
 
 
 def test_branches_across_pages(folder):
-    """Would catch a branch that takes a cycle more or less: near the edges of pages, there and back."""
+    """Branches near the edges of pages take the same cycles as in ale-py."""
     rng, rom, starts = random.Random(0), bytearray(assemble(PROGRAM)), []
     for page in range(0x600, 0xF00, 0x100):
         start, distance = page - rng.randrange(8), rng.choice((-1, 1)) * rng.randrange(16, 100)
@@ -124,7 +124,7 @@ next:   LDA $81
 
 
 def check_decimal(operation, folder, cases):
-    """Compares sums of a byte and 32 consecutive ones, with the flags."""
+    """Compares the sums of a byte and 32 consecutive ones, with the flags."""
     lab = Lab(assemble(PROGRAM + "        .org $F500\n" + DECIMAL.format(operation=operation)), folder)
     for a, carry, first in cases:
         state = lab.state()

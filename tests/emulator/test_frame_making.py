@@ -1,4 +1,4 @@
-"""make_frame gives exactly what FrameMaker gives, which uses cv2."""
+"""make_frame gives exactly the frames of FrameMaker, which uses cv2."""
 
 import itertools
 from dataclasses import dataclass
@@ -47,7 +47,7 @@ def make_frame(pictures, newest, before, palette, maker, memory, frame):  # type
 
 @dataclass
 class Screen:
-    """Answers as ale-py's emulator. palette: uint8 [256] or [256, 3]."""
+    """A screen that answers like ale-py's emulator. palette: uint8 [256] or [256, 3]."""
 
     picture: Bytes
     palette: Bytes
@@ -98,7 +98,7 @@ class Makers:
 @pytest.mark.parametrize("color", [False, True])
 @pytest.mark.parametrize(("height", "frame_shape"), SHAPES + LARGER)
 def test_noise(height: int, frame_shape: tuple[int, int], color: bool) -> None:
-    """Both televisions, indices of lost colours included; any part of either picture changes."""
+    """Frames of noise are equal on both televisions, lost colours included, when any part of either picture changes."""
     rng = np.random.default_rng(height + sum(frame_shape))
     for pal in (False, True):
         makers = Makers(height, frame_shape, color, rgb_palette(pal) if color else grey_palette(pal))
@@ -114,7 +114,7 @@ def test_noise(height: int, frame_shape: tuple[int, int], color: bool) -> None:
 
 @pytest.mark.parametrize("frame_shape", [(104, 80), (84, 84)])
 def test_a_change_of_one_pixel_is_seen(frame_shape: tuple[int, int]) -> None:
-    """Each pixel in turn of the words of 8 pixels, in either picture, at once or when it is changed back."""
+    """A change of any one pixel in either picture shows in the frame, and so does its change back."""
     makers, (newest, before) = Makers(210, frame_shape), np.full((2, 210, 160), 90, np.uint8)
     for word in range(0, 4200, 3):
         picture = (newest, before)[word % 2]
@@ -128,7 +128,7 @@ def check_ties(num_screens: int) -> None:
     rng = np.random.default_rng(num_screens)
     makers, ties = Makers(210, (84, 84)), 0
     for index in range(num_screens):
-        step = (100, 50, 20, 25, 5)[index % 5]  # a weighted sum of 200 parts is a multiple of it, too
+        step = (100, 50, 20, 25, 5)[index % 5]  # a weighted sum of 200 parts is a multiple of step, too
         colours = rng.integers(255 % step + 1) + step * np.arange(255 // step + 1)
         screen = rng.choice(colours[: 2 + index % 7], size=(210, 160)).astype(np.uint8)
         if index % 3 == 0:  # larger patches, as in games
@@ -142,7 +142,7 @@ def check_ties(num_screens: int) -> None:
 
 
 def test_ties() -> None:
-    """Would catch a rule for halves that is not cv2's: there, rounding errors decide which way they go."""
+    """Halves are rounded as by cv2, whose rounding errors decide which way they go."""
     check_ties(200)
 
 
@@ -152,7 +152,7 @@ def test_millions_of_ties() -> None:
 
 
 def test_a_frame_depends_on_its_own_pictures_only() -> None:
-    """One memory sees a sequence of unrelated pictures, alone or in pairs, and other palettes."""
+    """A frame depends only on its own pictures and palette, not on earlier frames made in the same memory."""
     rng = np.random.default_rng(0)
     makers = Makers(210, (84, 84), palette=grey_palette(False))
     pictures = rng.integers(128, size=(4, 210, 160), dtype=np.uint8) * 2
@@ -165,7 +165,7 @@ def test_a_frame_depends_on_its_own_pictures_only() -> None:
 
 @pytest.mark.slow
 def test_every_kind_of_shape() -> None:
-    """Noise of few and of many colours in frames of random shapes."""
+    """Frames of random shapes are equal for noise of few and of many colours."""
     rng = np.random.default_rng(0)
     for _ in range(1000):
         height = int(rng.choice([210, 250, 228, 214]))

@@ -1,4 +1,4 @@
-"""Compiled functions and their cache on the disk."""
+"""Compiled functions and their cache on disk."""
 
 import fcntl
 import importlib.metadata
@@ -24,7 +24,7 @@ def _scaled(value, factor):
 
 @entry
 def sum_rows(numbers, sums, factor):
-    """Writes factor times the sum of each row; returns how many rows there are, negative."""
+    """Writes factor times the sum of each row; returns the negative number of rows."""
     for row in range(numbers.shape[0]):
         sums[row] = 0
         for column in range(numbers.shape[1]):
@@ -34,7 +34,7 @@ def sum_rows(numbers, sums, factor):
 
 @pytest.fixture(scope="module")
 def image(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """Returns the file of sum_rows, which another process has compiled."""
+    """Returns the file of sum_rows, compiled by another process."""
     folder = tmp_path_factory.mktemp("cache")
     assert run_in_another_process(folder) == 1
     [path] = folder.glob("accel_rl/emulator/*.o")
@@ -50,7 +50,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def compiled(cache: Path, image: bytes, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
-    """Compiles in no time: sum_rows is there already. Returns for which types it was compiled since."""
+    """Makes compiling take no time, since sum_rows is compiled already. Returns the types compiled since then."""
     compiled_types: list[tuple[str, ...]] = []
 
     def compile_it(_function: Any, types: tuple[str, ...]) -> tuple[bytes, bool]:
@@ -68,7 +68,7 @@ def run_it() -> None:
 
 
 def run_in_another_process(folder: Path) -> int:
-    """Returns how often that compiled sum_rows; what it compiles, it compiles without importing Numba."""
+    """Returns how often another process has compiled sum_rows; it must not import Numba itself."""
     code = "import tests.emulator.test_machine_code as t, sys; t.run_it(); print('numba' in sys.modules)"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([".", *sys.path]), "XDG_CACHE_HOME": str(folder)}
     command = [sys.executable, "-c", code]
@@ -78,8 +78,7 @@ def run_in_another_process(folder: Path) -> int:
 
 
 def test_it_is_compiled_once(cache: Path, compiled: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Would catch a cache that is never used, wrong values from loaded machine code, start-up time and memory that only
-    the process has to have that compiles."""
+    """A function is compiled once; later calls and other processes load its code without Numba."""
     run_it()
     assert run_in_another_process(cache.parent.parent) == 0
     monkeypatch.setattr(sum_rows, "_compiled", {})
@@ -95,14 +94,14 @@ def test_a_damaged_cache_costs_a_compilation(
     monkeypatch: pytest.MonkeyPatch,
     damage: str,
 ) -> None:
-    """Would catch machine code that is executed although it is not what was written."""
+    """A damaged cache file is never executed, but compiled again and replaced."""
     run_it()
     [path] = cache.glob("*.o")
     data = bytearray(path.read_bytes())
     data[data.index(b"_ZN") + 8 if damage == "name" else -100] ^= 1
     others = {"truncated": data[:-100], "empty": b"", "no header": b"\x7fELF\n\n"}
     path.write_bytes(others.get(damage, data))
-    for count in (2, 2):  # what was damaged is replaced
+    for count in (2, 2):  # the damaged file is replaced
         monkeypatch.setattr(sum_rows, "_compiled", {})
         run_it()
         assert len(compiled) == count
@@ -112,7 +111,7 @@ def test_a_damaged_cache_costs_a_compilation(
 def test_a_cache_that_cannot_be_written_costs_a_compilation(
     cache: Path, compiled: list[tuple[str, ...]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Would catch a program that does not start where the home folder is read-only."""
+    """A cache that cannot be written costs a warning and a compilation."""
     cache.parent.mkdir(parents=True)
     cache.write_text("a file where the folder should be")
     run_it()
@@ -121,7 +120,7 @@ def test_a_cache_that_cannot_be_written_costs_a_compilation(
 
 @pytest.mark.usefixtures("compiled")
 def test_another_process_may_remove_old_files_too(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Would catch a cache that is said not to be written since an old file is gone by the time it would be removed."""
+    """An old file that has gone before it is removed causes no warning."""
     cache.mkdir(parents=True)
     (cache / "old.o").symlink_to(cache / "gone")
     run_it()
@@ -131,7 +130,7 @@ def test_another_process_may_remove_old_files_too(cache: Path, capsys: pytest.Ca
 def test_who_waits_for_a_compilation_is_told(
     cache: Path, compiled: list[tuple[str, ...]], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Would catch a process that seems to hang for 20 s, or that says so although it need not wait."""
+    """A process that waits for another's compilation says so; one that need not wait says nothing."""
     real, path = fcntl.flock, cache / "it.lock"
 
     def other_process_ends(file: Any, operation: int) -> None:
@@ -149,7 +148,7 @@ def test_who_waits_for_a_compilation_is_told(
 
 
 def test_another_type_of_array_is_another_function(cache: Path, compiled: list[tuple[str, ...]]) -> None:
-    """Would catch bytes that are read as words."""
+    """Each type of array gets a compiled function of its own; non-contiguous arrays are refused."""
     sums = np.zeros(2, np.int32)
     for dtype in (np.uint8, np.int32, np.uint8):
         sum_rows.bind(np.zeros((2, 3), dtype), sums, 1)
@@ -161,7 +160,7 @@ def test_another_type_of_array_is_another_function(cache: Path, compiled: list[t
 
 @pytest.mark.parametrize("version", [None, "0.60.0"])
 def test_numba_is_missing_or_too_old(cache: Path, monkeypatch: pytest.MonkeyPatch, version: str | None) -> None:
-    """Would catch a traceback from the depths instead of the command that installs it."""
+    """Without Numba, or with too old a one, the error names the command that installs it."""
     real = importlib.metadata.version
 
     def version_of(name: str) -> str:
@@ -179,7 +178,7 @@ def test_numba_is_missing_or_too_old(cache: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_llvmlite_cannot_be_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Would catch a traceback, in `accel-rl doctor` too, where a package is there but broken."""
+    """A package that is there but cannot be imported is reported with its error and the way out."""
     (tmp_path / "llvmlite").mkdir()
     (tmp_path / "llvmlite" / "__init__.py").write_text("raise OSError('libLLVM.so is not of this processor')")
     monkeypatch.syspath_prepend(tmp_path)
@@ -190,7 +189,7 @@ def test_llvmlite_cannot_be_imported(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_a_user_without_a_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Would catch a traceback in a container whose user has no entry in /etc/passwd."""
+    """A user without a home folder is told to set XDG_CACHE_HOME."""
     for name in ("XDG_CACHE_HOME", "HOME"):
         monkeypatch.delenv(name, raising=False)
 

@@ -6,7 +6,7 @@ import pytest
 from accel_rl.emulator.compiled import entry
 from accel_rl.emulator.pcg64 import GENERATOR_WORDS, draw_53, draw_below, to_numpy_state, to_words
 
-AT = 3  # where the generator's words stand in the array
+AT = 3  # the place of the generator's words in the array
 
 
 @entry
@@ -18,8 +18,7 @@ def draw_all(s, ends, drawn):
 
 @pytest.mark.parametrize("seed", range(5))
 def test_draws_are_numpys(seed):
-    """Would catch a wrong carry, rotation or order of halves: bounded numbers and fractions are mixed, and rejections
-    happen often with an end above 2**30."""
+    """Mixed bounded integers and fractions equal numpy's, rejections included, and so does the state after them."""
     rng = np.random.default_rng(seed)
     ends = np.random.default_rng(100 + seed).choice([0, 0, 1, 2, 31, 1000, 2**30 + 2**29, 2**31 - 1], 3000)
     s, drawn = np.zeros(AT + GENERATOR_WORDS, np.int32), np.zeros(len(ends), np.uint64)

@@ -17,7 +17,7 @@ from accel_rl.errors import UsageError
 
 
 def test_actions_are_read(tmp_path: Path) -> None:
-    """Would catch frames that are lost between two lines."""
+    """A file's actions are read with their numbers of frames, in order."""
     path = tmp_path / "presses.txt"
     path.write_text("noop 3\nrightfire 2\nup 1\ndownleftfire 1\nnoop 1\n")
     assert read_actions(path) == [0, 0, 0, 11, 11, 2, 17, 0]
@@ -35,7 +35,7 @@ def test_actions_are_read(tmp_path: Path) -> None:
     ],
 )
 def test_files_that_are_no_actions(text: str | None, message: str, tmp_path: Path) -> None:
-    """Would catch lines that are skipped in silence."""
+    """A file that is no list of actions is refused with the line and its error."""
     path = tmp_path / "presses.txt"
     if text:
         path.write_text(text, encoding="utf-8")
@@ -44,7 +44,7 @@ def test_files_that_are_no_actions(text: str | None, message: str, tmp_path: Pat
 
 
 def test_a_video(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Would catch frames that are missing, and wrong colours."""
+    """A video has one frame for each frame of the game, in the console's colours."""
     presses, out = tmp_path / "presses.txt", tmp_path / "boxing.mp4"
     presses.write_text("right 20\nfire 4\n")
     assert main(["boxing", "--actions", str(presses), "--frames", "30", "--out", str(out)]) == 0
@@ -70,7 +70,7 @@ def test_errors(
     arguments: list[str], status: int, message: str, capsys: pytest.CaptureFixture[str],
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """Would catch a traceback for a user's slip."""
+    """A wrong argument is reported with its cause, and no file is written."""
     monkeypatch.chdir(tmp_path)
     assert main(arguments) == status
     assert message in capsys.readouterr().err and not list(tmp_path.iterdir())
@@ -85,7 +85,7 @@ def debug(commands: str, actions: Iterator[int] | None = None) -> list[str]:
 
 
 def test_the_debugger_shows_the_program() -> None:
-    """Would catch instructions that are skipped or disassembled from another address."""
+    """The debugger shows each instruction in order, at its address and clock."""
     lines = debug("next 400\nquit\n")
     rom = BatchAtari("boxing", 1).rom
     program = [line.split() for line in lines if line[3:4] == ":"]
@@ -104,12 +104,12 @@ def test_the_debugger_shows_the_program() -> None:
      ("ad 84 02", "LDA INTIM"), ("6c fc ff", "JMP ($FFFC)"), ("a9 10", "LDA #$10"), ("95 1b", "STA GRP0,X")],
 )  # fmt: skip
 def test_disassembly(code: str, text: str) -> None:
-    """Would catch registers that are called by their names for the other direction, and wrong operands."""
+    """Instructions are disassembled with their operands and the names of registers in the access's direction."""
     assert disassemble(bytes.fromhex(code), 0xF000) == text
 
 
 def test_the_debugger_runs_frames_as_a_step_does(tmp_path: Path) -> None:
-    """Would catch a debugger that shows another game than the one that is played."""
+    """The debugger runs frames and shows objects, memory and picture of the game."""
     picture = tmp_path / "boxing.png"
     lines = debug(f"frame 3\npress right\nline 40\nuntil F14C\nframe\nobjects\nram\nscreen {picture}\nhelp\nEOF\n")
     assert sum(line.startswith("frame ") for line in lines) == 2
@@ -125,6 +125,6 @@ def test_the_debugger_runs_frames_as_a_step_does(tmp_path: Path) -> None:
      ("screen", "cannot write"), ("jump", "Unknown syntax: jump")],
 )  # fmt: skip
 def test_commands_that_are_none(commands: str, message: str) -> None:
-    """Would catch a debugger that ends, and forgets the game, at a slip."""
+    """After a wrong command the debugger says what is wrong and goes on."""
     lines = debug(f"{commands}\nnext\nquit\n")
     assert any(message in line for line in lines) and lines[-1].count(":") == 1

@@ -1,4 +1,4 @@
-"""What a reset presses: the words of games.ini, and real games in their modes, compared with ale-py."""
+"""The presses of a reset: the words of games.ini, and real games in their modes, compared with ale-py."""
 
 from dataclasses import replace
 
@@ -25,7 +25,7 @@ def steps_of(mode: int = 0, **texts: str) -> list[tuple[int, ...]]:
 
 
 def test_words() -> None:
-    """Would catch a word that presses something else, and frames that are counted or sticky when they must not be."""
+    """Each word of games.ini stands for its presses, with the right count and stickiness."""
     assert steps_of() == BEFORE + AFTER
     steps = steps_of(set_mode="reset*4; wait play-up*3; select*random", starting_actions="noop*9 upfire")
     between = [(PRESS, 0, 1, 4), (PLAY, 0, 0, 1), (STICKY_PLAY, 2, 0, 3), (RANDOM_PRESS, 0, 2, 2)]
@@ -45,7 +45,7 @@ def test_words() -> None:
     ],
 )
 def test_a_loop_ends_when_its_test_passes(test, mode, passing, failing):
-    """Would catch a jump to a wrong step, and a test of another byte, other bits or another mode's number."""
+    """A loop ends when its test passes for the mode's number, and else jumps back to its start."""
     steps = steps_of(mode, set_mode=f"until {test}: select*3 wait; reset*2", starting_actions="fire")
     for memory in passing:
         assert _pressed(steps, memory) == [(PRESS, 0, 1, 2), *AFTER, (PRESS, 1, 0, 1)]
@@ -54,7 +54,7 @@ def test_a_loop_ends_when_its_test_passes(test, mode, passing, failing):
 
 
 def _pressed(steps, memory):
-    """Returns what is pressed after the first Reset while the memory stays as it is, four steps at most."""
+    """Returns the presses after the first Reset while the memory stays as it is, four at most."""
     pressed, at = [], len(BEFORE)
     while at < len(steps) and len(pressed) < 4:
         operation, word, value, jump = steps[at]
@@ -67,7 +67,7 @@ def _pressed(steps, memory):
 
 
 def test_a_misspelt_test_is_an_error() -> None:
-    """Would catch a table whose mistakes become presses without an end."""
+    """A misspelt test in the table raises an error that names the game."""
     with pytest.raises(ValueError, match="boxing"):
         steps_of(set_mode="until 0x83 == 1: select")
 
@@ -113,13 +113,13 @@ def _check_modes(game, modes, frames, rng):
     ],
 )
 def test_modes_of_games(game, modes):
-    """Would catch presses that are too many, too short, too early, and random numbers drawn in another order."""
+    """Resets into the modes of difficult games equal ale-py's, also their random numbers."""
     _check_modes(game, modes, 10, np.random.default_rng(0))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("game", known_games())
 def test_all_modes_of_all_games(game):
-    """Would catch the same in any other game or mode, also with RAM that a game has left."""
+    """Resets into all modes of all games equal ale-py's, also with RAM left by play."""
     rng = np.random.default_rng(0)
     _check_modes(game, rng.permutation(game_of(game).modes), 40, rng)

@@ -1,4 +1,4 @@
-"""The RIOT against ale-py's: timers at the edge of their end and after it, ports, mirrors of its addresses."""
+"""The RIOT against ale-py's: timers around and after their end, ports, and mirrored addresses."""
 
 import random
 
@@ -20,7 +20,7 @@ def delay(cycles: int) -> str:
 
 @pytest.mark.parametrize("timer", ["TIM1T", "TIM8T", "TIM64T", "T1024T"])
 def test_timers_set_by_a_program(lab, timer):
-    """Would catch a timer that is a cycle early or late, and how it counts after its end, read or not."""
+    """A timer counts as in ale-py around its end and after it, whether it is read or not."""
     rng = random.Random(timer)
     for _ in range(60):
         value = rng.choice((0, 1, 2, 3, rng.randrange(256)))
@@ -32,7 +32,7 @@ def test_timers_set_by_a_program(lab, timer):
 
 
 def test_timers_at_any_time(lab):
-    """Would catch a rule that only holds near the end: long after it, in all states."""
+    """Timers in any state, also long after their end, read as in ale-py."""
     rng = random.Random(0)
     for _ in range(300):
         shift = rng.choice((0, 3, 6, 10))
@@ -51,7 +51,7 @@ def test_timers_at_any_time(lab):
 
 
 def test_ports_and_mirrors(lab):
-    """Would catch an address that is decoded differently: reads and writes all over the RIOT's."""
+    """Reads and writes all over the RIOT's addresses have the same effect as in ale-py."""
     rng = random.Random(0)
     for case in range(300):
         source = f" LDA #{rng.randrange(256)}\n"

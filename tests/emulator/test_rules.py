@@ -18,14 +18,14 @@ from tests.emulator.roms import save_state, start_ale
 
 ROMS = Path(ale_py.__file__).parent / "roms"
 WITHOUT_RULES = {"combat", "joust", "maze_craze", "warlords"}  # ale-py can't play them either
-INCOMPLETE_STATES = {"chopper_command", "hangman", "miniature_golf", "video_cube"}  # ale-py's leave out a memory
+INCOMPLETE_STATES = {"chopper_command", "hangman", "miniature_golf", "video_cube"}  # ale-py's states leave out a memory
 TABLE = configparser.ConfigParser(delimiters=("=",), interpolation=None)
 TABLE.read(Path(rules.__file__).with_name("games.ini"))
 
 
 @entry
 def evaluate(s, row, frames, mode):
-    """Evaluates some frames, the first ones of a game in a mode or (-1) later ones."""
+    """Evaluates some frames: the first ones of a game in a mode, or later ones if mode is -1."""
     s = address(s)
     if mode >= 0:
         reset_rules(s, row, mode)
@@ -34,14 +34,14 @@ def evaluate(s, row, frames, mode):
 
 
 def disagreements(name: str, ale: ale_py.ALEInterface, frames: int, mode: int) -> list[str]:
-    """Returns the frames on which reward, lives or end of a game are not ale-py's."""
+    """Returns the frames on which reward, lives or end of a game differ from ale-py's."""
     code, choice, s = rules.game_of(name).code, random.Random(mode), np.zeros(STATE_WORDS, np.int32)
     numbers = [int(number, 0) for number in re.findall(r"0x[0-9A-F]+|\b\d+\b", " ".join(dict(TABLE[name]).values()))]
     read, values = [n for n in numbers if 0x80 <= n <= 0xFF], [n for n in numbers if n <= 0xFF]
 
     def evaluate_bytes(frames: int, mode: int = -1) -> None:
         s[RAM : RAM + 128] = ale.getRAM()
-        if name == "klax":  # whose score is in the cartridge
+        if name == "klax":  # its score is in the cartridge
             s[CARTRIDGE_RAM : CARTRIDGE_RAM + 128] = save_state(ale).cartridge_ram
         evaluate(s, code, frames, mode)
 
@@ -75,7 +75,7 @@ def disagreements(name: str, ale: ale_py.ALEInterface, frames: int, mode: int) -
 
 @pytest.mark.parametrize("name", rules.known_games()[::4])
 def test_games_are_those_of_ale_py(name):
-    """Would catch a wrong address, digit, weight or condition, and rules that remember the wrong thing."""
+    """With any RAM, a game's rewards, lives and end equal ale-py's, and so do its actions and modes."""
     ale, game = start_ale(name), rules.game_of(name)
     assert game.actions == tuple(action.value for action in ale.getMinimalActionSet())
     assert game.modes == tuple(ale.getAvailableModes())
@@ -120,7 +120,7 @@ def value_of(expression: str, ram: np.ndarray) -> int:
     ],
 )
 def test_expressions_have_the_values_of_python(expression):
-    """Would catch an operation, its precedence or the order of its operands."""
+    """Expressions of the table have the values that they have in Python."""
     generator = np.random.default_rng(0)
     for _ in range(20):
         ram = generator.integers(0, 256, 128)
@@ -151,6 +151,6 @@ def test_names_keep_their_values_of_the_frame_before():
     "expression", ["m[0x7F]", "m[score]", "print(1)", "1.5", "m[0x80] ** 2", "1 < m[0x80] < 3", "x"]
 )
 def test_what_an_expression_cannot_say(expression):
-    """Would catch a table that means something else than what it says."""
+    """Expressions outside of the table's language are refused."""
     with pytest.raises((ValueError, KeyError)):
         compile_rules({"score": expression}, {})

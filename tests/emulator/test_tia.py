@@ -1,4 +1,4 @@
-"""The TIA against ale-py's: random programs, and each rule that is not in the Stella Programmer's Guide by itself."""
+"""The TIA against ale-py's: random programs, and separately each rule beyond the Stella Programmer's Guide."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ def start(line: int = 40, **values: int) -> Program:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_random_programs(seed, tmp_path):
-    """Would catch almost any wrong rule."""
+    """Frames of random programs equal ale-py's in all registers and pixels."""
     check(random_program(seed).rom(), tmp_path)
 
 
@@ -33,8 +33,8 @@ def test_many_random_programs(seed, tmp_path):
 
 @pytest.mark.parametrize("size", [0, 3, 5, 7])
 def test_player_set_in_mid_line(size, tmp_path):
-    """The first copy at the new place is hidden, but not if the old one is just beginning; one that is being drawn is
-    finished: at each distance of the new place from the old one, for each NUSIZ0."""
+    """A player set in mid-line hides its first copy there, unless an old copy is about to begin, and finishes a copy
+    in progress. This holds for each distance between the places and each NUSIZ0."""
     program = start(36, NUSIZ0=size, GRP0=0xFF)
     for cycle in range(24, 75):
         program.lines().wait(40 - 3).write("RESP0").lines().wait(cycle - 3).write("RESP0").lines()
@@ -42,7 +42,7 @@ def test_player_set_in_mid_line(size, tmp_path):
 
 
 def test_player_set_at_the_start_of_a_line(tmp_path):
-    """Only at cycle 0 its first copy shows in that line, later in the blank it does not."""
+    """A player set at cycle 0 shows its first copy in that line; one set later in the blank does not."""
     program = start(GRP0=0xFF)
     for cycle in (73, 74, 76, 77, 78, 79, 85, 98):
         program.lines().wait(40 - 3).write("RESP0").lines().wait(cycle - 3).write("RESP0").lines(3)
@@ -50,7 +50,7 @@ def test_player_set_at_the_start_of_a_line(tmp_path):
 
 
 def test_player_set_before_the_first_line(tmp_path):
-    """Its copy is hidden in the first displayed line, unless NUSIZ0 is written before."""
+    """A player set before the picture hides its copy in the first line, unless NUSIZ0 is written before."""
     for written in ({}, {"NUSIZ0": 0}):
         program = Program().lines(20).writes(**VISIBLE, GRP0=0xFF).lines().wait(20).write("RESP0").lines(4).wait(50)
         check(program.write("RESP0").writes(**written).rom(), tmp_path)
@@ -81,7 +81,7 @@ def test_motion_of_the_programmers_guide():
 
 @pytest.mark.parametrize("line", [33, 40])
 def test_hmove_blanks_one_line(line, tmp_path):
-    """Also when HMOVE was written before the picture began, or at cycle 75; not later than cycle 20."""
+    """HMOVE blanks the start of one line if written up to cycle 20, before the picture, or at cycle 75."""
     for cycle in (0, 20, 21, 75):
         program = Program().lines(line - 1).write("COLUBK", 0x88).wait(76 + cycle - 12)
         check(program.write("HMOVE").rom(), tmp_path)
@@ -106,7 +106,7 @@ def test_reflection_changed_in_mid_line(tmp_path):
 
 @pytest.mark.parametrize("control", [0, 2, 4, 6])
 def test_priority_and_score(control, tmp_path):
-    """Both together: the players' colours only where nothing but the playfield is on."""
+    """With score and priority on, the players' colours show only where nothing but the playfield is on."""
     program = start(CTRLPF=control | 0x20, PF0=0xF0, PF1=0xF0, PF2=0xF0).wait(5)
     for strobe in ("RESP0", "RESP1", "RESBL"):
         program.write(strobe).wait(2)
@@ -117,7 +117,8 @@ def test_priority_and_score(control, tmp_path):
 @pytest.mark.parametrize("size", [0x00, 0x21])
 @pytest.mark.parametrize("end", [{}, {"HMM0": 0x50}, {"NUSIZ0": 0x15}])
 def test_stars_of_cosmic_ark(size, end, tmp_path):
-    """HMM0 from 7 to 6, 21 cycles after HMOVE: missile 0 moves on each line, wider or hidden in some, until HMOVE."""
+    """With HMM0 changed from 7 to 6, 21 cycles after HMOVE, missile 0 moves on each line until HMOVE. It is wider or
+    hidden in some lines."""
     program = start(HMM0=0x70, NUSIZ0=size, ENAM0=2).wait(40).write("RESM0").lines().write("HMOVE").wait(16)
     program.write("HMM0", 0x60).lines(60).wait(30).writes(**end).lines(60)
     if not end:
@@ -149,7 +150,7 @@ def test_inputs(tmp_path):
 
 @pytest.mark.parametrize("lines", [285, 311, 312, 313])
 def test_colour_loss_of_pal(lines, tmp_path):
-    """After an odd number of lines all colours have bit 0, in NTSC none."""
+    """On PAL, all colours get bit 0 after an odd number of lines; on NTSC, none does."""
     check(start(PF1=0xF0).rom(lines), tmp_path)
 
 

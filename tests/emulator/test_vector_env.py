@@ -1,4 +1,4 @@
-"""AtariVectorEnv beside ale-py's, which is the judge of all numbers."""
+"""AtariVectorEnv beside ale-py's, which decides all numbers."""
 
 import copy
 import gc
@@ -25,7 +25,7 @@ SHORT = {"max_num_frames_per_episode": 37, "noop_max": 9}  # ends in the middle 
 
 
 def compare(game: str, steps: int, num_envs: int = 3, seed: int = 3, **options: Any) -> int:
-    """Plays both with the same random actions; asserts that all is equal. Returns how many episodes have ended."""
+    """Plays both with the same random actions, asserts that all is equal, and returns the number of ended episodes."""
     ours, ales = AtariVectorEnv(game, num_envs, **options), AleVectorEnv(game, num_envs, **options)
     for name in ("single_observation_space", "observation_space", "single_action_space", "action_space"):
         assert getattr(ours, name) == getattr(ales, name)
@@ -43,9 +43,9 @@ def compare(game: str, steps: int, num_envs: int = 3, seed: int = 3, **options: 
 
 
 def assert_equal(ours: tuple[Any, ...], ales: tuple[Any, ...]) -> None:
-    """Asserts that results of `reset` or `step` are equal in every bit, with their types and the order of the keys."""
+    """Asserts that results of `reset` or `step` are equal in every bit, with their types and the order of keys."""
     assert list(ours[-1]) == list(ales[-1])
-    if "final_obs" in ales[-1]:  # ale-py leaves its memory as it is where no game has ended
+    if "final_obs" in ales[-1]:  # ale-py leaves old memory there for games that have not ended
         for infos in (ours[-1], ales[-1]):
             infos["final_obs"] = infos["final_obs"][ales[2] | ales[3]]
     assert data_equivalence(ours, ales, exact=True)
@@ -60,7 +60,7 @@ def assert_equal(ours: tuple[Any, ...], ales: tuple[Any, ...]) -> None:
     ],
 )
 def test_numbers_are_ale_pys(game: str, options: dict[str, Any]) -> None:
-    """Would catch a wrong seed, start, sticky action, frame, reward, end or info: here the ends within a step."""
+    """Every observation, reward, end and info equals ale-py's, with games that end within a step."""
     assert compare(game, 35, 2, **options) > 0
 
 
@@ -81,7 +81,7 @@ def test_numbers_are_ale_pys(game: str, options: dict[str, Any]) -> None:
     ],
 )
 def test_numbers_are_ale_pys_for_long(game: str, options: dict[str, Any]) -> None:
-    """Would catch rules that matter rarely: bonus lives, a game that ends in each of a step's frames, many resets."""
+    """Long games equal ale-py's, with bonus lives, ends in any frame of a step and many resets."""
     compare(game, 700, 4, **options)
 
 
@@ -89,19 +89,19 @@ def test_numbers_are_ale_pys_for_long(game: str, options: dict[str, Any]) -> Non
 @pytest.mark.parametrize("frame_skip", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("max_pool", [False, True])
 def test_every_end_within_a_step_shows_what_ale_py_shows(frame_skip: int, max_pool: bool) -> None:
-    """Would catch a wrong last frame, for each frame of a step that can be the last."""
+    """The last frame equals ale-py's, whichever frame of a step ends the game."""
     assert compare("breakout", 600, 8, frameskip=frame_skip, maxpool=max_pool, grayscale=False) > 0
     assert compare("seaquest", 200, 4, frameskip=frame_skip, maxpool=max_pool, **SHORT) > 0
 
 
 @pytest.mark.slow
 def test_a_game_that_noops_lose_goes_on_as_ale_pys() -> None:
-    """Would catch no-ops that a lost game swallows."""
+    """A game that is lost during its no-ops goes on as in ale-py."""
     compare("pong", 50, 4, noop_max=20_000)
 
 
 def test_masks_and_later_resets_are_ale_pys() -> None:
-    """Would catch a reset that touches other environments, forgets to draw, or leaves an automatic reset pending."""
+    """Resets by mask, with and without seeds, equal ale-py's, and leave other environments alone."""
     ours, ales = AtariVectorEnv("breakout", 3, **SHORT), AleVectorEnv("breakout", 3, **SHORT)
     rng = np.random.default_rng(0)
     assert_equal(ours.reset(seed=1), ales.reset(seed=1))
@@ -118,7 +118,8 @@ def test_masks_and_later_resets_are_ale_pys() -> None:
 
 
 def test_disabled_autoreset_needs_a_mask() -> None:
-    """Would catch an environment that is reset, or stepped, after its end; ale-py has no such mode."""
+    """With autoreset disabled, a step after an end is refused until the ended environments are reset. ale-py has no
+    such mode."""
     ours = AtariVectorEnv("breakout", 2, autoreset_mode="Disabled", **SHORT)
     ales = AleVectorEnv("breakout", 2, **SHORT)
     assert_equal(ours.reset(seed=3), ales.reset(seed=3))
@@ -134,7 +135,7 @@ def test_disabled_autoreset_needs_a_mask() -> None:
 
 
 def test_a_lost_life_that_ends_no_game_shows_its_observation_as_the_last() -> None:
-    """Would catch memory of earlier games in final_obs, as ale-py's has it there."""
+    """A lost life that ends no game has its own observation as final_obs, not ale-py's old memory."""
     env = AtariVectorEnv("breakout", 1, life_loss_info=True, autoreset_mode="SameStep", noop_max=0)
     env.reset(seed=0)
     terminated = np.zeros(1, bool)
@@ -146,7 +147,7 @@ def test_a_lost_life_that_ends_no_game_shows_its_observation_as_the_last() -> No
 
 
 def test_observations_are_the_users() -> None:
-    """Would catch results that a later step overwrites, and steps that depend on what a user does to them."""
+    """Later steps never overwrite results, and changes to results never reach the games."""
     env, other = AtariVectorEnv("breakout", 2), AtariVectorEnv("breakout", 2)
     first, _ = env.reset(seed=0)
     kept = first.copy()
@@ -160,7 +161,7 @@ def test_observations_are_the_users() -> None:
 
 
 def test_fewer_environments_than_there_are() -> None:
-    """Would catch results of another environment or another step, and environments that are never returned."""
+    """A smaller batch_size returns each environment's results in order, and no environment is left out."""
     env, whole = AtariVectorEnv("pong", 5, batch_size=2, num_threads=2), AtariVectorEnv("pong", 5)
     actions = np.random.default_rng(0).integers(6, size=(40, 5))
     expected = [whole.reset(seed=3), *(whole.step(row) for row in actions)]
@@ -179,7 +180,7 @@ def test_fewer_environments_than_there_are() -> None:
 
 
 def test_screens_are_shown() -> None:
-    """Would catch a video of other environments, or one that changes the games."""
+    """`render` returns each environment's screen in colour and does not change the games."""
     env, unseen = AtariVectorEnv("ALE/Pong-v5", 3, num_threads=1), AtariVectorEnv("pong", 3, num_threads=1)
     assert env.render_mode in env.metadata["render_modes"] and env.metadata["render_fps"] == 15
     with pytest.raises(UsageError, match="render"):
@@ -196,7 +197,7 @@ def test_screens_are_shown() -> None:
 
 
 def test_a_copy_is_refused() -> None:
-    """Would catch a copy that steps the original."""
+    """Copying or pickling is refused, because the environment has threads."""
     env = AtariVectorEnv("pong", 2, num_threads=2)
     for make_copy in (copy.deepcopy, pickle.dumps):
         with pytest.raises(TypeError, match="an AtariVectorEnv cannot be copied or pickled, since it has threads"):
@@ -205,7 +206,7 @@ def test_a_copy_is_refused() -> None:
 
 
 def test_threads_end_with_the_environment() -> None:
-    """Would catch threads, and with them memory, that stay."""
+    """Threads end when their environment is closed or dropped."""
     before = threading.active_count()
     closed, dropped = AtariVectorEnv("pong", 4, num_threads=2), AtariVectorEnv("pong", 4, num_threads=2)
     for env in (closed, dropped):
@@ -221,7 +222,7 @@ def test_threads_end_with_the_environment() -> None:
 
 
 def test_a_thread_holds_no_job_that_is_done() -> None:
-    """Would catch an environment whose last reference is a thread's: that thread waited for its own end."""
+    """A thread holds no reference to a job that is done."""
 
     def job() -> None:
         pass
@@ -239,7 +240,7 @@ def test_a_thread_holds_no_job_that_is_done() -> None:
 
 
 def test_pinned_threads() -> None:
-    """Would catch a thread on another processor than asked for, and an offset that is silently not used."""
+    """A pinned thread runs on its processor; processors that do not exist are refused."""
     processor = min(os.sched_getaffinity(0))
     env = AtariVectorEnv("pong", 2, num_threads=1, thread_affinity_offset=processor)
     env.reset(seed=0)
@@ -262,13 +263,13 @@ def test_pinned_threads() -> None:
     ],
 )
 def test_wrong_options_are_named(options: dict[str, Any], message: str) -> None:
-    """Would catch options that ale-py hangs or crashes with, or takes for others."""
+    """Wrong options are refused with the value and the rule."""
     with pytest.raises(UsageError, match=message):
         AtariVectorEnv("pong", **{"num_envs": 2, **options})
 
 
 def test_wrong_calls_are_named() -> None:
-    """Would catch calls that ale-py waits for forever."""
+    """Wrong calls, for which ale-py waits forever, are refused with their cause."""
     env = AtariVectorEnv("pong", 2, continuous=False)
     actions = np.zeros(2, int)
     calls: list[tuple[Callable[[], Any], str]] = [
@@ -296,7 +297,7 @@ def test_wrong_calls_are_named() -> None:
 
 @pytest.mark.slow
 def test_the_example_of_ppo_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    """Would catch an example that does not run."""
+    """The example of PPO runs and prints its steps and score."""
     from docs.examples import ppo_atari
 
     ppo_atari.train(ppo_atari.Settings("breakout", total_steps=256, num_envs=2, horizon=64, device="cpu"))
@@ -305,7 +306,7 @@ def test_the_example_of_ppo_runs(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.slow
 def test_the_example_of_stable_baselines3_runs() -> None:
-    """Would catch an adapter with which SB3's PPO does not train."""
+    """The example of Stable-Baselines3's PPO trains."""
     pytest.importorskip("stable_baselines3")
     from docs.examples import sb3_atari
 

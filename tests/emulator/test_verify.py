@@ -1,4 +1,4 @@
-"""The comparison with ale-py, and what it says of some games."""
+"""The comparison with ale-py, and its results for some games."""
 
 import importlib.metadata
 from pathlib import Path
@@ -14,13 +14,13 @@ from accel_rl.emulator.rules import known_games
 from accel_rl.emulator.verify import Pair, Plan, verify, write_table
 
 
-# 2K, 4K, F8, F6SC, E0 and DPC cartridges, paddles, swapped ports, a game whose frames stop half-way.
+# The games cover 2K, 4K, F8, F6SC, E0 and DPC cartridges, paddles, swapped ports, and frames that stop half-way.
 @pytest.mark.parametrize(
     "game",
     ["breakout", "seaquest", "asteroids", "wizard_of_wor", "qbert", "pitfall2", "montezuma_revenge", "darkchambers"],
 )
 def test_games_are_equal(game: str) -> None:
-    """Would catch any difference from ale-py that shows in RAM, rewards, lives, ends or pixels."""
+    """Games equal ale-py's in RAM, rewards, lives, ends and pixels, from the start and from snapshots."""
     row = verify(game, Plan(frames=80, seeds=1, mode_frames=0))
     assert row.difference == ""
     assert row.from_start == 80 and row.from_snapshots == (0 if game == "qbert" else 80)
@@ -29,20 +29,20 @@ def test_games_are_equal(game: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("game", known_games())
 def test_all_games_are_equal(game: str) -> None:
-    """Would catch what the test above does, in any game."""
+    """Every game equals ale-py's, except for those whose difference is in the committed table."""
     row = verify(game, Plan(frames=300, seeds=1, mode_frames=0))
     known = {row["game"]: row["difference"] for row in read_table(EXACTNESS)}
     assert row.difference == "" or known[game], row.difference
 
 
 def test_modes_and_difficulties_are_equal() -> None:
-    """Would catch another press of Select, and a difficulty switch that the game does not see."""
+    """A game equals ale-py's in all of its modes and difficulties."""
     row = verify("video_pinball", Plan(frames=20, seeds=1, mode_frames=10))
     assert row.difference == "" and row.modes >= 4 and row.in_modes == 10 * row.modes
 
 
 def test_a_difference_is_found_and_named() -> None:
-    """Would catch a comparison that compares nothing."""
+    """The comparison finds and names a difference in RAM, lives or pixels."""
     pair = Pair("breakout", 1)
     pair.reset()
     pair.act(1)
@@ -68,14 +68,14 @@ def state_word(name: str) -> int:
 
 
 def test_recorded_actions_are_played(tmp_path: Path) -> None:
-    """Would catch recorded games that are left out in silence."""
+    """Recorded actions are played and counted."""
     (tmp_path / "boxing.actions").write_text("# a comment\nright 30\nnoop\n12 9\n")
     row = verify("boxing", Plan(frames=0, seeds=0, mode_frames=0, actions=tmp_path))
     assert row.recorded == 40 and row.difference == ""
 
 
 def test_the_table_keeps_other_games(tmp_path: Path) -> None:
-    """Would catch a table that a run for one game empties."""
+    """Writing one game's row keeps the table's other rows."""
     path = tmp_path / "table.csv"
     write_table([Row("pong", "aa", "2K", from_start=5), Row("boxing", "bb", "2K")], path)
     write_table([Row("boxing", "bb", "2K", difference="seed 1, frame 2: lives 1 instead of 0")], path)
@@ -85,7 +85,7 @@ def test_the_table_keeps_other_games(tmp_path: Path) -> None:
 
 
 def test_the_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Would catch an exit status that hides a difference, and a traceback for a game that does not exist."""
+    """The program reports equal games, writes the table, and refuses unknown games and wrong flags in one line."""
     table = tmp_path / "table.csv"
     arguments = ["boxing", "--frames", "20", "--seeds", "1", "--mode-frames", "0", "--csv", str(table)]
     assert program.main(arguments) == 0
@@ -99,13 +99,12 @@ def test_the_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_the_table_is_of_these_sources() -> None:
-    """Would catch an emulator that has changed since it was compared with ale-py; docs/emulator.md has the command that
-    compares it again."""
+    """The committed table was made from the present sources; docs/emulator.md has the command that makes it again."""
     assert {row["sources"] for row in read_table(EXACTNESS)} == {source_hash()}
 
 
 def test_the_hash_is_of_the_code_of_all_that_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Would catch a change of the code that goes unnoticed, and a comment that costs an hour of comparisons."""
+    """The hash changes with the code and the games' rules, not with comments or verify.py."""
     monkeypatch.setattr(exactness, "FOLDER", tmp_path)
     (tmp_path / "games.ini").write_text("[pong]\nlives = 0\n")
     (tmp_path / "verify.py").write_text("FRAMES = 1\n")
@@ -124,7 +123,7 @@ def test_the_hash_is_of_the_code_of_all_that_is_compared(tmp_path: Path, monkeyp
 
 
 def test_the_committed_table() -> None:
-    """Would catch a table that lacks games, or frames that the README speaks of."""
+    """The committed table has every game, with the frames that the README speaks of."""
     rows = read_table(EXACTNESS)
     assert [row["game"] for row in rows] == known_games()
     exact = [row for row in rows if not row["difference"]]

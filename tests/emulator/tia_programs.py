@@ -1,4 +1,4 @@
-"""Programs that write the TIA's registers at known times, and the comparison of their frames with ale-py's."""
+"""Programs that write the TIA's registers at known times, and comparisons of their frames with ale-py's."""
 
 import random
 from pathlib import Path
@@ -22,18 +22,18 @@ COLLISIONS = ["CXM0P", "CXM1P", "CXP0FB", "CXP1FB", "CXM0FB", "CXM1FB", "CXBLPF"
 
 
 class Program:
-    """One frame's instructions, one after the other; they begin in line 0, 5 cycles after its start."""
+    """One frame's instructions in order; they begin in line 0, 5 cycles after its start."""
 
     def __init__(self) -> None:
         self.source, self.line, self._loops = "", 0, 0
 
     def write(self, register: str, value: int | None = None) -> "Program":
-        """Writes a value, 5 cycles, or what A holds, 3 cycles."""
+        """Writes a value in 5 cycles, or A's present value in 3 cycles."""
         self.source += f" STA {register}\n" if value is None else f" LDA #{value}\n STA {register}\n"
         return self
 
     def read(self, register: str, byte: int) -> "Program":
-        """Reads a register into a byte of RAM from 1 on, 6 cycles."""
+        """Reads a register into a byte of RAM, counted from 1, in 6 cycles."""
         self.source += f" LDA {register}\n STA {0x80 + byte}\n"
         return self
 
@@ -47,7 +47,7 @@ class Program:
         return self
 
     def lines(self, number: int = 1) -> "Program":
-        """Waits for the start of a line; at its cycle 0 the program goes on, at cycle 4 after more than 4 lines."""
+        """Waits for the start of a line. The program goes on at cycle 0, or at cycle 4 after more than 4 lines."""
         self.line += number
         if number <= 4:
             self.source += " STA WSYNC\n" * number
@@ -80,7 +80,7 @@ _FRAME = "frame: LDA #2\n STA VSYNC\n STA WSYNC\n STA WSYNC\n STA WSYNC\n LDA #0
 
 
 def check(rom: bytes, folder: Path, frames: int = 2, warm_up: int = 3, **settings: int) -> None:
-    """Runs frames here and in ale-py, from a state of ale-py's on: all registers and pixels have to be equal."""
+    """Runs frames here and in ale-py from one of its states; all registers and pixels must be equal."""
     ale = open_ale(rom, folder, GAME)
     for _ in range(warm_up):
         ale.act(0)
@@ -88,7 +88,7 @@ def check(rom: bytes, folder: Path, frames: int = 2, warm_up: int = 3, **setting
 
 
 def compare_frames(ale: ale_py.ALEInterface, rom: np.ndarray, actions: list[int], **settings: int) -> None:
-    """Runs frames here and in ale-py from its present state on; the pictures of the first two may have stale lines."""
+    """Runs frames here and in ale-py from its present state; the first two pictures may have stale lines."""
     before = save_state(ale)
     s = console_in(before, rom, pal=before["LINE"] > 285)
     s[words.PAINT], s[words.NUM_LINES] = 1, ale.getScreenDims()[0]

@@ -1,4 +1,4 @@
-"""What tests of several files here use."""
+"""Fixtures for several files of this folder."""
 
 from collections.abc import Iterator
 

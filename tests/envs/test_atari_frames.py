@@ -1,4 +1,4 @@
-"""Both simulators against ale-py, driven and its screens processed in the slow and obvious way."""
+"""Both simulators against ale-py, whose screens are processed in the slow and obvious way."""
 
 import ale_py
 import cv2
@@ -10,16 +10,16 @@ from tests.emulator.roms import start_ale
 from tests.helpers.outcomes import comparable
 from tests.helpers.simulators import MAKE
 
-# What the presets mean, written out once more: [height, width], no-ops, stickiness, a lost life ends the episode and
+# The presets, written out once more: [height, width], no-ops, stickiness, and whether a lost life ends the episode and
 # start buttons are pressed.
 PRESETS = {"stooke": ((104, 80), 30, 0.0, True), "dqn84": ((84, 84), 30, 0.0, True), "v5": ((84, 84), 0, 0.25, False)}
-# Of 210, 214 and 250 rows.
+# Their screens have 210, 214 or 250 rows.
 GAMES = ("pong", "breakout", "seaquest", "space_invaders", "carnival", "adventure")
 SEED = 5
 
 
 class Reference:
-    """One game, one frame after the other; every screen is kept."""
+    """One game, played frame by frame; every screen is kept."""
 
     def __init__(self, game, preset, seed, color=False):
         self.color = color
@@ -85,7 +85,7 @@ class Reference:
 
 
 def compare(game, preset, steps, options=None):
-    """Plays all three with the same random actions; returns how often the learner's episode and the game ended."""
+    """Plays all three with the same random actions; returns the numbers of ended episodes and games."""
     made = make_options(preset, options or {})
     simulators = {kind: make(game, made, np.random.SeedSequence(SEED)) for kind, make in MAKE.items()}
     reference = Reference(game, preset, SEED, made.color)
@@ -115,7 +115,7 @@ def compare(game, preset, steps, options=None):
     return ended, over
 
 
-# Each height of screen with each way to resize it, and each preset with a game of several lives.
+# The fast tests have each height of screen with each way to resize it, and a game of several lives in each preset.
 QUICK = {("breakout", "v5"), ("seaquest", "stooke"), ("space_invaders", "dqn84")}
 QUICK |= {("carnival", "stooke"), ("carnival", "dqn84"), ("adventure", "stooke")}
 
@@ -129,7 +129,7 @@ QUICK |= {("carnival", "stooke"), ("carnival", "dqn84"), ("adventure", "stooke")
     ],
 )
 def test_frames_and_outcomes(game, preset):
-    """Catches a wrong greyscale, maximum, crop, resize, reward, score, life or reset, in any step of some hundred."""
+    """Every frame, reward, score, life and reset equals the reference's, step by step."""
     compare(game, preset, 250 if game == "seaquest" else 100)
 
 
@@ -148,14 +148,14 @@ COLOR = {"color": True, "frame_stack": 1}
     ],
 )
 def test_frames_in_color(game, preset):
-    """Catches channels in another order or place, and a maximum or a resize that mixes them."""
+    """Frames in colour equal the reference's, channel by channel."""
     ended, _ = compare(game, preset, 150 if game == "breakout" else 60, COLOR)
     assert ended > 0 or game != "breakout"  # lives are lost
 
 
 @pytest.mark.parametrize("preset", ["stooke", pytest.param("v5", marks=pytest.mark.slow)])
 def test_whole_games(preset):
-    """Catches what goes wrong only after lives are lost and games are over: both happen several times here."""
+    """Whole games equal the reference's, with several lost lives and finished games."""
     ended, over = compare("breakout", preset, 500)
     assert over >= 2
     assert ended >= 4 * over if preset == "stooke" else ended == over

@@ -1,4 +1,4 @@
-"""The rules of episodes: starts, lives, scores, limits. Mostly in a game that plays a script."""
+"""The rules of episodes: starts, lives, scores, limits. Most tests use a game that plays a script."""
 
 import functools
 
@@ -15,7 +15,8 @@ from tests.helpers.simulators import MAKE
 
 @pytest.fixture(params=MAKE)
 def play(request, tmp_path):
-    """play(script, game, preset, **options): a simulator on script, after its reset, and the row that it writes to."""
+    """Returns play(script, game, preset, **options), which makes a simulator on script, resets it, and returns it
+    with its row."""
     return functools.partial(scripted_game.play, request.param, tmp_path)
 
 
@@ -24,7 +25,7 @@ START = ["NOOP", "FIRE", "UP"]
 
 @pytest.mark.parametrize(("game", "presses"), [("breakout", ["NOOP", "FIRE"]), ("freeway", ["NOOP", "UP"])])
 def test_presses_at_the_start(play, game, presses):
-    """Catches start buttons that are forgotten, in the wrong order, or pressed where the game has none."""
+    """A reset presses the game's own start buttons in order."""
     script = Script()
     _, row = play(script, game)
     assert script.take_pressed() == ["RESET", *presses]
@@ -33,7 +34,7 @@ def test_presses_at_the_start(play, game, presses):
 
 @pytest.mark.parametrize(("seed", "noops", "frame"), [(2, 0, 3), (4, 2, 8)])
 def test_game_lost_during_noops(play, seed, noops, frame):
-    """Catches a game that is already over when it begins."""
+    """A game that is lost during its no-ops is reset again and begins without more of them."""
     script = Script(over=[5])  # after two no-ops
     _, row = play(script, noop_max=2, seed=seed)
     again = ["RESET", *START] if noops == 2 else []
@@ -43,7 +44,7 @@ def test_game_lost_during_noops(play, seed, noops, frame):
 
 @pytest.mark.parametrize(("frame_skip", "expected"), [(1, 4), (3, 5)])
 def test_frame_skip_and_maximum(play, frame_skip, expected):
-    """Catches a wrong number of repeated frames, and a maximum with an older screen (at frame_skip 1 with any)."""
+    """A step repeats its action frame_skip times and shows the maximum of its last two screens."""
     script = Script()
     simulator, row = play(script, frame_skip=frame_skip)
     script.take_pressed()
@@ -55,11 +56,11 @@ def test_frame_skip_and_maximum(play, frame_skip, expected):
 
 
 def test_lost_life_is_terminated_but_not_over(play):
-    """Catches a lost life that ends the game, passes unnoticed, or is followed by no start presses."""
+    """A lost life terminates the episode, not the game, and presses the start buttons."""
     script = Script(lives={0: 3, 5: 2}, rewards={6: 10, 8: 1, 9: 1})
     simulator, row = play(script)
     script.take_pressed()
-    # Rewards of the presses (frames 8 and 9) belong to the score, but not to what the agent did.
+    # The rewards of the presses (frames 8 and 9) count for the score, but not for the agent.
     assert simulator.step(1, row)[:5] == (1, 12 * POINTS, True, False, False)
     assert script.take_pressed() == [*["FIRE"] * 4, *START]
     assert shown(row) == 10
@@ -68,8 +69,7 @@ def test_lost_life_is_terminated_but_not_over(play):
 
 @pytest.mark.parametrize(("fire_on_start", "first"), [(True, 10), (False, 4)])
 def test_last_frame_of_a_lost_life(play, fire_on_start, first):
-    """Catches a last frame that is the next life's first one, or the maximum's newer screen alone, or an older life's;
-    and one that is given where the row itself is the last one."""
+    """A lost life's last frame is the maximum of its own last two screens; other steps have none."""
     pressed = 3 if fire_on_start else 0
     script = Script(lives={0: 4, pressed + 2: 3, 2 * pressed + 10: 2}, over=range(100, 110))
     simulator, row = play(script, fire_on_start=fire_on_start)
@@ -86,7 +86,7 @@ def test_last_frame_of_a_lost_life(play, fire_on_start, first):
 
 
 def test_lost_life_without_episodic_lives(play):
-    """Catches a lost life that ends the episode although it should not, or a frame of after the presses."""
+    """Without episodic lives, a lost life ends nothing, and its step shows no frame of the presses."""
     script = Script(lives={0: 3, 5: 2})
     simulator, row = play(script, episodic_lives=False)
     script.take_pressed()
@@ -96,21 +96,21 @@ def test_lost_life_without_episodic_lives(play):
 
 
 def test_bonus_life_then_loss(play):
-    """Catches stored lives that never grow: the loss of a bonus life would go unnoticed (as in the original)."""
+    """The loss of a bonus life terminates the episode, unlike in the original code."""
     simulator, row = play(Script(lives={0: 3, 4: 4, 9: 3}))
     assert not simulator.step(0, row).terminated
     assert simulator.step(0, row)[:5] == (0, 0, True, False, False)
 
 
 def test_life_lost_by_the_presses(play):
-    """Catches a life that is lost in the presses, and ends the next life's first step."""
+    """A life that is lost in the presses does not end the next life's first step."""
     simulator, row = play(Script(lives={0: 3, 5: 2, 9: 1}))
     assert simulator.step(0, row)[:5] == (0, 0, True, False, False)
     assert simulator.step(0, row) == (0, 0, False, False, False, None)
 
 
 def test_no_lives_left_is_no_lost_life(play):
-    """Catches start presses in the last moments of a game: lives are 0 before it is over."""
+    """A game without lives left that is not over yet presses no start buttons."""
     script = Script(lives={0: 1, 5: 0}, over=[11])
     simulator, row = play(script)
     script.take_pressed()
@@ -121,7 +121,7 @@ def test_no_lives_left_is_no_lost_life(play):
 
 
 def test_game_lost_by_the_presses(play):
-    """Catches a game that ends in the presses after a lost life, and would go on."""
+    """A game that ends in the presses after a lost life is over with that step."""
     simulator, row = play(Script(lives={0: 3, 5: 2}, over=[10]))
     outcome = simulator.step(0, row)
     assert outcome[:5] == (0, 0, True, False, True) and shown(outcome.last_frame) == 6
@@ -139,13 +139,13 @@ def test_game_lost_by_the_presses(play):
     ],
 )
 def test_clip_reward(play, rewards, options, reward):
-    """Catches rewards clipped per frame, not as the sign of the whole step, or although that is off; clipped scores."""
+    """The reward is the sign of the whole step's sum, unless clipping is off; the score is never clipped."""
     simulator, row = play(Script(rewards), **options)
     assert simulator.step(0, row)[:2] == (reward, POINTS * sum(rewards.values()))
 
 
 def test_max_episode_steps(play):
-    """Catches a limit that terminates, comes early or late, starts over with lives, or does not with games."""
+    """The limit truncates a game after its steps; a lost life does not restart the count, a new game does."""
     script = Script(lives={0: 3, 5: 2})
     simulator, row = play(script, max_episode_steps=3)
     for _ in range(2):
@@ -155,7 +155,7 @@ def test_max_episode_steps(play):
 
 
 def test_limit_meets_other_ends(play):
-    """Catches a step that is both terminated and truncated, and presses after the last step of a game."""
+    """A step at the limit that also ends a life or game is terminated, not truncated, and presses nothing."""
     simulator, row = play(Script(over=[7]), max_episode_steps=1)
     assert simulator.step(0, row)[2:] == (True, False, True, None)
     script = Script(lives={0: 3, 5: 2})
@@ -168,7 +168,7 @@ def test_limit_meets_other_ends(play):
 
 
 def test_score_of_a_whole_game():
-    """Catches scores that are clipped, cut at lost lives, or lose the rewards of start presses."""
+    """A whole game's score is the unclipped sum over all lives, start presses included."""
     T = 1_400
     spec = AtariSimulator("space_invaders", make_options("stooke", {}), np.random.SeedSequence(0)).spec
     arrays = {name: np.zeros(shape, dtype) for name, (shape, dtype) in rollout_layout(spec, T, 1).items()}
@@ -194,7 +194,7 @@ def test_score_of_a_whole_game():
 
 
 class CountingRewards:
-    """An emulator that adds up its own rewards since the last time it was asked to."""
+    """An emulator that adds up its rewards until its total is reset."""
 
     def __init__(self, ale):
         self._ale, self.total = ale, 0

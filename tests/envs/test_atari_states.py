@@ -1,4 +1,4 @@
-"""States of Atari games, from one simulator to the other: what follows must be as if nothing had happened."""
+"""States of Atari games, passed between the simulators: the game goes on as if nothing had happened."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from tests.helpers.outcomes import comparable
 
 OPTIONS = make_options("stooke", {"repeat_action_probability": 0.25, "max_episode_steps": 70, "noop_max": 5})
 MAKE = {"ale": AtariSimulator, "native": make_native}
-NOT_SAVED = {*NO_STATES, "miniature_golf"}  # ale-py's states of these are incomplete
+NOT_SAVED = {*NO_STATES, "miniature_golf"}  # games whose states in ale-py are incomplete
 FAST = [("native", "ale", "breakout"), ("ale", "native", "chopper_command"), ("ale", "ale", "breakout")]
 ALL = [(*kinds, game) for kinds in (("ale", "native"), ("native", "ale")) for game in known_games()]
 REST = [case for case in ALL if case not in FAST and case[2] not in NOT_SAVED]
@@ -24,7 +24,7 @@ def simulator(kind, game, seed=0):
 
 
 def play(simulator, rng, steps):
-    """Plays at random, game after game; returns what was seen."""
+    """Plays at random, game after game; returns all outcomes and rows."""
     row, trace = np.zeros(simulator.spec.row_shape, np.uint8), []
     for _ in range(steps):
         outcome = simulator.step(rng.integers(simulator.spec.action_space.n), row)
@@ -39,7 +39,7 @@ def play(simulator, rng, steps):
     ("first", "second", "game"), FAST + [pytest.param(*case, marks=pytest.mark.slow) for case in REST]
 )
 def test_the_other_simulator_continues(first, second, game):
-    """Would catch anything that is lost: hardware, scores, lives, the sticky action, generators, counters of steps."""
+    """A game that is moved to the other simulator, and back, goes on exactly as the original."""
     original, other = simulator(first, game), simulator(second, game, seed=1)
     original.reset(np.zeros(original.spec.row_shape, np.uint8))
     play(original, np.random.default_rng(0), 50)
@@ -47,14 +47,14 @@ def test_the_other_simulator_continues(first, second, game):
     expected = play(original, np.random.default_rng(1), 100)
     other.set_state(state)
     assert play(other, np.random.default_rng(1), 100) == expected
-    other.set_state(state)  # as the other simulator's own state, from here on
+    other.set_state(state)  # from here on it is the other simulator's own state
     original.set_state(other.get_state())
     assert play(original, np.random.default_rng(1), 100) == expected
 
 
 @pytest.mark.parametrize("what", ["RAM", "score", "picture"])
 def test_a_conversion_is_tried(what, monkeypatch):
-    """Would catch a trial that does not look: a wrong conversion would go on in silence."""
+    """A converted state is played as a trial; a wrong RAM, score or picture refuses the conversion."""
     load = BatchAtari.load_ale_state
 
     def load_wrongly(atari, env, state):
@@ -76,7 +76,7 @@ def test_a_conversion_is_tried(what, monkeypatch):
 
 @pytest.mark.parametrize("game", sorted(NOT_SAVED))
 def test_what_ale_py_does_not_save(game):
-    """Would catch a state that ale-py continues otherwise: it lacks what these games need."""
+    """Games whose states in ale-py are incomplete refuse to move from native to ale."""
     native = simulator("native", game)
     native.reset(np.zeros(native.spec.row_shape, np.uint8))
     with pytest.raises(UsageError, match=rf"^{game}: a state of the native simulator .* \(--simulator native\)$"):
@@ -84,7 +84,7 @@ def test_what_ale_py_does_not_save(game):
 
 
 def test_a_state_of_another_game():
-    """Would catch Pong's memory in Breakout's console."""
+    """A state of another game is refused."""
     pong, breakout = simulator("ale", "pong"), simulator("native", "breakout")
     with pytest.raises(UsageError, match="a state of pong does not fit breakout"):
         breakout.set_state(pong.get_state())

@@ -1,4 +1,4 @@
-"""BatchSimulator: rows of a rollout, written out by hand, for both ways of resetting; starts, errors, states."""
+"""BatchSimulator: rows of a rollout, worked out by hand, for both ways to reset; starts, errors, states."""
 
 import itertools
 import pickle
@@ -52,7 +52,7 @@ class Batch:
         return self
 
     def rollout(self, actions=0):
-        """One rollout as the action server has it; copies of all arrays."""
+        """Plays one rollout as the action server does; returns copies of all arrays."""
         last = self.last_rows()
         self.arrays["observation"][: self.history + 1] = last["observation"]
         self.arrays["reset"][0] = last["reset"]
@@ -66,7 +66,7 @@ class Batch:
         return found
 
     def last_rows(self):
-        """What the server carries over to the next rollout."""
+        """Returns the rows that the server carries over to the next rollout."""
         rows = self.arrays["observation"][self.horizon : self.horizon + self.history + 1].copy()
         return {"observation": rows, **{name: self.arrays[name][self.horizon].copy() for name in ("reset", "age")}}
 
@@ -75,7 +75,7 @@ class Batch:
 
 
 def assert_same(found, expected):
-    """Compares all arrays; scores count only where a game has ended, final observations where one was truncated."""
+    """Compares all arrays; scores count only for ended games, final observations only for truncated ones."""
     for name, array in expected.items():
         mask = {"game_score": found["game_length"] > 0, "final_observation": found["truncated"]}.get(name)
         if mask is None:
@@ -85,7 +85,7 @@ def assert_same(found, expected):
 
 
 def assert_column(found, column, rows, reward, ends, valid, reset, games=None, final=None):
-    """Compares one environment's column with what is written here by hand.
+    """Compares one environment's column with values worked out by hand.
 
     rows: game and step of each row, a digit each. ends: T for terminated, t for truncated. valid, reset: x for True.
     games: {t: (score, length)}. final: {t: final observation}.
@@ -102,7 +102,7 @@ def assert_column(found, column, rows, reward, ends, valid, reset, games=None, f
 
 
 def test_immediate_resets():
-    """Catches rows that are off by one around the end of a game, inside of a rollout and at its edges."""
+    """With immediate resets, the row after an end is the next game's first, inside of rollouts and at their edges."""
     batch = Batch("Counting", horizon=4, num_envs=2, options={"lengths": [3, -2]}).start()
     actions = np.array([[0, 1]] * 4)
     found = batch.rollout(actions)
@@ -118,7 +118,7 @@ def test_immediate_resets():
 
 
 def test_wait_resets():
-    """Catches samples after the end of a game that count, and a next game that is not at row 0 of the next rollout."""
+    """With waiting resets, samples after an end are invalid, and the next game begins with the next rollout."""
     batch = Batch("Counting", horizon=4, options={"lengths": [3, -2, 4, 5]}, reset_mode="wait").start()
     assert_column(batch.rollout(), 0, "00 01 02 03 03", [1, 2, 3, 0], "..T.", "xxx.", "x....", games={2: (6, 3)})
     found, games = batch.rollout(), {1: (3, 2)}
@@ -131,8 +131,7 @@ def test_wait_resets():
 @pytest.mark.parametrize("simulator", NATIVE_FIRST)
 @pytest.mark.parametrize("reset_mode", ["immediate", "wait"])
 def test_lost_life_is_no_reset(reset_mode, simulator):
-    """Catches a lost life that makes the environment wait, marks a new game, or ends the score, and stacks that show
-    frames of the life before."""
+    """A lost life marks no new game, ends no score and begins a new stack."""
     options = {"noop_max": 0}
     batch = Batch("breakout", horizon=50, options=options, reset_mode=reset_mode, simulator=simulator).start()
     found = [batch.rollout(actions=0) for _ in range(2)]
@@ -146,8 +145,8 @@ def test_lost_life_is_no_reset(reset_mode, simulator):
 
 @pytest.mark.parametrize("reset_mode", ["immediate", "wait"])
 def test_true_last_row_of_every_episode(reset_mode):
-    """Catches a last row that a reset has overwritten, also one that the next rollout begins with."""
-    lengths = [3, -2, 4]  # a truncated one, and one that ends with the first rollout or (wait) begins the second
+    """Every episode's true last row is kept, also when a reset overwrites it."""
+    lengths = [3, -2, 4]  # one is truncated; one ends with the first rollout, or begins the second one (wait)
     batch = Batch("Counting", horizon=4, num_envs=2, options={"lengths": lengths}, reset_mode=reset_mode).start()
     found = [batch.rollout() for _ in range(6)]
     ends = [
@@ -171,7 +170,7 @@ def test_true_last_row_of_every_episode(reset_mode):
     ],
 )
 def test_true_last_frames_of_an_atari_game(reset_mode, fire_on_start, simulator):
-    """Catches a last frame of a life or a game that the next one's first frame has overwritten."""
+    """Every life and game keeps its true last frame."""
     options = {"frame_shape": (20, 16), "fire_on_start": fire_on_start, "max_episode_steps": 280, "noop_max": 0}
     batch = Batch("breakout", 250, options=options, reset_mode=reset_mode, simulator=simulator).start()
     game = make_simulator(batch.simulator.config.env, batch.simulator._seed(0, 0), reset_mode == "reserve")
@@ -198,7 +197,7 @@ def test_true_last_frames_of_an_atari_game(reset_mode, fire_on_start, simulator)
 
 @pytest.mark.parametrize("simulator", NATIVE_FIRST)
 def test_history_rows_are_left_alone(simulator):
-    """Catches frames written into the rows of history, or a row too far."""
+    """A rollout writes no frame into the rows of history or beyond the last row."""
     batch = Batch("pong", horizon=2, num_envs=2, simulator=simulator).start()
     batch.arrays["observation"][-1] = 77
     found = batch.rollout()
@@ -213,7 +212,7 @@ def decorrelated(seed=0, num_envs=40, first_env=0, steps=5, lengths=(0,)):
 
 
 def test_decorrelation_is_seeded():
-    """Catches starts that are alike, not reproducible, or depend on how environments are split over workers."""
+    """Random starts differ between environments, follow from the seed, and do not depend on the split over workers."""
     first = decorrelated()["observation"][0]
     assert set(first[:, 0]) == {0} and set(first[:, 1]) == {0, 1, 2, 3, 4, 5}
     assert np.array_equal(first, decorrelated()["observation"][0])
@@ -224,7 +223,7 @@ def test_decorrelation_is_seeded():
 
 
 def test_games_with_random_play_are_not_scored():
-    """Catches random play in the scores, a whole game that is left out, and random steps counted as the agent's."""
+    """Games with random steps are not scored; whole games are, even the first."""
     found = decorrelated(lengths=(4,))
     assert found["reset"][0].all()
     assert set(found["observation"][0, :, 0]) == {0, 1}  # some games ended in the random play
@@ -239,7 +238,7 @@ def test_games_with_random_play_are_not_scored():
 
 
 def test_decorrelation_samples_actions_of_the_environment():
-    """Catches random actions that are shifted when a Discrete space does not start at 0; the toy refuses them."""
+    """The random actions of the start are valid in the environment's own action space."""
     options = {"action_start": -1}
     batch = Batch("DiscreteObservation", num_envs=8, options=options, decorrelation_steps=9).start()
     assert batch.rollout()["valid"].all()
@@ -249,7 +248,7 @@ def test_decorrelation_samples_actions_of_the_environment():
 
 
 def test_restart_of_one_environment(tmp_path):
-    """Catches restarts that hit the wrong environment, and a game after it that inherits the score."""
+    """A restart replaces only the environment that failed, and its next game starts with score 0."""
     options = {"at_step": 2, "lengths": [3], "once": str(tmp_path / "once")}
     batch = Batch("Broken", horizon=6, num_envs=2, options=options, restart_on_error=True).start()
     found = batch.rollout()
@@ -265,7 +264,7 @@ TWO_GAMES |= {"valid": "xxxxxx", "reset": "x..x..x", "games": {2: (6, 3), 5: (6,
 
 @pytest.mark.parametrize("how", ["nan_observation", "nan_reward", "wrong_shape"])
 def test_restart_leaves_nothing_bad_behind(how, tmp_path):
-    """Catches a spoilt observation or reward that is stored before it is found out."""
+    """A bad observation or reward is found before it is stored."""
     options = {"how": how, "at_step": 2, "lengths": [9], "once": str(tmp_path / "once")}
     batch = Batch("Broken", options=options, restart_on_error=True).start()
     found = batch.rollout()
@@ -276,11 +275,10 @@ def test_restart_leaves_nothing_bad_behind(how, tmp_path):
 
 @pytest.mark.parametrize("reset_mode", ["immediate", "wait"])
 def test_restart_of_an_environment_that_can_not_be_reset(reset_mode, tmp_path):
-    """Catches a run that ends, or a finished game that is lost, because the next game could not begin; and what the
-    failed reset left of an observation."""
+    """A game whose next reset fails is still counted, and the environment is replaced without a trace of that reset."""
     options = {"at_step": 0, "at_game": 1, "lengths": [3], "how": "nan_observation", "once": str(tmp_path / "once")}
     batch = Batch("Broken", options=options, restart_on_error=True, reset_mode=reset_mode).start()
-    ended = "02" if reset_mode == "immediate" else "03"  # of what came after the game, nothing counts
+    ended = "02" if reset_mode == "immediate" else "03"  # no sample after the game counts
     found = batch.rollout()
     assert_column(found, 0, f"00 01 02 {ended} {ended}", [1, 2, 3, 0], "..T.", "xxx.", "x....", games={2: (6, 3)})
     assert batch.arrays["restarts"].tolist() == [1]
@@ -292,7 +290,7 @@ def test_restart_of_an_environment_that_can_not_be_reset(reset_mode, tmp_path):
 
 
 def test_replaced_environments_are_seeded_anew_and_closed(tmp_path):
-    """Catches a new environment that repeats the course of the old one, and an old one that is left open."""
+    """A replaced environment is closed, and the new one has another seed."""
     options = {"at_step": 2, "lengths": [9], "seeded": True, "once": str(tmp_path / "once")}
     batch = Batch("Broken", options=options, restart_on_error=True).start()
     first, second = (batch.rollout()["observation"][0, 0] for _ in range(2))
@@ -306,7 +304,7 @@ def test_replaced_environments_are_seeded_anew_and_closed(tmp_path):
 
 
 def test_restart_at_the_start(tmp_path):
-    """Catches a run that ends because an environment's very first reset failed."""
+    """An environment whose very first reset fails is replaced."""
     options = {"at_step": 0, "once": str(tmp_path / "once")}
     batch = Batch("Broken", num_envs=2, options=options, restart_on_error=True).start()
     assert batch.arrays["restarts"].tolist() == [1, 0]
@@ -315,7 +313,7 @@ def test_restart_at_the_start(tmp_path):
 
 
 def test_restart_that_fails_at_once():
-    """Catches an endless chain of restarts."""
+    """A restart that fails at once ends the run."""
     with pytest.raises(RunError, match="while it was built or reset"):
         Batch("Broken", options={"at_step": 0}, restart_on_error=True).start()
     batch = Batch("Broken", options={"at_step": 0, "at_game": 1}, restart_on_error=True).start()
@@ -325,7 +323,7 @@ def test_restart_that_fails_at_once():
 
 
 def test_environments_that_stand_still():
-    """Catches rows of a dead worker's environments that still count, and ones before these that are changed."""
+    """The rows of a dead worker's environments are invalid from its last step on; earlier rows stay as they are."""
     batch = Batch("Counting", num_envs=2, options={"lengths": [2]}).start()
     batch.rollout()
     stand_still(select_envs(batch.arrays, slice(1, 2)), 1)
@@ -335,7 +333,7 @@ def test_environments_that_stand_still():
 
 
 def test_failure_names_everything():
-    """Catches an error from which nobody can tell which environment failed, where, and how to see it again."""
+    """An error names the environment, seed and action, with the traceback."""
     batch = Batch("Broken", num_envs=2, first_env=6, seed=13, options={"at_step": 2}).start()
     with pytest.raises(RunError) as raised:
         batch.rollout(actions=[[0, 0], [1, 0]] * 2)
@@ -349,7 +347,7 @@ def test_failure_names_everything():
 
 
 def test_failing_reset_in_the_pause():
-    """Catches a failure between two rollouts that is not reported as one of its environment."""
+    """A reset that fails between two rollouts is reported with its environment."""
     options = {"at_step": 0, "at_game": 1, "lengths": [2]}
     batch = Batch("Broken", first_env=3, options=options, reset_mode="wait").start()
     with pytest.raises(RunError, match=r"environment 3 .*failed while it was built or reset"):
@@ -358,7 +356,7 @@ def test_failing_reset_in_the_pause():
 
 @pytest.mark.parametrize("reset_mode", ["immediate", "wait"])
 def test_heartbeat_comes_before_everything_that_may_hang(reset_mode):
-    """Catches a hang that is reported of another environment."""
+    """A heartbeat names the environment before each of its steps and resets."""
     batch = Batch("Counting", num_envs=2, horizon=2, options={"lengths": [2]}, reset_mode=reset_mode)
     calls = batch.heartbeats
     assert calls == [0, 1]
@@ -402,7 +400,7 @@ ALE_CASES = ("pong_ale", "breakout_v5_ale")
     "case", [pytest.param(case, marks=pytest.mark.slow) if case in ALE_CASES else case for case in CASES]
 )
 def test_results_do_not_depend_on_the_split(case):
-    """Catches seeds by worker or by column, in place of the environment's global index."""
+    """Results depend on the environment's global index, not on the split over workers."""
     rng = np.random.default_rng(0)
     whole = Batch(horizon=30, num_envs=4, seed=3, **CASES[case]).start()
     halves = [Batch(horizon=30, num_envs=2, first_env=first_env, seed=3, **CASES[case]).start() for first_env in (0, 2)]
@@ -419,7 +417,7 @@ def test_results_do_not_depend_on_the_split(case):
 
 @pytest.mark.parametrize("case", ["breakout_v5", "cartpole", "decorrelated"])
 def test_seeds_and_roles(case):
-    """Catches evaluation environments that repeat the training ones, and seeds without effect."""
+    """Seeds and roles, such as training and evaluation, have different games."""
 
     def first_rollout(**change):
         batch = Batch(horizon=60, num_envs=2, **{**CASES[case], **change}).start()
@@ -437,7 +435,7 @@ def test_seeds_and_roles(case):
     "case", [pytest.param(case, marks=pytest.mark.slow) if case in ALE_CASES else case for case in CASES]
 )
 def test_state_is_exact(case):
-    """Catches what a resumed batch has lost, in 200 further steps: games waiting, scores, lengths, generators."""
+    """A restored batch goes on exactly, for 200 steps, with waiting games, scores, lengths and generators."""
     rng = np.random.default_rng(0)
     original = Batch(horizon=25, num_envs=2, first_env=2, **CASES[case]).start()
     for _ in range(4):
@@ -454,7 +452,7 @@ def test_state_is_exact(case):
 
 
 def test_state_at_the_very_start():
-    """Catches a checkpoint before the first rollout that forgets the rows that are still to be shown."""
+    """A state before the first rollout restores the first rows."""
     original = Batch("CartPole-v1", num_envs=2).start()
     copy = Batch("CartPole-v1", num_envs=2, seed=5)
     copy.simulator.set_state(original.simulator.get_state())
@@ -464,7 +462,7 @@ def test_state_at_the_very_start():
 
 @pytest.mark.parametrize("name", ["Unpicklable", "Deceptive"])
 def test_environments_without_a_state_start_anew(name):
-    """Catches a resumed run that claims to go on exactly, or shows no new game, where there is no state."""
+    """Environments without a state start a new game after a resume, and are reported."""
     original = Batch(name, num_envs=2, first_env=4, options={"lengths": [9]}).start()
     original.rollout()
     state = pickle.loads(pickle.dumps(original.simulator.get_state()))
@@ -478,7 +476,7 @@ def test_environments_without_a_state_start_anew(name):
 
 @pytest.mark.parametrize("case", ["cartpole_wait", "pong", pytest.param("pong_ale", marks=pytest.mark.slow)])
 def test_state_does_not_disturb(case):
-    """Catches a checkpoint that changes the run, or that the run goes on to change."""
+    """Taking a state does not change the run, and the run does not change the state."""
     rng = np.random.default_rng(0)
     with_states, without = (Batch(horizon=20, num_envs=2, **CASES[case]).start() for _ in range(2))
     states = []
@@ -491,7 +489,7 @@ def test_state_does_not_disturb(case):
 
 
 def test_no_warnings():
-    """Catches warnings that every worker of every run would print."""
+    """Simulators of all kinds of spaces raise no warnings."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for name in ("pong", "CartPole-v1", "Counting", "BoxAction", "DiscreteObservation", "Picture", "Float64"):

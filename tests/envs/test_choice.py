@@ -1,4 +1,4 @@
-"""Which simulator plays an Atari game, and what is said where one of them cannot."""
+"""The choice of the simulator for an Atari game, and the messages when one cannot run."""
 
 import importlib.metadata
 import logging
@@ -60,7 +60,7 @@ def pong_differs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_auto_is_native_in_all_games_of_the_table() -> None:
-    """Would catch a game that the table lacks, or names otherwise."""
+    """All 104 games are exact by the table, so `auto` chooses the native simulator."""
     assert len(games()) == 104
     for game in games():
         assert choose_simulator(EnvConfig(game)) == ("native", f"{game} is exact by emulator/exactness.csv")
@@ -68,7 +68,7 @@ def test_auto_is_native_in_all_games_of_the_table() -> None:
 
 
 def test_auto_is_ale_in_a_game_that_differs(pong_differs: None, caplog: pytest.LogCaptureFixture) -> None:
-    """Would catch other games than ale-py's where nobody has asked for them, or has been told."""
+    """`auto` chooses ale in a game that differs or is not compared; native there is warned about."""
     name, why = choose_simulator(EnvConfig("pong"))
     assert name == "ale" and "pong: seed 1, frame 7: RAM differs at 3" in why
     assert choose_simulator(EnvConfig("breakout"))[0] == "ale", "it has not been compared"
@@ -85,7 +85,7 @@ def test_auto_is_ale_in_a_game_that_differs(pong_differs: None, caplog: pytest.L
 
 @pytest.mark.parametrize("installed", ["0.12.1", "0.13.0"])
 def test_another_ale_py_is_named(installed: str, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
-    """Would catch games that are called exact although they were compared with another ale-py."""
+    """With another ale-py than the compared one, native warns and names both versions."""
     assert choose_simulator(EnvConfig("pong"))[0] == "native"
     real = importlib.metadata.version
     monkeypatch.setattr(importlib.metadata, "version", lambda name: installed if name == "ale-py" else real(name))
@@ -98,7 +98,7 @@ def test_another_ale_py_is_named(installed: str, monkeypatch: pytest.MonkeyPatch
 
 
 def test_without_numba(without_numba: None) -> None:
-    """Would catch a run that does not start although ale-py is there, and an error that does not say what to do."""
+    """Without Numba, `auto` chooses ale, and native is refused with the command that installs it."""
     name, why = choose_simulator(EnvConfig("pong"))
     assert name == "ale" and INSTALL in why
     assert isinstance(make_simulator(EnvConfig("pong"), np.random.SeedSequence(0)), AtariSimulator)
@@ -108,8 +108,7 @@ def test_without_numba(without_numba: None) -> None:
 
 
 def test_a_numba_that_cannot_compile(unknown: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Would catch a run that fails, or leaves a folder behind, where ale-py is there; and one that trusts machine code
-    of another processor or version."""
+    """With a Numba that cannot compile, `auto` chooses ale, and native is refused before a folder is made."""
     (tmp_path / "numba.py").write_text("def njit(**options): raise TypeError('unknown option _nrt')")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -124,14 +123,14 @@ def test_a_numba_that_cannot_compile(unknown: None, tmp_path: Path, monkeypatch:
 
 
 def test_a_checkpoint_that_only_native_can_convert(without_numba: None) -> None:
-    """Would catch a message that does not say why a run on ale-py asks for Numba."""
+    """A checkpoint of the native simulator that ale cannot read asks for Numba and says why."""
     with pytest.raises(UsageError, match=r"native simulator has written the checkpoint .* not installed: pip install"):
         to_ale({"rom": "", "words": b"", "pictures": b""})
 
 
 @pytest.mark.parametrize("name", ["max_episode_steps", "noop_max", "frame_skip"])
 def test_numbers_beyond_32_bits(name: str) -> None:
-    """Would catch a limit of as many steps that native wraps to a negative number."""
+    """Numbers beyond 32 bits make `auto` choose ale, and native refuses them."""
     options = {name: 2**31}
     simulator, why = choose_simulator(EnvConfig("pong", options=options))
     assert simulator == "ale" and f"{name}=2147483648" in why
@@ -148,7 +147,7 @@ def test_numbers_beyond_32_bits(name: str) -> None:
     ],
 )
 def test_bad_input(env: str, simulator: str, words: str) -> None:
-    """Would catch a simulator that is asked for and ignored."""
+    """An unknown simulator, or one for an environment that is no Atari game, is refused."""
     with pytest.raises(UsageError, match=words):
         make_env(env, simulator=simulator)
     with pytest.raises(UsageError, match=words):
@@ -159,14 +158,14 @@ def test_bad_input(env: str, simulator: str, words: str) -> None:
 def test_unknown_settings_are_refused_before_anything_is_compiled(
     config: EnvConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Would catch half a minute of compiling before a typing error is told, and `ale` chosen because of one."""
+    """Unknown settings are refused before anything is compiled."""
     monkeypatch.setattr(choice, "find_problem", lambda: pytest.fail("it compiles"))
     with pytest.raises(UsageError, match=r"did you mean (dqn84|frame_skip)"):
         choose_simulator(config)
 
 
 def test_a_run_knows_its_simulator() -> None:
-    """Would catch workers that choose anew, and a config.yaml that only runs where Numba is."""
+    """A run's environment has the chosen simulator, while its config.yaml keeps `auto`."""
     config = resolve({"env": "pong", "device": "cpu"})
     assert config.env.simulator == "native" and config.as_dict()["simulator"] == "auto"
     config = resolve({"env": "pong", "device": "cpu", "simulator": "ale"})
@@ -175,11 +174,11 @@ def test_a_run_knows_its_simulator() -> None:
 
 
 def test_a_resumed_run_may_take_the_other_simulator(tmp_path: Path) -> None:
-    """Would catch a run that cannot go on where Numba is missing."""
+    """A resumed run may change its simulator."""
     assert changed_settings(tmp_path, {"simulator": "native", "seed": 1}, {"simulator": "ale", "seed": 2}) == ["seed"]
 
 
 def test_make_env_takes_either() -> None:
-    """Would catch an option that does not reach the simulator."""
+    """make_env builds the simulator that it is asked for."""
     kinds = {name: type(make_env("pong", simulator=name).unwrapped._simulator) for name in ("native", "ale", "auto")}
     assert kinds == {"native": NativeSimulator, "ale": AtariSimulator, "auto": NativeSimulator}

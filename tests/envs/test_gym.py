@@ -1,4 +1,4 @@
-"""GymSimulator: what is written for each kind of space, what is refused, and states."""
+"""GymSimulator: the rows for each kind of space, refusals, and states."""
 
 import pickle
 import warnings
@@ -14,7 +14,7 @@ from tests.helpers.samplers import TOYS
 
 
 def test_counting():
-    """Catches outcomes that mix up reward, terminated and truncated."""
+    """A step returns reward, score, ends and game_over in their places, and writes its row."""
     simulator, row = make("Counting", lengths=(2, -1))
     simulator.reset(row)
     assert row.tolist() == [0, 0]
@@ -27,7 +27,7 @@ def test_counting():
 
 
 def test_spec():
-    """Catches shapes and types of the stored rows that do not fit what is written."""
+    """The spec has the shapes and types of the stored rows and actions."""
     cases = [
         (make("Counting"), (2,), np.float32, (), np.int64, 0, False),
         (make("Float64"), (2,), np.float32, (), np.int64, 0, False),
@@ -46,7 +46,7 @@ def test_spec():
 
 @pytest.mark.parametrize("channels_first", [False, True])
 def test_pictures(channels_first):
-    """Catches pictures whose channels are not moved to the front, or are moved from there."""
+    """A picture's channels come first in its row."""
     simulator, row = make("Picture", channels_first=channels_first, height=12, width=10)
     simulator.reset(row)
     simulator.step(0, row)
@@ -69,10 +69,10 @@ def test_pictures(channels_first):
 )
 @pytest.mark.parametrize("dtype", [np.uint8, np.float64])
 def test_where_the_channels_are(shape, axes, row_shape, dtype):
-    """Catches many channels taken for pixels, a grey picture taken for numbers, and mixed up axes; policies have to
-    take the environment's own shape, and that of rows, which Stable-Baselines3 makes of it."""
+    """Channels are found in pictures of any shape, and policies accept the environment's own shape and that of rows.
+    Stable-Baselines3 turns the former into the latter."""
     if len(shape) == 2 and dtype != np.uint8:
-        return  # a matrix
+        return  # it is a matrix, not a picture
     pixels = np.arange(np.prod(shape)).reshape(shape).astype(dtype)
     space = gymnasium.spaces.Box(0, 255, shape, dtype)
     spec = make_spec(space, gymnasium.spaces.Discrete(2))
@@ -91,7 +91,7 @@ def test_where_the_channels_are(shape, axes, row_shape, dtype):
 
 
 def test_discrete_spaces_that_do_not_start_at_zero():
-    """Catches actions sent as indices; the toy refuses those that are not in its space."""
+    """Discrete actions reach the environment in its own numbers."""
     simulator, row = make("DiscreteObservation", start=10, action_start=-1)
     simulator.reset(row)
     assert int(row) == 10
@@ -101,7 +101,7 @@ def test_discrete_spaces_that_do_not_start_at_zero():
 
 
 def test_box_actions_are_clipped():
-    """Catches actions out of bounds, of the wrong type, and a clip that changes the stored action."""
+    """Box actions are clipped to their bounds for the environment, while the stored action stays as it is."""
     simulator, row = make("BoxAction", size=4)
     simulator.reset(row)
     action = np.float32([-7, -1, 0.5, 7])
@@ -129,7 +129,7 @@ def test_box_actions_are_clipped():
     ],
 )
 def test_bad_values_name_the_step(how, words):
-    """Catches values that would poison the learner, and errors that do not say where."""
+    """A bad observation or reward raises an error in one line that names its step."""
     simulator, row = make("Broken", how=how, at_step=2)
     simulator.reset(row)
     simulator.step(0, row)
@@ -148,14 +148,14 @@ def test_bad_values_name_the_step(how, words):
 
 
 def test_a_reward_in_an_array_of_one():
-    """Catches a check for batches that refuses environments whose reward is an array with one number."""
+    """A reward in an array with one number is accepted."""
     simulator, row = make("Broken", how="array_of_one", at_step=1)
     simulator.reset(row)
     assert simulator.step(0, row).reward == 1
 
 
 def play(simulator, row):
-    """One step."""
+    """Resets the simulator and makes one step."""
     simulator.reset(row)
     simulator.step(0, row)
 
@@ -169,7 +169,7 @@ def play(simulator, row):
     ],
 )
 def test_the_old_api(name, options, words):
-    """Catches environments of the API before 0.26 that end a run with a traceback about unpacking."""
+    """An environment of the API before 0.26 is refused with what it must return."""
     simulator, row = make(name, **options)
     with pytest.raises(RunError, match=f"{words}.* return exactly these$"):
         play(simulator, row)
@@ -177,13 +177,13 @@ def test_the_old_api(name, options, words):
 
 @pytest.mark.parametrize(("name", "options"), [("Seedless", {}), ("limited", {"kind": "Seedless"})])
 def test_a_reset_without_a_seed(name, options):
-    """Catches a traceback from the first reset, in a worker, in place of a line before anything is written."""
+    """A reset that takes no seed is refused when the environment is made."""
     with pytest.raises(UsageError, match=r"reset\(\) of Seedless takes no seed; declare reset\(self, \*, seed=None"):
         make(name, **options)
 
 
 def test_out_of_bounds():
-    """Catches first observations out of the declared bounds; later ones are let through, for the sake of speed."""
+    """The first observation of an episode must be in its bounds; later ones are not checked, for speed."""
     simulator, row = make("Broken", how="out_of_bounds", at_step=0)
     with pytest.raises(RunError, match="first observation of an episode is out of the declared bounds"):
         simulator.reset(row)
@@ -215,14 +215,14 @@ def test_out_of_bounds():
     ],
 )
 def test_unsupported_spaces(options, words):
-    """Catches spaces that nobody checked, and that would fail much later."""
+    """Unsupported spaces are refused with the types to use instead."""
     with pytest.raises(UsageError, match=f"Unsupported: .*{words}"):
         make("Unsupported", **options)
 
 
 def test_parts_that_cannot_be_learned_from():
-    """Catches a text that ends the run, parts that move to the columns of their neighbours, a space that cannot be sent
-    to the learner, and a policy that refuses the environment's own observations."""
+    """Parts that cannot be learned from are left out of rows, specs can be pickled, and policies accept the whole
+    observations."""
     simulator, row = make("Worded")
     spec = pickle.loads(pickle.dumps(simulator.spec))
     assert spec.row_shape == (5,) and left_out(spec.nested_space) == {"1/words": "Wish", "2": "Graph"}
@@ -242,7 +242,7 @@ def test_parts_that_cannot_be_learned_from():
 
 
 def test_nested_observations():
-    """Catches parts in another order than gymnasium's, one-hots that forget where a space starts, double precision."""
+    """Nested observations become rows in gymnasium's order, with one-hots in the spaces' own numbers."""
     simulator, row = make("Nested")
     spec, nested = simulator.spec, simulator._env.observation_space
     assert (spec.row_shape, spec.row_dtype, spec.nested_space) == ((2 + 3 + 24 * 32 * 3 + 9,), np.float32, nested)
@@ -269,7 +269,7 @@ def test_nested_observations():
     ],
 )
 def test_bad_values_name_the_part(how, words):
-    """Catches a part that is not checked, such as a number that would be one-hot in its neighbour's columns."""
+    """A bad value in a nested observation raises an error that names its part and step."""
     simulator, row = make("Nested", how=how, spoil_at=2)
     simulator.reset(row)
     simulator.step(np.zeros(3, int), row)
@@ -279,14 +279,14 @@ def test_bad_values_name_the_part(how, words):
 
 
 def test_a_part_out_of_bounds():
-    """Catches bounds that are no longer checked once an observation is flat."""
+    """A part of the first observation that is out of its bounds is refused by its name."""
     simulator, row = make("Nested", how="out_of_bounds", spoil_at=0)
     with pytest.raises(RunError, match="episode, part 'arm/angles', is out of the declared bounds"):
         simulator.reset(row)
 
 
 def test_multi_binary():
-    """Catches actions of the wrong type or shape, which the toy refuses, and observations that stay a matrix."""
+    """MultiBinary actions keep their shape and type, and observations become flat rows."""
     simulator, row = make("Switches")
     simulator.reset(row)
     action = np.array([[1, 0, 1], [0, 0, 1]])
@@ -295,7 +295,7 @@ def test_multi_binary():
 
 
 def test_unbounded_spaces():
-    """Catches infinite bounds that are refused or make nan, and an action without dimensions of the wrong type."""
+    """Unbounded spaces are accepted, and actions are clipped only where there is a bound."""
     simulator, row = make("Unbounded")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -313,7 +313,7 @@ def test_unbounded_spaces():
     ],
 )
 def test_spaces_that_change(declares, words):
-    """Catches an observation of another size that is cut or repeated to fit, and new bounds taken for a new space."""
+    """An observation of another size than the declared one raises an error with both."""
     simulator, row = make("Growing", declares=declares, grows_at=2)
     simulator.reset(row)
     simulator.reset(row)
@@ -322,7 +322,7 @@ def test_spaces_that_change(declares, words):
 
 
 def test_games_differ():
-    """Catches games that all begin alike: only the first reset is seeded."""
+    """Games differ from each other, because only the first reset is seeded."""
     simulator, row = make("CartPole-v1")
     starts = []
     for _ in range(3):
@@ -332,7 +332,7 @@ def test_games_differ():
 
 
 def test_factory_gets_the_seed():
-    """Catches a factory that is built with another seed than its first reset has, or with the same for each env."""
+    """A factory gets the seed of its environment."""
     seeds = [make("with_seed", seed)[0]._env.built_with_seed for seed in (1, 1, 2)]
     assert seeds[0] == seeds[1] != seeds[2]
 
@@ -352,13 +352,13 @@ def test_factory_gets_the_seed():
 )
 @pytest.mark.parametrize("steps", [0, 1, 30])
 def test_state_is_exact(name, options, steps):
-    """Catches state left out: the generator, a wrapper's count of steps, a first reset that is still to come."""
+    """A state restores the game exactly, with generators, wrappers and a first reset that is yet to come."""
     assert_state_is_exact(name, steps, **options)
 
 
 @pytest.mark.parametrize("name", ["Unpicklable", "Deceptive"])
 def test_no_state(name):
-    """Catches a checkpoint that fails on such environments, or trusts a pickle that takes another course."""
+    """An environment whose state cannot be pickled, or takes another course, has no state."""
     simulator, row = make(name)
     simulator.reset(row)
     assert simulator.get_state() is None

@@ -18,12 +18,12 @@ TOYS = "tests.helpers.toy_envs"
 @pytest.mark.filterwarnings("ignore:.*environment not having a spec")
 @pytest.mark.parametrize("preset", ["stooke", pytest.param("dqn84", marks=pytest.mark.slow), "v5"])
 def test_gymnasium_accepts_it(preset):
-    """Catches what gymnasium's own checker finds: spaces, seeds, types, observations that change later."""
+    """Gymnasium's own checker accepts the Atari environments."""
     check_env(make_env("breakout", preset=preset))
 
 
 def test_both_names_of_a_game():
-    """Catches ALE/Pong-v5 running as gymnasium's environment, with other frames, not as the project's own."""
+    """Both names of a game make the same environment with the project's frames."""
     assert game_name("pong") == game_name("ALE/Pong-v5") == "pong"
     assert game_name("CartPole-v1") is None and game_name("Pong-v4") is None
     first, second = make_env("pong"), make_env("ALE/Pong-v5")
@@ -34,7 +34,7 @@ def test_both_names_of_a_game():
 
 @pytest.mark.parametrize("make_copy", [copy.deepcopy, lambda env: pickle.loads(pickle.dumps(env))])
 def test_a_copy_plays_by_itself(make_copy):
-    """Catches a copy that steps the original."""
+    """A copy plays by itself, exactly as the original would."""
     env = make_env("breakout", simulator="native")
     env.reset(seed=1)
     for _ in range(3):
@@ -56,7 +56,7 @@ def test_what_cannot_be_copied_is_named(make_copy):
 
 @pytest.mark.parametrize("simulator", ["native", "ale"])
 def test_wrong_calls_are_named(simulator):
-    """Catches a game that is played before it has begun, and errors that differ between the simulators."""
+    """Both simulators refuse wrong calls with the same messages."""
     env = make_env("pong", simulator=simulator)
     with pytest.raises(UsageError, match=r"call reset\(\) before step\(\)"):
         env.step(0)
@@ -70,7 +70,7 @@ def test_wrong_calls_are_named(simulator):
 
 
 def test_games():
-    """Catches a list of games with holes, or with a variant twice."""
+    """The list of games has the well-known games, and each once."""
     assert {"pong", "breakout", "space_invaders", "ms_pacman", "montezuma_revenge", "qbert"} <= set(games())
     assert len(games()) > 60 and len(set(games().values())) == len(games())
     assert games()["space_invaders"] == "ALE/SpaceInvaders-v5"
@@ -93,8 +93,7 @@ def play(env, simulator, frame, steps, rng):
     [({"frame_stack": 1}, "native"), ({}, "ale"), ({"frame_stack": 1, "color": True}, "native")],
 )
 def test_stack(options, simulator):
-    """Catches stacks in the wrong order, frames of an earlier life or game in them, stacked pictures in colour, and a
-    reset that loses lives."""
+    """Stacks hold the latest frames of one life in order, and a reset after a lost life keeps the others."""
 
     def stacked(frames):
         return frames[-1] if "color" in options else frames[-options.get("frame_stack", 4) :]
@@ -117,7 +116,7 @@ def test_stack(options, simulator):
             assert np.array_equal(stack, stacked(frames))
         assert outcome.terminated
         lives_lost, games_over = lives_lost + (not outcome.game_over), games_over + outcome.game_over
-        last = frame if outcome.last_frame is None else outcome.last_frame  # not the next life's first one
+        last = frame if outcome.last_frame is None else outcome.last_frame  # never the next life's first frame
         assert np.array_equal(stack, stacked([*frames, last]))
         if outcome.game_over:
             simulator.reset(frame)
@@ -127,7 +126,7 @@ def test_stack(options, simulator):
 
 
 def test_truncated_game_starts_anew():
-    """Catches a reset after the time limit that goes on with the old game, and a wrong last observation."""
+    """A truncated game shows its true last observation, and its reset begins a new game."""
     env = make_env("pong", max_episode_steps=5, noop_max=0)
     first, _ = env.reset(seed=0)
     for step in range(5):
@@ -139,7 +138,7 @@ def test_truncated_game_starts_anew():
 
 
 def test_seeded_reset_starts_anew():
-    """Catches a seed that does not reach the simulator, or waits for the game to end."""
+    """A seeded reset begins at once a game that follows from the seed."""
     env = make_env("breakout", preset="v5")
 
     def play(seed):
@@ -155,7 +154,7 @@ def test_seeded_reset_starts_anew():
 
 
 def test_observations_are_copies():
-    """Catches a stack that changes under the caller at the next step."""
+    """Later steps leave returned observations as they are."""
     env = make_env("breakout")
     observation, _ = env.reset(seed=0)
     kept = observation.copy()
@@ -165,7 +164,7 @@ def test_observations_are_copies():
 
 
 def test_render():
-    """Catches videos in grey, or of the downsized frame."""
+    """`render` returns the whole screen in colour."""
     env = make_env("pong", render_mode="rgb_array")
     env.reset(seed=0)
     picture = env.render()
@@ -175,15 +174,15 @@ def test_render():
 
 
 def test_gymnasium_ids_with_options():
-    """Catches options that do not reach the environment or gymnasium.make itself."""
+    """Options reach the environment and gymnasium.make itself."""
     env = make_env("FrozenLake-v1", is_slippery=False, max_episode_steps=7)
     assert env.spec.max_episode_steps == 7
     env.reset(seed=0)
-    assert env.step(2)[0] == 1  # to the right, for sure
+    assert env.step(2)[0] == 1  # one to the right, since the ice is not slippery
 
 
 def test_factories():
-    """Catches a seed or options that a factory asks for and does not get, or gets without asking."""
+    """A factory gets the options that are given, and a seed or render mode only if it takes them."""
     env = make_env(f"{TOYS}:with_anything", color="red")
     assert env.arguments == {"color": "red"}  # gymnasium.make(id, **arguments) would pass them on
     assert make_env(f"{TOYS}:with_anything", render_mode="rgb_array").arguments["render_mode"] == "rgb_array"
@@ -210,7 +209,7 @@ def test_factories():
     ],
 )
 def test_unknown_names(env_id, nearest):
-    """Catches a traceback in place of one line with the nearest names."""
+    """An unknown name is refused in one line with the nearest names."""
     with pytest.raises(UsageError) as raised:
         make_env(env_id)
     message = str(raised.value)
@@ -219,7 +218,7 @@ def test_unknown_names(env_id, nearest):
 
 
 def test_a_module_that_lacks_another(tmp_path, monkeypatch):
-    """Catches a module that is said to be missing since what it imports, whose name begins alike, is."""
+    """A module that lacks another raises the error for the missing one."""
     (tmp_path / "lacking_envs.py").write_text("import lacking\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ModuleNotFoundError, match="No module named 'lacking'"):
@@ -249,14 +248,14 @@ def test_a_module_that_lacks_another(tmp_path, monkeypatch):
     ],
 )
 def test_wrong_options(env_id, options, words):
-    """Catches a wrong option that is ignored, or ends in a traceback: the error names the value and the rule."""
+    """A wrong option is refused with its value and the rule."""
     with pytest.raises(UsageError) as raised:
         make_env(env_id, **options)
     assert all(word in str(raised.value) for word in words), raised.value
 
 
 def test_registered_by_a_module():
-    """Catches module:id, gymnasium's own form, taken for a factory; options and wrappers must reach it, too."""
+    """`module:id` imports the module and makes the registered environment with options and wrappers."""
     env = make_env(
         "tests.helpers.registered:Registered-v0", lengths=[9], wrappers=["gymnasium.wrappers:FlattenObservation"]
     )
@@ -269,7 +268,7 @@ WRAPPERS = ["gymnasium.wrappers:FlattenObservation", f"{TOYS}:Doubled", f"{TOYS}
 
 
 def test_wrappers():
-    """Catches wrappers in the other order, or ones that are left out."""
+    """Wrappers are applied in the given order."""
     env = make_env(f"{TOYS}:Picture", wrappers=WRAPPERS)
     observation, _ = env.reset(seed=0)
     assert observation.shape == (360,) and env.observation_space.shape == (360,)
@@ -293,7 +292,7 @@ def test_wrappers():
     ],
 )
 def test_wrong_wrappers(wrapper, words):
-    """Catches a traceback in place of one line that says what to do."""
+    """A wrong wrapper is refused in one line that says what to do."""
     with pytest.raises(UsageError) as raised:
         make_env(f"{TOYS}:Counting", wrappers=[wrapper])
     assert all(word in str(raised.value) for word in [wrapper.rpartition(":")[2], *words]), raised.value
@@ -301,19 +300,19 @@ def test_wrong_wrappers(wrapper, words):
 
 
 def test_atari_games_take_no_wrappers():
-    """Catches wrappers that are ignored."""
+    """Atari games refuse wrappers."""
     with pytest.raises(UsageError, match="pong takes no wrappers"):
         make_env("ALE/Pong-v5", wrappers=WRAPPERS[:1])
 
 
 @pytest.mark.parametrize("name", [":rps_v2", ".rps_v2:env", ".rps_v2:raw_env", ".rps_v2:parallel_env"])
 def test_pettingzoo(name):
-    """Catches a traceback for environments of several agents: a module, agents in turn or together, in wrappers."""
+    """Environments of several agents are refused, whatever their form."""
     pytest.importorskip("pettingzoo.classic.rps_v2")
     with pytest.raises(UsageError, match=r"is a PettingZoo environment, in which several agents act, .*; return a gym"):
         make_env(f"pettingzoo.classic{name}")
 
 
 def test_frame_shape_from_a_list():
-    """Catches settings read from YAML, where a pair is a list."""
+    """frame_shape may be a list, as YAML gives it."""
     assert make_env("pong", frame_shape=[42, 40]).observation_space.shape == (4, 42, 40)

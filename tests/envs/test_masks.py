@@ -35,7 +35,7 @@ def make(options: dict[str, Any], name: str = "Masked", ignores: bool = False) -
 
 @pytest.mark.parametrize("case", CASES)
 def test_rows_hold_the_observation_and_the_mask(case: str) -> None:
-    """Would catch a source that is taken although a better one is there, and a mask that is shifted, cut or rounded."""
+    """Rows hold the whole observation and the mask of the best source that has one."""
     options = CASES[case]
     simulator = make(options)
     spec, env = simulator.spec, simulator._env.unwrapped
@@ -44,7 +44,7 @@ def test_rows_hold_the_observation_and_the_mask(case: str) -> None:
     inner = row_space(OBSERVATIONS[options.get("seen", "vector")])
     assert spec.nested_space is None and spec.observation_shape == inner.shape
     again = GymSimulator(replace(simulator._config, mask_sources=spec.mask_sources), np.random.SeedSequence(1))
-    assert again.spec == spec  # what a worker makes of the sources
+    assert again.spec == spec  # a worker makes its spec from the sources
     row = np.zeros(spec.row_shape, spec.row_dtype)
     simulator.reset(row)
     for _ in range(40):
@@ -58,7 +58,7 @@ def test_rows_hold_the_observation_and_the_mask(case: str) -> None:
 
 @pytest.mark.parametrize("dtype", [np.float32, np.uint8, np.int8, np.int64])
 def test_masks_survive_every_type_of_row(dtype: Any) -> None:
-    """Would catch bits that a type of numbers cannot hold, or that are read in another order than they are written."""
+    """Masks of any size come back unchanged from rows of any type of numbers."""
     rng = np.random.default_rng(0)
     for size in (1, 7, 8, 9, 300):
         spec = EnvSpec(spaces.Box(0, 1, (2, 3), dtype), spaces.Discrete(size), mask_sources=("info",))
@@ -71,7 +71,7 @@ def test_masks_survive_every_type_of_row(dtype: Any) -> None:
 
 
 def test_environments_without_masks_are_not_reset_for_them() -> None:
-    """Would catch a search for masks in each worker, which would change every run's first games."""
+    """An environment without masks is not reset in a search for them, so its first game stays the first."""
     simulator = GymSimulator(EnvConfig("tests.helpers.toy_envs:Counting"), np.random.SeedSequence(0))
     row = np.zeros(simulator.spec.row_shape, np.float32)
     simulator.reset(row)
@@ -79,7 +79,7 @@ def test_environments_without_masks_are_not_reset_for_them() -> None:
 
 
 def test_masks_can_be_ignored() -> None:
-    """Would catch a mask that is taken out of the observation although nobody uses it."""
+    """An ignored mask stays a part of the observation."""
     spec = make({"sources": ["observation"]}, ignores=True).spec
     assert spec.row_shape == (2 + 9,) and spec.nested_space is not None
 
@@ -95,7 +95,7 @@ def test_masks_can_be_ignored() -> None:
     ],
 )
 def test_wrong_masks_are_one_line(nvec: list[int], wrong: Any, words: str) -> None:
-    """Would catch a mask that is stretched, or an action that is taken where none is allowed."""
+    """A mask of a wrong shape, or one that allows nothing, ends the run in one line."""
     config = EnvConfig(f"{ENVS}:Masked", options={"nvec": nvec, "wrong": wrong}, mask_sources=("info",))
     with pytest.raises(RunError, match=words) as raised:
         play_at_random(config, 3)
@@ -112,12 +112,12 @@ def play_at_random(config: EnvConfig, count: int) -> None:
 
 @pytest.mark.parametrize("options", [{"start": 3}, {"nvec": [3, 5, 2]}])
 def test_random_starts_are_allowed(options: dict[str, Any]) -> None:
-    """Would catch a random action that the mask does not allow, after which the environment raises."""
+    """The random actions at the start are all allowed."""
     play_at_random(EnvConfig(f"{ENVS}:Masked", options=options, mask_sources=("info",)), 5)
 
 
 def test_random_actions_are_uniform() -> None:
-    """Would catch a draw that prefers some of the allowed actions."""
+    """Random actions are uniform over the allowed ones."""
     space = spaces.MultiDiscrete([4, 3])
     space.seed(0)
     drawn = np.array([random_allowed(np.array([1, 0, 1, 1, 0, 1, 1]), space) for _ in range(6000)])
@@ -127,21 +127,21 @@ def test_random_actions_are_uniform() -> None:
 
 
 def test_states_of_strict_environments_are_exact() -> None:
-    """Would catch a test of exactness by actions that are not allowed: such environments would not resume."""
+    """A state is found exact also in an environment that raises at actions that are not allowed."""
     simulator = make({"nvec": [3, 4]})
     simulator.reset(np.zeros(simulator.spec.row_shape, simulator.spec.row_dtype))
     assert simulator.get_state() is not None
 
 
 def test_box_actions_have_no_masks() -> None:
-    """Would catch masks that are silently ignored."""
+    """Masks are refused for Box actions, unless they are ignored."""
     with pytest.raises(UsageError, match=r"action masks \(info\[\"action_mask\"\]\) are for .*--action-masks none"):
         make({}, "MaskedBox")
     assert make({}, "MaskedBox", ignores=True).spec.mask_size == 0
 
 
 def test_masks_of_nested_choices() -> None:
-    """Would catch gymnasium's own form for choices in several rows, tuples of tuples, in another order."""
+    """Masks in gymnasium's form for nested choices, tuples of tuples, are flattened in order."""
     space = spaces.MultiDiscrete([[2, 3], [1, 2]])
     mask = ((np.array([1, 0]), np.array([0, 1, 1])), (np.array([1]), np.array([0, 1])))
     assert flat_mask(mask, space).astype(int).tolist() == [1, 0, 0, 1, 1, 1, 0, 1]

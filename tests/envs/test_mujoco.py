@@ -1,4 +1,4 @@
-"""MuJoCo's environments: stepped, saved exactly, drawn; and the error where MuJoCo is not installed."""
+"""MuJoCo's environments: stepped, saved exactly and drawn; and the error when MuJoCo is not installed."""
 
 import subprocess
 import sys
@@ -15,14 +15,14 @@ pytest.importorskip("mujoco")
 @pytest.mark.parametrize("name", ["Hopper-v5", "Ant-v5", "Reacher-v5"])
 @pytest.mark.parametrize("steps", [0, 1, 70])
 def test_state_is_exact(name, steps):
-    """Catches what positions and velocities leave out: accelerations that the solver starts from, a body's place as of
-    the step before (which Ant's reward uses), a goal, the steps so far."""
+    """A state restores the game exactly, beyond positions and velocities: solver accelerations, last positions, goal
+    and steps."""
     assert assert_state_is_exact(name, steps) < 100_000
 
 
 @pytest.mark.slow
 def test_it_is_recorded(tmp_path: Path) -> None:
-    """Catches a video that needs a screen. Skipped where there is no EGL to draw with, either."""
+    """A game is recorded without a screen; skipped if there is no EGL to draw with."""
     source = "import gymnasium; e = gymnasium.make('Hopper-v5', render_mode='rgb_array'); e.reset(); e.render()"
     drawn = subprocess.run([sys.executable, "-c", f"import os; os.environ['MUJOCO_GL'] = 'egl'; {source}"])
     if drawn.returncode:
@@ -36,7 +36,7 @@ def test_it_is_recorded(tmp_path: Path) -> None:
 
 
 def test_without_mujoco() -> None:
-    """Catches a traceback from the depths of gymnasium, or its extra in place of ours."""
+    """Without MuJoCo, the error names this project's extra to install."""
     source = "import sys; sys.modules['mujoco'] = None; from accel_rl.envs import make_env; make_env('Hopper-v5')"
     failed = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True)
     assert 'UsageError: Hopper-v5 needs a package that is not installed; install it with: pip install "accel-rl' in (

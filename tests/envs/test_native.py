@@ -27,7 +27,7 @@ SEED = np.random.SeedSequence(0)
     ],
 )
 def test_arrays_that_a_step_cannot_write_into(name, array):
-    """Catches memory that a step would write to although it belongs to somebody else."""
+    """Arrays of a wrong shape, type or layout are refused before a step writes into them."""
     batch = NativeBatch("pong", OPTIONS, SEED.spawn(2))
     arrays = {"frames": np.zeros((2, 104, 80), np.uint8), "rewards": np.zeros(2, np.float32)}
     arrays |= {"ages": np.zeros(2, np.int64), name: array}
@@ -40,7 +40,7 @@ def test_arrays_that_a_step_cannot_write_into(name, array):
     ("action", "error"), [(-1, IndexError), (6, IndexError), (2**40, IndexError), (1.7, TypeError)]
 )
 def test_actions_that_do_not_exist(make, action, error):
-    """Catches an action that stands for another one, in one of the simulators."""
+    """Both simulators raise the same error for an action that does not exist."""
     simulator = make("pong", OPTIONS, SEED)
     row = np.zeros(simulator.spec.row_shape, np.uint8)
     simulator.reset(row)
@@ -49,14 +49,14 @@ def test_actions_that_do_not_exist(make, action, error):
 
 
 def test_a_state_of_another_version():
-    """Catches words that are read as something else."""
+    """A state with another version's layout is refused."""
     simulator = make_native("pong", OPTIONS, SEED)
     with pytest.raises(UsageError, match="layout 0, this version reads"):
         simulator.set_state(simulator.get_state() | {"layout": 0})
 
 
 def test_a_damaged_state():
-    """Catches words that would crash the interpreter, and a traceback of zlib's."""
+    """A damaged state is refused."""
     simulator = make_native("pong", OPTIONS, SEED)
     state = simulator.get_state()
     damaged = bytearray(state["words"])
@@ -67,7 +67,7 @@ def test_a_damaged_state():
 
 @pytest.mark.parametrize("frame_shape", [(104, 80), (250, 200)])
 def test_a_batch_that_nobody_uses_is_freed_at_once(frame_shape):
-    """Catches one that refers to itself: a process that makes few objects, as a simulator's, would keep many."""
+    """An unused batch is freed at once, without the garbage collector, because it has no reference to itself."""
     batch = NativeBatch("pong", make_options("stooke", {"noop_max": 0, "frame_shape": frame_shape}), SEED.spawn(2))
     row = np.zeros(batch.spec.row_shape, np.uint8)
     batch.simulators[1].reset(row)

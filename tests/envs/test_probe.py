@@ -1,4 +1,4 @@
-"""probe_spec: the spaces of an environment whose code must not get at the learner's process."""
+"""probe_spec: the spaces of an environment, whose code must not reach the learner's process."""
 
 import os
 import sys
@@ -16,7 +16,7 @@ TOYS = "tests.helpers.toy_envs"
 
 
 def children():
-    """Processes whose parent is this one, zombies included."""
+    """Returns the processes whose parent is this one, zombies included."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -30,7 +30,7 @@ def children():
 
 @pytest.fixture(autouse=True)
 def nothing_left_behind():
-    """Every test here also catches processes and descriptors that are left."""
+    """Asserts that a test leaves no process or file descriptor behind."""
     if not sys.platform.startswith("linux"):
         yield
         return
@@ -42,7 +42,7 @@ def nothing_left_behind():
 
 @pytest.mark.parametrize(("name", "options"), [("Picture", {"height": 210, "width": 160}), ("Nested", {})])
 def test_same_as_in_this_process(name, options):
-    """Catches a spec that is lost on its way, as the bounds of large pictures were: they overfilled a pipe."""
+    """The probed spec equals the one made in this process, large pictures included."""
     config = EnvConfig(f"{TOYS}:{name}", options=options)
     assert probe.probe_spec(config, timeout_s=60) == make_simulator(config, np.random.SeedSequence(0)).spec
 
@@ -56,20 +56,20 @@ def test_same_as_in_this_process(name, options):
     ],
 )
 def test_environments_that_break(how, timeout_s, words):
-    """Catches an environment that takes the learner with it, or keeps it waiting."""
+    """An environment that hangs, dies or raises ends the probe with an error, not the learner."""
     with pytest.raises(RunError) as raised:
         probe.probe_spec(EnvConfig(f"{TOYS}:Broken", options={"how": how, "at_build": True}), timeout_s)
     assert all(word in str(raised.value) for word in [f"{TOYS}:Broken", *words])
 
 
 def test_usage_errors():
-    """Catches a mistake of the user's that arrives as a failure at run time."""
+    """A user's mistake is raised as a UsageError."""
     with pytest.raises(UsageError, match="no_such_option"):
         probe.probe_spec(EnvConfig(f"{TOYS}:Counting", options={"no_such_option": 1}), timeout_s=60)
 
 
 def test_strangers_code_stays_outside(tmp_path, monkeypatch):
-    """Catches the user's module imported into the learner's process; and one in the current folder is found."""
+    """A user's module in the current folder is found, and not imported into the learner's process."""
     source = "import gymnasium\n\ndef make():\n    return gymnasium.make('CartPole-v1')\n"
     (tmp_path / "module_of_a_stranger.py").write_text(source)
     monkeypatch.chdir(tmp_path)
@@ -79,7 +79,7 @@ def test_strangers_code_stays_outside(tmp_path, monkeypatch):
 
 
 def test_atari_needs_no_process(monkeypatch):
-    """Catches a process for the framework's own simulator: a second lost at every start."""
+    """An Atari game is probed without another process."""
     monkeypatch.setattr(probe.subprocess, "Popen", None)
     spec = probe.probe_spec(EnvConfig("pong"))
     assert spec.observation_shape == (4, 104, 80) and spec.frame_stack == 4

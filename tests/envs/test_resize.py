@@ -1,4 +1,4 @@
-"""ScreenResizer gives exactly what cv2's INTER_AREA gives on the whole screen."""
+"""ScreenResizer gives exactly the result of cv2's INTER_AREA on the whole screen."""
 
 import cv2
 import numpy as np
@@ -20,7 +20,7 @@ def resized(resizer, screen):
 
 @pytest.mark.parametrize("colours", [2, 16, 256])
 def test_noise(colours):
-    """Any number of tiles changes from one screen to the next, from none to all."""
+    """Screens of noise are resized exactly, however many tiles change from one to the next."""
     rng = np.random.default_rng(colours)
     resizer, screen = ScreenResizer(), np.zeros((210, 160), np.uint8)
     for changes in [168, 0, 1, resize.MOST_CHANGED, resize.MOST_CHANGED + 1, 0, *rng.integers(169, size=100)]:
@@ -32,7 +32,7 @@ def test_noise(colours):
 
 
 def test_a_change_of_one_pixel_is_seen():
-    """Once in each word of 8 pixels, and each pixel of the words in turn."""
+    """A change of any one pixel in a word of 8 shows in the resized screen."""
     resizer, screen = ScreenResizer(), np.zeros((210, 160), np.uint8)
     for word in range(4200):
         screen.reshape(-1)[8 * word + word % 8] = 255

@@ -1,4 +1,4 @@
-"""Rollouts of both simulators of Atari games, all arrays that a learner reads, equal bit for bit."""
+"""Both simulators of Atari games give rollouts that are equal bit for bit in all arrays."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("few_starts")
 
 
 def compare(game, preset, options, num_envs=2, horizon=25, count=4, wrong_actions=0, decorrelation_steps=40, **config):
-    """Returns how many learner's episodes and games have ended, and the largest reward."""
+    """Compares the simulators' rollouts; returns the numbers of ended episodes and games, and the largest reward."""
     episodes = ended = most = 0
     configs = [
         BatchConfig(EnvConfig(game, preset, options, kind), seed=3, decorrelation_steps=decorrelation_steps, **config)
@@ -43,7 +43,7 @@ def compare(game, preset, options, num_envs=2, horizon=25, count=4, wrong_action
 
 @pytest.mark.parametrize("case", CASES)
 def test_in_all_ways_to_reset(case):
-    """Would catch any difference in a step, an end, a start, a last frame or a random number."""
+    """Both simulators give equal rollouts in every way to reset and to start."""
     options, config = CASES[case]
     clips = options.get("clip_reward", True)  # else Space Invaders, where rewards are larger than 1
     episodes, ended, most = compare(
@@ -53,12 +53,12 @@ def test_in_all_ways_to_reset(case):
 
 
 def test_v5():
-    """Would catch sticky actions or whole games that differ."""
+    """Both simulators give equal whole games with sticky actions."""
     assert compare("breakout", "v5", {"max_episode_steps": 110}, count=8, reset_mode="reserve")[1] >= 2
 
 
 def test_actions_that_do_not_exist(caplog):
-    """Would catch an environment that goes on, is not replaced by the same new one, or takes others along."""
+    """In both simulators, an action that does not exist fails or replaces its own environment, equally."""
     options = {"max_episode_steps": 9, "noop_max": 1}
     compare("breakout", "stooke", options, count=2, wrong_actions=1, restart_on_error=True)
     assert len(caplog.records) == 2 * 4
@@ -71,7 +71,7 @@ def test_actions_that_do_not_exist(caplog):
 @pytest.mark.slow
 @pytest.mark.parametrize("game", games())
 def test_every_game(game):
-    """Would catch what only one game has: a screen of its own, a long or random reset, a game that no-ops lose."""
+    """Both simulators give equal rollouts in every game."""
     options = {"noop_max": 2, "max_episode_steps": 70}
     compare(game, "stooke", options, reset_mode="reserve", terminal_frames=True)
     compare(game, "v5", {"max_episode_steps": 45}, num_envs=1, horizon=60)
@@ -81,6 +81,6 @@ def test_every_game(game):
 @pytest.mark.parametrize("game", ["pong", "breakout", "seaquest", "space_invaders", "montezuma_revenge", "qbert"])
 @pytest.mark.parametrize("reset_mode", ["immediate", "wait"])
 def test_long(game, reset_mode):
-    """Would catch a difference that takes thousands of steps to show."""
+    """Both simulators give equal rollouts over thousands of steps."""
     compare(game, "stooke", {"repeat_action_probability": 0.1}, num_envs=4, horizon=250, count=4, reset_mode=reset_mode)
     compare(game, "dqn84", {}, num_envs=4, horizon=250, count=2, reset_mode=reset_mode)

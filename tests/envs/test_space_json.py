@@ -1,4 +1,4 @@
-"""Spaces as JSON: what is written is what is read, and what is no space takes neither time nor memory."""
+"""Spaces as JSON: they are read as they were written; anything else costs neither time nor memory."""
 
 import inspect
 import json
@@ -34,7 +34,7 @@ if "dtype" in inspect.signature(spaces.Discrete).parameters:  # not in older ver
 
 @pytest.mark.parametrize("space", SPACES, ids=str)
 def test_what_is_written_is_read(space: gymnasium.Space[Any]) -> None:
-    """Would catch a start, an order of parts, a shape, a bound or a type of numbers that is lost."""
+    """A space is read as it was written, with its parts' order, shapes, bounds and types."""
     text = json.dumps(to_json(space), allow_nan=False)
     again = from_json(json.loads(text))
     assert again == space and again.dtype == space.dtype and again.shape == space.shape
@@ -43,7 +43,7 @@ def test_what_is_written_is_read(space: gymnasium.Space[Any]) -> None:
 
 
 def test_equal_bounds_are_one_number_and_other_spaces_their_names() -> None:
-    """Would catch a policy.json of megabytes for a picture, and a pickle or a failure for a user's own space."""
+    """Equal bounds are written as one number, and a space that JSON cannot hold as its name."""
     assert to_json(spaces.Box(0, 255, (84, 84), np.uint8))["high"] == 255
     assert to_json(spaces.Text(5)) == {"type": "LeftOut", "kind": "Text"}
 
@@ -84,7 +84,7 @@ BAD = [
 
 @pytest.mark.parametrize(("value", "message"), BAD, ids=range(len(BAD)))
 def test_what_is_no_space_is_one_short_line(value: Any, message: str) -> None:
-    """Would catch another error than the user's, and a description that takes all memory."""
+    """A value that describes no space, or too large a one, is refused in one short line."""
     with pytest.raises(UsageError, match=message) as caught:
         from_json(value)
     assert len(str(caught.value)) < 300 and "\n" not in str(caught.value)

@@ -36,15 +36,15 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_it_learns(run: Path) -> None:
-    """Would catch actions or parts of observations that are mixed up on their way: the third choice has to follow the
-    goal that is observed. At random 1/2 + 1/3 + 1/4 of the three choices are right, without looking 2 1/2."""
+    """Training learns the third choice, which follows the observed goal. Random choices score 1/2 + 1/3 + 1/4 a
+    step, the best blind ones 2 1/2."""
     found = accel_rl.load(run, trust=True).evaluate(episodes=20, seed=9)
     assert found.mean_reward / found.mean_length > 2.9
 
 
 @pytest.mark.slow
 def test_two_halves_are_a_whole(run: Path, tmp_path: Path) -> None:
-    """Would catch a nested environment, or one that is no CartPole, that can't be saved or is saved wrongly."""
+    """A nested environment resumes exactly: two halves of a run equal the whole."""
     half = train(**NESTED, sampler="serial", steps=600, out=tmp_path / "half")
     train(resume=half, steps=1200)
     assert "start a new episode" not in (half / "log.txt").read_text()
@@ -53,13 +53,14 @@ def test_two_halves_are_a_whole(run: Path, tmp_path: Path) -> None:
 
 
 def test_serial_and_alternating_are_equal(run: Path, tmp_path: Path) -> None:
-    """Would catch an order of environments or of a choice's noise that depends on who steps."""
+    """Serial and alternating sampling give equal runs of a nested environment."""
     alternating = train(**NESTED, steps=200, out=tmp_path / "alternating")
     assert rows_without_time(alternating) == rows_without_time(run)[:1]
 
 
 def test_predict(run: Path) -> None:
-    """Would catch a policy that can't act in its own environment, or acts by the framework's numbering."""
+    """A policy acts on its environment's own nested observations, alone or in batches, with the environment's
+    numbers."""
     player, env = accel_rl.load(run, trust=True), make_env(f"{TOYS}:Nested")
     seen = [env.reset(seed=seed)[0] for seed in range(4)]
     single = [player.predict(one, deterministic=True)[0] for one in seen]
@@ -81,7 +82,7 @@ def test_predict(run: Path) -> None:
 
 
 def test_record(run: Path, tmp_path: Path) -> None:
-    """Would catch a video of an environment whose observations are no arrays."""
+    """A game with nested observations is recorded as a video."""
     from accel_rl.analysis.video import record_video
 
     player = accel_rl.load(run, trust=True)
@@ -92,7 +93,7 @@ def test_record(run: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_parts_are_left_out_with_one_warning(tmp_path: Path) -> None:
-    """Would catch a warning by every worker, and a policy that cannot act on what its environment returns."""
+    """Parts that cannot be learned from are left out with one warning, and the policy acts on whole observations."""
     settings = {**NESTED, "env": f"{TOYS}:Worded", "env_options": {}, "schedule_steps": None}
     folder = train(**settings, steps=100, out=tmp_path / "run")
     log = (folder / "log.txt").read_text()
@@ -105,7 +106,7 @@ def test_parts_are_left_out_with_one_warning(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("sampler", ["serial", "alternating"])
 def test_a_space_that_changes_ends_the_run(sampler: str, tmp_path: Path) -> None:
-    """Would catch a traceback, or a run that loses its last checkpoint."""
+    """A space that changes ends the run in one line and leaves the last checkpoint."""
     settings = {**NESTED, "env": f"{TOYS}:Growing", "env_options": {"grows_at": 50}, "schedule_steps": None}
     with pytest.raises(RunError, match=r"space was Box\(\(2,\), float32\) and is now Box\(\(3,\), float32\)") as raised:
         train(**settings, sampler=sampler, steps=10_000, checkpoint_interval_steps=200, out=tmp_path / "run")
@@ -117,7 +118,7 @@ def test_a_space_that_changes_ends_the_run(sampler: str, tmp_path: Path) -> None
 @pytest.mark.parametrize("algo", ["a2c", "ppo", "dqn"])
 @pytest.mark.parametrize("size", [(1, 1), (7, 7), (16, 21), (24, 24)], ids=str)
 def test_pictures_of_every_size_are_trained_on(algo: str, size: tuple[int, int], tmp_path: Path) -> None:
-    """Would catch a sampler, a replay or a gradient that takes bytes or large pictures for granted."""
+    """Pictures of every size, as bytes, floats or grey, are trained on."""
     height, width = size
     settings = {"algo": algo, "device": "cpu", "eval_interval_steps": 0, "tensorboard": False, "sampler": "serial"}
     for kind, wrappers in [("bytes", []), ("floats", [f"{TOYS}:AsFloats"]), ("grey", [f"{TOYS}:as_grey"])]:
@@ -132,7 +133,7 @@ def test_pictures_of_every_size_are_trained_on(algo: str, size: tuple[int, int],
 
 @pytest.mark.parametrize("name", ["Switches", "Unbounded"])
 def test_other_spaces(name: str, tmp_path: Path) -> None:
-    """Would catch an action of a shape that a sampler, a loss or a player can't take."""
+    """Actions of other shapes are trained, played and evaluated."""
     settings = {**NESTED, "env": f"{TOYS}:{name}", "env_options": {}, "schedule_steps": None, "sampler": "serial"}
     folder = train(**settings, steps=80, out=tmp_path / "run")
     player, env = accel_rl.load(folder, trust=True), make_env(f"{TOYS}:{name}")

@@ -1,4 +1,4 @@
-"""reset_mode="reserve": prepared start states against the resets that they stand for, in all games."""
+"""reset_mode="reserve": prepared start states, against the resets that they replace, in all games."""
 
 import pickle
 import subprocess
@@ -16,7 +16,7 @@ from accel_rl.envs.spec import EnvConfig
 from tests.helpers.outcomes import comparable
 from tests.helpers.simulators import MAKE, NATIVE_FIRST, ram, rollouts
 
-NOOPS = [0, 3]  # of the starts whose courses are compared
+NOOPS = [0, 3]  # numbers of no-ops of the compared starts
 HISTORY_STEPS = 25
 COURSE_STEPS = 30
 
@@ -30,12 +30,12 @@ def blank(simulator):
 
 
 def seen(simulator, row):
-    """What a reset has led to, as far as anybody can see it."""
+    """Returns all that shows of a reset: frame, RAM and lives."""
     return row.tobytes(), ram(simulator).tobytes(), simulator.lives
 
 
 def play(simulator, rng, steps):
-    """Random play, as a history; ends in the middle of a game."""
+    """Plays at random, which gives the simulator a history; ends in the middle of a game."""
     row = blank(simulator)
     for _ in range(steps):
         if simulator.step(rng.integers(simulator.spec.action_space.n), row).game_over:
@@ -43,14 +43,14 @@ def play(simulator, rng, steps):
 
 
 def counted(sim):
-    """Resets, and steps since the last one."""
+    """Returns the number of resets, and of steps since the last one."""
     if isinstance(sim, NativeSimulator):
         return tuple(sim._batch.words(0)[[words.NUM_STARTS, words.AGENT_STEPS]])
     return sim._resets, sim._steps
 
 
 def course(simulator, actions):
-    """What is seen of a game from now on, step by step, until it is over."""
+    """Returns all that shows of a game from now on, step by step, until it is over."""
     row = blank(simulator)
     trace = []
     for action in actions:
@@ -63,7 +63,7 @@ def course(simulator, actions):
 
 @pytest.mark.slow
 def test_a_prepared_start_follows_a_lost_game():
-    """Catches a restored game that the emulator still takes for lost, or that has the lost one's lives."""
+    """A prepared start after a lost game goes on as one after the first reset."""
     for game, steps in (("breakout", 900), ("atlantis2", 2000)):
         options = make_options("stooke", {"noop_max": 0})
         sim, rng = simulator(game, options, reserve=True), np.random.default_rng(0)
@@ -80,7 +80,7 @@ def test_a_prepared_start_follows_a_lost_game():
 
 
 def keeper(sim):
-    """What makes a simulator's prepared starts, and keeps them in _starts."""
+    """Returns the object that makes and keeps a simulator's prepared starts."""
     return sim._batch if isinstance(sim, NativeSimulator) else sim
 
 
@@ -93,7 +93,7 @@ def take_generator(sim, other):
 
 
 def assert_courses_equal(game, options, noops, kind="ale"):
-    """Each start restored in an emulator with a history, against the emulator whose reset made that start."""
+    """Asserts that each start, restored in an emulator with a history, goes on as in the emulator that made it."""
     made_it, other = simulator(game, options, 1, kind=kind), simulator(game, options, 2, kind=kind)
     rng = np.random.default_rng(0)
     row = blank(other)
@@ -104,7 +104,7 @@ def assert_courses_equal(game, options, noops, kind="ale"):
         first = (start.frame.tobytes(), ram(made_it).tobytes(), made_it.lives)
         keeper(other)._starts = [[start]] * (options.noop_max + 1)
         other.reset(row)
-        # Not ale.lives(): in atlantis2, the emulator's is wrong until the next frame.
+        # ale.lives() is wrong in atlantis2 until the next frame.
         lives = other.lives if kind == "native" else other._lives
         assert (row.tobytes(), ram(other).tobytes(), lives) == first, (count, "reset")
         take_generator(other, made_it)  # the same sticky actions for both
@@ -117,7 +117,7 @@ def assert_courses_equal(game, options, noops, kind="ale"):
 ACCEPTED = [game for game in games() if not why_no_reserve(game, make_options("stooke", {}))]
 
 
-# What an emulator has to save depends on the cartridge: one of each size.
+# The size of the cartridge decides what an emulator saves, so the fast tests have one game of each size.
 QUICK = {("breakout", "ale"), ("pitfall2", "ale")}
 QUICK |= {(game, "native") for game in ("breakout", "assault", "seaquest", "pitfall2", "solaris")}
 
@@ -131,7 +131,7 @@ QUICK |= {(game, "native") for game in ("breakout", "assault", "seaquest", "pitf
     ],
 )
 def test_a_prepared_start_goes_on_as_its_reset_did(game, kind):
-    """Catches a game whose saved state lacks something that shows later, which then belongs into the refused ones."""
+    """In every accepted game, a prepared start goes on exactly as the reset that made it."""
     assert_courses_equal(game, make_options("stooke", {"noop_max": 3}), NOOPS, kind)
 
 
@@ -139,13 +139,13 @@ def test_a_prepared_start_goes_on_as_its_reset_did(game, kind):
 @pytest.mark.parametrize("preset", ["dqn84", "v5"])
 @pytest.mark.parametrize("game", ["pong", "seaquest", "assault"])
 def test_a_prepared_start_goes_on_in_other_presets(game, preset, kind):
-    """Catches sticky actions that a start forgets, or first frames of another size or in grey."""
+    """Prepared starts go on exactly also with sticky actions, other frame shapes and colours."""
     options = {"color": True, "frame_stack": 1} if (game, preset) == ("seaquest", "dqn84") else {}
     assert_courses_equal(game, make_options(preset, options), [0, 0] if preset == "v5" else NOOPS, kind)
 
 
 def test_every_game_is_accepted_or_refused_for_a_reason():
-    """Catches names in the lists of refused games that no game has."""
+    """The refused games are exactly the listed ones, each with its reason."""
     refused = {game: why for game in games() if (why := why_no_reserve(game, make_options("stooke", {})))}
     assert refused.keys() == RESET_REMEMBERS | NO_STATES
     assert {refused[game] for game in NO_STATES} == {"its saved states are incomplete"}
@@ -166,7 +166,7 @@ def test_every_game_is_accepted_or_refused_for_a_reason():
 )
 @pytest.mark.usefixtures("few_starts")
 def test_options_that_are_refused(preset, options, why):
-    """Catches prepared states where the options make them differ from resets, and a refusal without need."""
+    """Prepared starts are refused exactly for options that make them differ from resets."""
     options = make_options(preset, {"noop_max": 1, **options})
     reason = why_no_reserve("pong", options)
     assert reason is None if why is None else why in reason
@@ -178,7 +178,7 @@ def test_options_that_are_refused(preset, options, why):
 
 
 class Noops:
-    """Counts the emulator's frames and real resets since it was last asked, in a simulator that presses no button."""
+    """Counts the emulator's frames and real resets in a simulator that presses no button."""
 
     def __init__(self, ale):
         self._ale, self.frames, self.resets = ale, 0, 0
@@ -197,7 +197,7 @@ class Noops:
 
 @pytest.mark.usefixtures("few_starts")
 def test_numbers_of_noops_are_drawn_alike():
-    """Catches a generator that prepared starts use otherwise, or a start with another number of no-ops."""
+    """Prepared starts draw the same numbers of no-ops as real resets, from the same generator."""
     options = make_options("stooke", {"noop_max": 3})
     by_noops = [starts[0] for starts in start_states("pong", options)]
     immediate, reserve = simulator("pong", options, 3), simulator("pong", options, 3, reserve=True)
@@ -226,7 +226,7 @@ def test_numbers_of_noops_are_drawn_alike():
     [("pong", "stooke"), ("pong", "dqn84"), ("breakout", "v5"), ("breakout", "stooke"), ("space_invaders", "stooke")],
 )
 def test_where_resets_have_one_outcome_nothing_differs(game, preset, kind):
-    """Catches any difference between reserve and immediate that the game itself does not make."""
+    """In games whose resets have one outcome, reserve and immediate give equal rollouts."""
     options = {"max_episode_steps": 7} | ({} if preset == "v5" else {"noop_max": 2})
     env = EnvConfig(game, preset, options, kind)
     num_resets = 0
@@ -251,7 +251,7 @@ def outcomes(game, options, num_resets, reserve=False, played_steps=0, seed=1):
 
 @pytest.mark.slow
 def test_where_resets_have_many_outcomes_prepared_starts_are_a_sample_of_them():
-    """Catches a prepared start that no reset leads to, and too small a choice of them."""
+    """In games whose resets have many outcomes, the prepared starts are a large sample of them."""
     options = make_options("stooke", {"noop_max": 0})
     real = outcomes("assault", options, 600)
     prepared = outcomes("assault", options, len(start_states("assault", options)[0]), reserve=True)
@@ -263,7 +263,7 @@ def test_where_resets_have_many_outcomes_prepared_starts_are_a_sample_of_them():
 
 @pytest.mark.slow
 def test_all_starts_are_used_evenly():
-    """Catches starts that are passed over, or preferred."""
+    """All prepared starts are used equally often."""
     options = make_options("stooke", {"noop_max": 0, "frame_shape": (20, 16)})
     sim = simulator("pong", options, reserve=True)
     starts = sim._starts[0]
@@ -287,7 +287,7 @@ sys.stdout.buffer.write(pickle.dumps([kind.start_states("assault", options) for 
 
 @pytest.mark.usefixtures("few_starts")
 def test_every_process_prepares_the_same_starts():
-    """Catches starts that depend on the process or on chance, so that resumed runs and other samplers differ."""
+    """Every process prepares the same starts."""
     options = make_options("stooke", {"noop_max": 2})
     own = [kind.start_states("assault", options) for kind in (atari, native)]
     other = subprocess.run([sys.executable, "-c", OTHER_PROCESS], capture_output=True, check=True).stdout
@@ -299,7 +299,7 @@ def test_every_process_prepares_the_same_starts():
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("game", ["pong", "breakout"])
 def test_memory(game, preset, kind):
-    """Catches prepared starts that outgrow what a machine full of workers was promised."""
+    """The prepared starts of a game take at most 2 MB."""
     starts = kind.start_states(game, make_options(preset, {}))
     assert sum(map(len, starts)) >= 93
     assert len(pickle.dumps(starts)) <= 2_000_000
@@ -307,14 +307,14 @@ def test_memory(game, preset, kind):
 
 # ---- games that are refused ----
 
-# The others of RESET_REMEMBERS begin alike, and differ only later.
+# The other games in RESET_REMEMBERS begin alike and differ only later.
 BEGIN_OTHERWISE = RESET_REMEMBERS - {"crossbow", "kung_fu_master", "pooyan"}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("game", [*sorted(BEGIN_OTHERWISE), "pong", "beam_rider", "assault"])
 def test_resets_that_remember_what_was_played(game):
-    """Catches a game that is refused without need: the control games' resets have nothing new after play."""
+    """Play before a reset leads to new starts in the refused games, and to none in the control games."""
     options = make_options("stooke", {"noop_max": 0})
     fresh = outcomes(game, options, 200 if game == "assault" else 30)
     assert bool(outcomes(game, options, 12, played_steps=60) - fresh) == (game in RESET_REMEMBERS)
@@ -322,7 +322,7 @@ def test_resets_that_remember_what_was_played(game):
 
 @pytest.mark.parametrize("game", [*sorted(NO_STATES), "surround"])
 def test_refused_games_reset_themselves(game):
-    """Catches a state of these that is kept or restored: for some it corrupts memory."""
+    """Refused games are really reset, and no state is saved of those whose states are incomplete."""
     sim = simulator(game, make_options("stooke", {"noop_max": 1}), reserve=True)
     assert sim._starts is None
     sim.ale = counting = Noops(sim.ale)
@@ -348,7 +348,7 @@ def test_refused_games_reset_themselves(game):
     ],
 )
 def test_state_is_exact(game, preset, options, kind):
-    """Catches a resumed game that goes on from another prepared start than it would have."""
+    """A restored game goes on exactly, with the same prepared starts."""
     options = make_options(preset, {**options, "max_episode_steps": 6})
     original, copy = (simulator(game, options, seed, reserve=True, kind=kind) for seed in (1, 2))
     rows, rng = np.zeros((2, *original.spec.row_shape), np.uint8), np.random.default_rng(0)
@@ -361,13 +361,13 @@ def test_state_is_exact(game, preset, options, kind):
                 each.reset(row)
 
     original.reset(rows[0])
-    for steps in (0, 1, 5, 20):  # also right after a reset
+    for steps in (0, 1, 5, 20):  # 0: right after a reset
         for _ in range(steps):
             step([original])
         copy.set_state(pickle.loads(pickle.dumps(original.get_state())))
         rows[1] = rows[0]
         if kind == "native":
-            assert copy.get_state() == original.get_state()  # the picture as well, of which a short frame leaves a part
+            assert copy.get_state() == original.get_state()  # with the picture, of which a short frame leaves a part
         for _ in range(40):
             step([original, copy])
             assert seen(original, rows[0]) == seen(copy, rows[1])

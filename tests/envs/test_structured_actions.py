@@ -52,7 +52,7 @@ PPO: dict[str, Any] = {
 
 
 def test_rows_hold_the_numbers_of_all_parts() -> None:
-    """Would catch parts in another order, a start or a bound that is lost, and a part of another type or shape."""
+    """A row holds the numbers of all parts in order, and turns into an action with starts, bounds and types."""
     assert stored_action(SPACE) == ((7,), np.float32)
     row = np.array([-7, 7, 0, 1, 1, 2, 2], np.float32)
     action = to_env_action(row, SPACE)
@@ -66,7 +66,7 @@ def test_rows_hold_the_numbers_of_all_parts() -> None:
 
 
 def test_samples_and_batches_survive_the_way_through_rows() -> None:
-    """Would catch a batch whose parts are cut along the wrong axis: a stack of rows is a batch of the actions."""
+    """Actions come back from rows unchanged, and a stack of rows becomes a batch of actions."""
     SPACE.seed(1)
     samples = [SPACE.sample() for _ in range(5)]
     stored = np.stack([from_env_action(action, SPACE) for action in samples])
@@ -91,20 +91,20 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_ppo_learns_it(run: Path) -> None:
-    """Would catch parts that are mixed up on their way, or not learned: the best is 5 each step; without looking, about
-    3 choices fit, and the numbers are 1/3 away."""
+    """PPO learns all parts of the action. The best score is 5 a step; a blind policy fits about 3 choices, and its
+    numbers are 1/3 away."""
     found = accel_rl.load(run, trust=True).evaluate(episodes=20, seed=9, greedy=True)
     assert found.mean_reward / found.mean_length > 4.5
 
 
 def test_serial_and_alternating_are_equal(run: Path, tmp_path: Path) -> None:
-    """Would catch noise of a part that depends on who steps."""
+    """Serial and alternating sampling give equal runs of structured actions."""
     alternating = train(**PPO, steps=256, out=tmp_path / "alternating")
     assert rows_without_time(alternating) == rows_without_time(run)[:2]
 
 
 def test_two_halves_are_a_whole(tmp_path: Path) -> None:
-    """Would catch a previous action that a checkpoint forgets, or a log std of a part that is no parameter."""
+    """Structured actions resume exactly: two halves of a run equal the whole."""
     settings = {**PPO, "core": "gru", "core_size": 8, "previous_inputs": True, "schedule_steps": 256}
     settings["sampler"] = "serial"
     whole = train(**settings, steps=256, out=tmp_path / "whole")
@@ -115,7 +115,7 @@ def test_two_halves_are_a_whole(tmp_path: Path) -> None:
 
 
 def test_predict(run: Path) -> None:
-    """Would catch a policy that acts by the framework's numbering, and a batch that is no batch of its actions."""
+    """A policy returns structured actions in the environment's numbers, alone or in batches."""
     player, env = accel_rl.load(run, trust=True), make_env(MACHINE)
     batch, _ = player.predict(np.eye(3, dtype=np.float32), deterministic=True)
     for goal in range(3):
@@ -145,7 +145,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("algo", ["a2c", *(pytest.param(name, marks=pytest.mark.slow) for name in [*ALGORITHMS][1:])])
 def test_every_actor_critic(algo: str, tmp_path: Path) -> None:
-    """Would catch a loss, a replay, a queue or a store that takes an action for one number or an integer."""
+    """Every actor-critic trains with structured actions."""
     settings = ALGORITHMS[algo] | {"algo": algo, "env": MACHINE, "log_interval_steps": 100}
     folder = train(**settings, steps=400, out=tmp_path / "run")
     assert any(row["train/entropy"] for row in rows(folder))
@@ -164,14 +164,14 @@ def test_every_actor_critic(algo: str, tmp_path: Path) -> None:
     ],
 )
 def test_what_needs_discrete_actions_refuses_them(settings: dict[str, Any], message: str, tmp_path: Path) -> None:
-    """Would catch a traceback, and a run that fails after its folder was made."""
+    """Features for discrete actions refuse structured ones in one line, before a folder is made."""
     with pytest.raises(UsageError, match=message) as raised:
         train(**TINY_SERIAL_RUN | settings | {"env": MACHINE}, steps=40, out=tmp_path / "run")
     assert "\n" not in str(raised.value) and not (tmp_path / "run").exists()
 
 
 def test_the_commands_play_it(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Would catch a policy file that cannot describe the actions, and a video of random ones."""
+    """The commands eval and record play a policy with structured actions."""
     assert main(["eval", str(run), "--episodes", "2", "--trust"]) == 0
     assert main(["record", str(run), "--out", str(tmp_path / "game.mp4"), "--trust"]) == 0
     assert "mean_reward" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""ViZDoom's scenarios: pictures, rewards, ends and seeds; and what is left of their engines."""
+"""ViZDoom's scenarios: pictures, rewards, ends, seeds, and the end of their engines."""
 
 import os
 import signal
@@ -40,14 +40,14 @@ def play(env: Any, seed: int, num_episodes: int) -> list[Any]:
 
 
 def test_without_vizdoom(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Would catch an ImportError, and an import of ViZDoom by everybody who imports the module."""
+    """Without ViZDoom, the module can be imported, and making an environment names the extra to install."""
     monkeypatch.setitem(sys.modules, "vizdoom", None)
     with pytest.raises(UsageError, match=r'pip install "accel-rl\[threed\]"'):
         make_env(DOOM)
 
 
 def test_wrong_options(vizdoom: Any) -> None:
-    """Would catch an option that is found out by the engine, in its words, or not at all."""
+    """Wrong options are refused before the engine starts, with the value and the rule."""
     for options, message in [
         ({"scenario": "basick"}, "unknown scenario 'basick'; did you mean basic"),
         ({"scenario": "mine.cfg"}, "mine.cfg: there is no such file"),
@@ -64,9 +64,8 @@ def test_wrong_options(vizdoom: Any) -> None:
 
 
 def test_a_timeout_truncates(vizdoom: Any) -> None:
-    """Would catch a time limit that terminates, a step beyond it, and a last picture that is black.
-
-    The scenario lasts 300 tics, each of which costs 1; 42 steps of 7 tics leave 6 for the last one."""
+    """A timeout truncates the episode at its last tic, with a true last picture. The scenario lasts 300 tics, each
+    of which costs 1; 42 steps of 7 tics leave 6 for the last one."""
     simulator = GymSimulator(EnvConfig(DOOM, options={"frame_skip": 7, "size": "60x80"}), np.random.SeedSequence(0))
     try:
         assert simulator.spec.row_shape == (3, 60, 80) and simulator.spec.is_pixels
@@ -85,7 +84,7 @@ def test_a_timeout_truncates(vizdoom: Any) -> None:
 
 
 def test_an_end_terminates(vizdoom: Any) -> None:
-    """Would catch an end that is not reported, its reward lost, and a picture of nothing after it."""
+    """An end terminates the episode with its reward, and repeats the last picture."""
     env = make_env(DOOM)
     try:
         env.action_space.seed(0)
@@ -106,7 +105,7 @@ def test_an_end_terminates(vizdoom: Any) -> None:
 
 
 def test_seeds_and_states(vizdoom: Any) -> None:
-    """Would catch episodes that do not follow from the seed; and a state that is saved although it is not exact."""
+    """Episodes follow from the seed alone, and no state is saved, since none would be exact."""
     first, second = make_env(DOOM), make_env(DOOM)
     try:
         steps = play(first, 5, num_episodes=3)
@@ -124,7 +123,7 @@ def test_seeds_and_states(vizdoom: Any) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere, an engine notices nothing of its user's end")
 @pytest.mark.parametrize("ends", ["close", "kill"])
 def test_nothing_is_left(vizdoom: Any, ends: str, tmp_path: Path) -> None:
-    """Would catch an engine that outlives its user, obeys Ctrl-C or leaves memory or files behind."""
+    """An engine ends with its user, whether closed or killed, ignores Ctrl-C and leaves no files."""
     script = tmp_path / "play.py"
     script.write_text(
         "import sys, time, pathlib\n"
@@ -153,7 +152,7 @@ def test_nothing_is_left(vizdoom: Any, ends: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.multiprocess
 def test_unreal_plays(vizdoom: Any, tmp_path: Path) -> None:
-    """Would catch learners or workers that cannot start engines, and a resumed run or evaluation that fails."""
+    """UNREAL trains on Doom with two learners, resumes with new episodes, and is evaluated."""
     arguments = ["--algo", "unreal", "--devices", "cpu,cpu", "--envs", 4, "--sampler", "alternating", "--workers", 2]
     arguments += ["--env", DOOM, "--env-options", "{size: 42x42}", "--normalize-returns", "--core-size", 32]
     arguments += ["--auxiliary-replay-steps", 200, "--log-interval-steps", 500, "--eval-interval-steps", 0]

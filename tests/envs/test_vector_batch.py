@@ -1,4 +1,4 @@
-"""VectorBatch against BatchSimulator of the same environments, for each autoreset mode; what is refused, and errors."""
+"""VectorBatch against BatchSimulator with the same environments, for each autoreset mode; refusals and errors."""
 
 import builtins
 from dataclasses import replace
@@ -90,8 +90,7 @@ class Driver:
     ],
 )
 def test_rows_are_those_of_single_environments(toy: str, options: dict[str, Any], mode: str) -> None:
-    """Catches any row, end, last observation, mask, score, age or seed that differs from those of environments one by
-    one, and spaces whose batches become other rows."""
+    """A vector environment fills every array exactly as single environments do, for every kind of space."""
     single, vector = (
         EnvConfig(f"{MASKED if toy == 'Masked' else TOYS}:{toy}", options=options),
         of(toy=toy, mode=mode, **options),
@@ -107,8 +106,8 @@ def test_rows_are_those_of_single_environments(toy: str, options: dict[str, Any]
 
 
 def test_a_step_that_only_resets_is_no_sample() -> None:
-    """Catches a reset step of NEXT_STEP that counts as a sample, as a step of a game or for its score, whatever reward
-    and ends come with it, also where a rollout begins or ends with it; written out by hand."""
+    """A reset step of NEXT_STEP is no valid sample, and counts for no game, reward or end; the rows are worked out
+    by hand."""
     env = of("faulty", how="ends_at_resets", lengths=[2, -1])
     driver = Driver(GymSimulator(EnvConfig(f"{TOYS}:Counting"), SEED).spec, env, num_envs=1, horizon=5)
     rows = [
@@ -131,7 +130,7 @@ def test_a_step_that_only_resets_is_no_sample() -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_only_allowed_actions_are_taken(mode: str) -> None:
-    """Catches a mask of another environment or step, also after a step that only resets: the toy raises then."""
+    """Each action is allowed by its own environment's mask, also after a reset step; else the toy would raise."""
     env = with_masks(of(toy="Masked", nvec=[3, 2, 17], mode=mode))
     driver = Driver(VectorSimulator(env, [SEED]).spec, env, decorrelation_steps=30)
     games = sum(int((driver.rollout()["game_length"] > 0).sum()) for _ in range(5))
@@ -159,7 +158,7 @@ def test_only_allowed_actions_are_taken(mode: str) -> None:
     ],
 )
 def test_wrong_masks_are_one_line(options: dict[str, Any], words: str) -> None:
-    """Catches masks that end in a traceback, or that are played with, also at the start of a game."""
+    """A wrong mask, also at the start of a game, ends the run in one line."""
     env = with_masks(of(toy="Masked", sources=["method"], **options))
     driver = Driver(VectorSimulator(env, [SEED]).spec, env)
     with pytest.raises(RunError, match=f"environments 2 to 4 .* failed .*: {words}$"):
@@ -168,13 +167,12 @@ def test_wrong_masks_are_one_line(options: dict[str, Any], words: str) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_random_starts(mode: str) -> None:
-    """Catches random actions at the start that differ between environments of one batch and of two, that are left out,
-    or that count for a game's score."""
+    """Random starts are equal in batches of any size, and count for no game's score."""
     env = of(lengths=[4, -3], seeded=True, mode=mode)
     spec = VectorSimulator(env, [SEED]).spec
     whole, part = (Driver(spec, env, num_envs=num_envs, horizon=4, decorrelation_steps=9) for num_envs in (3, 2))
     before = [driver.rollout() for driver in (whole, part)]
-    # Nine steps: games of 4 and 3 steps, each of which a step for its reset may follow
+    # The nine steps hold games of 4 and 3 steps and, in NextStep, a reset step after each.
     assert before[0]["observation"][0, :, :2].tolist() == [[2, 0 if mode == "NextStep" else 2]] * 3
     assert len(np.unique(before[0]["observation"][0, :, 2])) == 3
     for name in ("observation", "reset", "valid", "age"):
@@ -186,7 +184,7 @@ def test_random_starts(mode: str) -> None:
 
 @pytest.mark.parametrize("name", ["final_obs", "final_observation"])
 def test_one_seed_and_last_observations_without_a_mask(name: str) -> None:
-    """Catches a list of seeds for an environment that takes one, and last observations that go by another name."""
+    """An environment may take one seed for all, and give last observations under either name without a mask."""
     env = of("OneSeed", name=name)
     spec = VectorSimulator(env, [SEED]).spec
     assert "one seed for all of a worker's" in spec.vector
@@ -215,12 +213,11 @@ def test_one_seed_and_last_observations_without_a_mask(name: str) -> None:
     ],
 )
 def test_broken_rules(how: str, mode: str, words: list[str]) -> None:
-    """Catches batches that are learned from although they do not fit what the environment has declared; the error is
-    one line that names its environments."""
+    """A batch that does not fit its declaration ends the run in one line that names its environments."""
     env = of("faulty", how=how, mode=mode)
     driver = Driver(VectorSimulator(env, [SEED]).spec, env)
     if how == "ignores_mask":
-        driver.batch._envs._envs.unwrapped.envs[1].steps = 1  # type: ignore[attr-defined]  # or all end at once
+        driver.batch._envs._envs.unwrapped.envs[1].steps = 1  # type: ignore[attr-defined]  # else all end at once
     with pytest.raises(RunError) as raised:
         driver.rollout()
     message = str(raised.value)
@@ -229,7 +226,7 @@ def test_broken_rules(how: str, mode: str, words: list[str]) -> None:
 
 
 def test_a_seed_begins_another_game_than_the_last_step_did(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches the first observation of an older game, which is returned while the environment is elsewhere."""
+    """A reset with a seed always reaches the environment, also when the last step has begun a game already."""
     envs, resets = OneSeed(1), list[int | None]()
     monkeypatch.setattr(envs, "reset", lambda seed, options: resets.append(seed) or OneSeed.reset(envs, seed=seed))
     env = OneOfVector(lambda seed: envs, 0)
@@ -241,7 +238,7 @@ def test_a_seed_begins_another_game_than_the_last_step_did(monkeypatch: pytest.M
 
 
 def test_rewards_of_resets_are_not_blamed() -> None:
-    """Catches an error that names an environment whose step was only a reset, and whose reward does not count."""
+    """An error about a reward names an environment whose reward counts, not one that was only reset."""
     simulator = VectorSimulator(of("faulty", how="reward_nan"), [SEED] * 3)
     rows, actions = np.zeros((3, *simulator.spec.row_shape), simulator.spec.row_dtype), np.zeros(3, np.int64)
     simulator.reset(rows)
@@ -265,7 +262,7 @@ def test_rewards_of_resets_are_not_blamed() -> None:
     ],
 )
 def test_refused(env: EnvConfig, words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches a batch that cannot be stepped and is not refused, in one line that says why."""
+    """A batch that cannot be stepped is refused in one line that says why."""
     importing = builtins.__import__
 
     def without_envpool(name: str, *arguments: Any, **options: Any) -> Any:
@@ -280,7 +277,7 @@ def test_refused(env: EnvConfig, words: list[str], monkeypatch: pytest.MonkeyPat
 
 
 def test_wait_and_other_spaces_are_refused() -> None:
-    """Catches environments that are left alone although their batch goes on, and a worker's rows of another shape."""
+    """Batches refuse reset_mode=wait, and observations of another shape than the run's."""
     spec = VectorSimulator(of(), [SEED]).spec
     with pytest.raises(UsageError, match=r"reset_mode=wait .* use immediate"):
         Driver(spec, of(), reset_mode="wait")
@@ -289,7 +286,8 @@ def test_wait_and_other_spaces_are_refused() -> None:
 
 
 def test_an_error_replaces_all_environments_of_the_batch() -> None:
-    """Catches lost samples that count, environments that stay as they were, and restarts that are not counted."""
+    """An error replaces all environments of the batch, counts as a restart of each, and invalidates the lost
+    samples."""
     env = of("faulty", how="raises")
     driver = Driver(VectorSimulator(env, [SEED]).spec, env, horizon=4, restart_on_error=True)
     for count in (1, 2):
@@ -301,12 +299,11 @@ def test_an_error_replaces_all_environments_of_the_batch() -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_one_of_a_batch_is_like_a_single_environment(mode: str) -> None:
-    """Catches a batch of one, as it is watched and evaluated by hand, that shows the next game's first observation in
-    place of the last one, or loses a step."""
+    """A batch of one shows the same observations, rewards and ends as a single environment."""
     options: dict[str, Any] = {"lengths": [2, -3], "seeded": True}
     single = make_env(f"{TOYS}:Counting", **options)
     env = make_env(f"{VECTORS}:make", mode=mode, render_mode=None, **options)
-    assert str(env) == "SyncVectorEnv(num_envs=1)"  # in messages
+    assert str(env) == "SyncVectorEnv(num_envs=1)"  # messages show this
     for seed in (7, None, None):
         assert env.reset(seed=seed)[0].tolist() == single.reset(seed=seed)[0].tolist()
         is_over = False

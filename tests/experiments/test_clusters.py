@@ -1,4 +1,4 @@
-"""Runs as jobs of a cluster: preempted ones and those of lost machines continue exactly, failures are told."""
+"""Runs as jobs of a cluster: preempted jobs and those of lost machines continue exactly; failures are reported."""
 
 import contextlib
 import os
@@ -26,7 +26,7 @@ from tests.helpers.processes import TIMEOUT_S, Command, words_of
 from tests.helpers.runs import rows
 from tests.test_cli import Result, call
 
-# Each of the 4 environments takes 2,000 steps, and waits at the 1,000th one until what strikes the runs has happened.
+# Each of the 4 environments takes 2,000 steps, and waits at the 1,000th until the test has struck the runs.
 SETTINGS = {
     **SMALL,
     "env": "tests.helpers.toy_envs:Held",
@@ -43,7 +43,7 @@ RAY = ("--executor", "ray", "--job", "{cpus: 1, gpus: 0}")
 
 
 def launch(tmp_path: Path, *words: Any) -> list[Any]:
-    """Returns what launches a run of each seed, of which the first one cannot write its folder."""
+    """Returns the words that launch a run of each seed; the first run cannot write its folder."""
     file = write(tmp_path / "x.yaml", settings=SETTINGS, grid=[{"algo": "a2c"}], seeds=SEEDS)
     (tmp_path / "out/a2c-s0/command.txt").mkdir(parents=True, exist_ok=True)
     return ["launch", "--experiment", file, "--out", tmp_path / "out", *words]
@@ -99,14 +99,14 @@ def assert_all_but_the_first_are_exact(result: Result, out: Path, uninterrupted:
 
 @pytest.fixture
 def struck(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file without which no run of this test ends."""
+    """Returns the path of a file without which no run of this test ends."""
     monkeypatch.setenv("HELD_UNTIL", str(tmp_path / "struck"))
     return tmp_path / "struck"
 
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the runs as they are where nothing happens to them."""
+    """Returns a folder with runs to which nothing has happened."""
     folder = tmp_path_factory.mktemp("uninterrupted")
     for seed in SEEDS[1:]:
         accel_rl.train(**SETTINGS, algo="a2c", seed=seed, device="cpu", out=folder / str(seed))
@@ -116,8 +116,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 @pytest.mark.multiprocess
 def test_a_preempted_job_is_queued_again(tmp_path: Path, capfd: Any, uninterrupted: Path, struck: Path) -> None:
-    """Would catch a preempted run that is lost, not exact, or done when SIGTERM comes before the warning; and a failure
-    that ends the others or is not told."""
+    """A preempted run is queued again and continues exactly; a failed run is reported and ends no other."""
     pytest.importorskip("submitit")
     run = tmp_path / "out/a2c-s1"
 
@@ -138,7 +137,7 @@ def test_a_preempted_job_is_queued_again(tmp_path: Path, capfd: Any, uninterrupt
 @pytest.mark.slow
 @pytest.mark.multiprocess
 def test_a_lost_machine(tmp_path: Path, capfd: Any, monkeypatch: Any, uninterrupted: Path, struck: Path) -> None:
-    """Would catch runs that are lost with a machine of a Ray cluster, or that are not exact after that."""
+    """Runs of a machine that a Ray cluster has lost continue exactly on another."""
     runs = [tmp_path / f"out/a2c-s{seed}" for seed in SEEDS[1:]]
     with ray_cluster(monkeypatch) as cluster:
         other = cluster.add_node(num_cpus=2, **MEMORY)
@@ -168,7 +167,7 @@ def test_a_lost_machine(tmp_path: Path, capfd: Any, monkeypatch: Any, uninterrup
 def test_a_stopped_launch(
     words: tuple[str, ...], tmp_path: Path, capfd: Any, monkeypatch: Any, uninterrupted: Path, struck: Path
 ) -> None:
-    """Would catch a Ctrl-C after which jobs go on, or that loses what they have done."""
+    """Ctrl-C stops all jobs with a checkpoint, and the same command continues them exactly."""
     pytest.importorskip("submitit")
     run = tmp_path / "out/a2c-s1"
     with ray_cluster(monkeypatch) if words == RAY else contextlib.nullcontext():
@@ -198,7 +197,7 @@ def test_a_stopped_launch(
     ],
 )
 def test_bad_flags_are_refused(words: list[str], message: str, tmp_path: Path, capfd: Any, monkeypatch: Any) -> None:
-    """Would catch a traceback where there is no cluster, or what is written before that is noticed."""
+    """Flags that do not fit, or a cluster's missing package, are refused in one line before anything is written."""
     monkeypatch.setitem(sys.modules, "ray", None)
     file = write(tmp_path / "x.yaml", settings=SMALL, grid=[{"algo": ["a2c"]}])
     result = call(capfd, "launch", "--experiment", file, "--out", tmp_path / "out", *words)
@@ -208,14 +207,14 @@ def test_bad_flags_are_refused(words: list[str], message: str, tmp_path: Path, c
 
 
 def test_resources() -> None:
-    """Would catch a run with fewer CPUs or GPUs than its learners need, and options that are lost."""
+    """A job asks for the CPUs and GPUs of all its learners and passes other options on."""
     options = JobOptions.read("{cpus: 8, slurm_partition: x}")
     assert options.resources(2) == (16, 2) and options.passed_on == {"slurm_partition": "x"}
     assert JobOptions.read("").resources(2) == (8, 2) and JobOptions.read("{gpus: 0}").resources(1) == (4, 0)
 
 
 def test_slurm_that_takes_no_job(tmp_path: Path, monkeypatch: Any) -> None:
-    """Would catch a traceback of sbatch's error, and jobs that are cancelled because there may be no more of them."""
+    """An error of sbatch is one line; once jobs run, further ones wait instead."""
     pytest.importorskip("submitit")
     executor = SlurmExecutor(tmp_path, JobOptions(cluster="local", gpus=0))
     answers: list[Any] = [RuntimeError("sbatch: error: invalid partition"), SimpleNamespace(job_id=7)]
@@ -231,12 +230,12 @@ def test_slurm_that_takes_no_job(tmp_path: Path, monkeypatch: Any) -> None:
     with pytest.raises(accel_rl.errors.UsageError, match="submitit: sbatch: error: invalid partition"):
         executor.start(task)
     assert executor.start(task) is not None
-    assert [executor.start(task) for _ in range(2)] == [None, None] and not answers  # the second time, it is not asked
+    assert [executor.start(task) for _ in range(2)] == [None, None] and not answers  # sbatch is asked once
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system binds no processes")
 def test_jobs_on_one_machine_have_cpus_of_their_own(tmp_path: Path, monkeypatch: Any) -> None:
-    """Would catch two jobs of Ray's whose workers are bound to the same logical CPUs."""
+    """Jobs on one machine are bound to different logical CPUs, as long as there are some."""
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
     bound: list[set[int]] = []
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3, 4, 6})

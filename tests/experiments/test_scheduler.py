@@ -1,4 +1,4 @@
-"""Experiments: what their files mean, how they continue after any kind of end, the table and the figure."""
+"""Experiments: the meaning of their files, how they continue after any kind of end, the table and the figure."""
 
 import json
 import multiprocessing
@@ -44,7 +44,7 @@ def write(path: Path, **parts: Any) -> Path:
 
 
 def test_a_file_describes_its_runs(tmp_path: Path) -> None:
-    """Would catch a combination or setting that is lost, or a name that changes when a block is added."""
+    """A file describes the runs of all combinations and seeds, whose names do not depend on other blocks."""
     file = write(
         tmp_path / "x.yaml",
         settings={"env": "pong", "steps": 1000},
@@ -69,7 +69,7 @@ def test_a_file_describes_its_runs(tmp_path: Path) -> None:
 
 
 def test_the_papers_numbers_belong_to_their_runs() -> None:
-    """Would catch a number next to the wrong run: the speed-ups are the paper's."""
+    """The shipped files give each run its own numbers of the paper: the speed-ups are the paper's."""
     speed_ups = {}
     for name, num_rows in (("table2", 14), ("table3", 12)):
         experiment = read_experiment(SHIPPED / f"{name}.yaml")
@@ -104,12 +104,12 @@ def test_the_papers_numbers_belong_to_their_runs() -> None:
     ],
 )
 def test_shipped_files_can_be_run(name: str, num_runs: int) -> None:
-    """Would catch a setting that does not exist or fit, in a file that few machines can run."""
+    """All runs of a shipped file resolve on eight learners."""
     experiment = read_experiment(SHIPPED / f"{name}.yaml", {"share_processors": True})
     assert len(resolve_all(experiment, LocalExecutor([Slot("cpu", None)] * 8))) == num_runs
 
 
-CARTPOLE = {"env": "CartPole-v1"}  # quick to make: nothing is compiled
+CARTPOLE = {"env": "CartPole-v1"}  # quick to make, since nothing is compiled
 GOOD: dict[str, Any] = {"settings": CARTPOLE, "grid": [{"algo": ["a2c", "ppo"]}]}
 HOURS = {"algo": "a2c", "hours": 1}
 BAD_PARTS: list[tuple[dict[str, Any], str]] = [
@@ -158,7 +158,7 @@ BAD_FLAGS = [
 
 @pytest.mark.parametrize(("parts", "message"), BAD_PARTS, ids=[message for _, message in BAD_PARTS])
 def test_bad_files_are_refused(parts: dict[str, Any], message: str, tmp_path: Path, capfd: Any) -> None:
-    """Would catch a grid that fails only after hours, or a mistake in the file that goes unnoticed."""
+    """A mistake in a file is refused in one line before anything is written."""
     file = write(tmp_path / "x.yaml", **{**GOOD, **parts})
     result = call(capfd, "launch", "--experiment", file, "--devices", "cpu,cpu", "--out", tmp_path / "out")
     result.assert_one_line(2)
@@ -168,7 +168,7 @@ def test_bad_files_are_refused(parts: dict[str, Any], message: str, tmp_path: Pa
 
 @pytest.mark.parametrize(("words", "message"), BAD_FLAGS)
 def test_bad_flags_are_refused(words: str, message: str, tmp_path: Path, capfd: Any) -> None:
-    """Would catch a flag that is ignored, or one that would change what the file says."""
+    """A flag that contradicts the file or the other flags is refused in one line."""
     file, where = write(tmp_path / "x.yaml", **GOOD), [] if re.search("--(gpus|devices)", words) else ["--gpus", "auto"]
     result = call(capfd, "launch", "--experiment", file, "--out", tmp_path / "out", *words.split(), *where)
     result.assert_one_line(2)
@@ -190,7 +190,7 @@ class Process:
 
 
 def test_runs_start_when_their_slots_are_free(tmp_path: Path, monkeypatch: Any) -> None:
-    """Would catch two runs on a device, a device that stays idle, and one that is not given back."""
+    """A run starts when enough slots are free, and gives them back at its end."""
     monkeypatch.setattr(Task, "start", lambda task, where, trust: Process())
     executor = LocalExecutor([Slot(f"cuda:{index}", None) for index in range(4)])
     one, two = (Task(f"{learners}", tmp_path / "run", {}, {}, 100, learners) for learners in (1, 2))
@@ -201,7 +201,7 @@ def test_runs_start_when_their_slots_are_free(tmp_path: Path, monkeypatch: Any) 
 
 
 def test_slots_share_out_the_logical_cpus(monkeypatch: Any) -> None:
-    """Would catch logical CPUs that two runs share, or that no run has, and slots far from their GPUs."""
+    """Slots divide the logical CPUs among them, near their GPUs, each for one slot unless they are shared."""
     cores = tuple((core, core + 4) for core in (0, 2, 1, 3))
     machine = CpuTopology(cores, nodes=(0, 1, 0, 1), num_online=8)
     devices = ["cuda:0", "cuda:1"]
@@ -219,14 +219,14 @@ def test_slots_share_out_the_logical_cpus(monkeypatch: Any) -> None:
         make_slots(["cpu"] * 3, CpuTopology(((5,), (7,)), (0, 0), 2))
     shared = make_slots(["cpu"] * 3, CpuTopology(((5,), (7,)), (0, 0), 2), share=True)
     assert [slot.cpus for slot in shared] == [(5,), (7,), (5,)]
-    assert make_slots(["cpu"], machine) == [Slot("cpu", None)]  # as with `accel-rl train`
+    assert make_slots(["cpu"], machine) == [Slot("cpu", None)]  # like `accel-rl train`
     assert make_slots(["cpu"], replace(machine, chosen=True)) == [Slot("cpu", tuple(range(8)))]
     assert placement(make_slots(devices, replace(machine, can_pin=False)), 2) == {"devices": "cuda:0,cuda:1"}
 
 
 @pytest.mark.parametrize("words", ["", "--experiment x.yaml", "--gpus 0-1", "--learners-per-gpu 2"])
 def test_without_gpus_devices_must_be_named(words: str, tmp_path: Path, capfd: Any, monkeypatch: Any) -> None:
-    """Would catch a command for all GPUs that takes hours on the CPU of a machine without any."""
+    """Without a GPU, a launch that names no devices is refused."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     write(tmp_path / "x.yaml", **GOOD)
@@ -238,7 +238,7 @@ def test_without_gpus_devices_must_be_named(words: str, tmp_path: Path, capfd: A
 
 @pytest.mark.parametrize("by", ["flag", "file"])
 def test_named_devices_are_used(by: str, tmp_path: Path, capfd: Any) -> None:
-    """Would catch a single launched run on all GPUs instead of the devices that were named."""
+    """A single launched run uses the devices that a flag or its file names."""
     settings = {**SMALL, "share_processors": True, **({"devices": "cpu,cpu"} if by == "file" else {})}
     file = tmp_path / "settings.yaml"
     file.write_text(yaml.safe_dump(settings))
@@ -254,7 +254,7 @@ def test_named_devices_are_used(by: str, tmp_path: Path, capfd: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.multiprocess
 def test_a_failed_run_does_not_stop_the_rest(tmp_path: Path, capfd: Any) -> None:
-    """Would catch a failure that ends the rest or is not reported, and a second call that repeats finished runs."""
+    """A failed run is reported and does not stop the rest; the same command runs it again, and no finished run."""
     settings = {**SMALL, "steps": 200}
     file = write(tmp_path / "x.yaml", title="Two runs", settings=settings, grid=[{"algo": "a2c"}], seeds=[0, 1])
     out = tmp_path / "out"
@@ -295,7 +295,8 @@ def wait_for(condition: Callable[[], Any]) -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*fork")
 def test_an_experiment_continues_after_a_kill_and_an_interruption(tmp_path: Path, capfd: Any) -> None:
-    """Would catch runs that outlive their scheduler or are lost with it, or go on with other settings."""
+    """An experiment continues from its checkpoints after a kill, which ends its runs, and stops cleanly at an
+    interruption."""
     file = write(tmp_path / "x.yaml", settings={**SMALL, "steps": 1_000_000}, grid=[{"algo": "a2c"}], seeds=[1, 2])
     out, executor = tmp_path / "out", LocalExecutor([Slot("cpu", None)])
     first, second = out / "a2c-s1", out / "a2c-s2"
@@ -338,7 +339,7 @@ def test_an_experiment_continues_after_a_kill_and_an_interruption(tmp_path: Path
 
 
 def test_a_folder_is_of_one_run(tmp_path: Path) -> None:
-    """Would catch a run that goes on with other settings, or is refused for what its machine has decided."""
+    """A folder continues only with its own settings; those that the machine has decided may differ."""
     settings = {**SMALL, "algo": "a2c", "steps": 1000, "seed": 1}
     config, run = resolve({**settings, "device": "cpu"}), tmp_path / "run"
 
@@ -354,7 +355,7 @@ def test_a_folder_is_of_one_run(tmp_path: Path) -> None:
     ):
         with pytest.raises(UsageError, match=message):
             inspect(resolve({**settings, "device": "cpu", **changed}, spec=config.spec))
-    elsewhere = replace(config, run=replace(config.run, precision="bf16"))  # a CPU of another kind
+    elsewhere = replace(config, run=replace(config.run, precision="bf16"))  # another kind of CPU
     assert not inspect(elsewhere).finished and inspect(elsewhere, steps=500).finished
     with pytest.raises(UsageError, match="a2c-s1 was started with precision="):
         inspect(elsewhere, precision="bf16")
@@ -366,7 +367,7 @@ def test_a_folder_is_of_one_run(tmp_path: Path) -> None:
 
 
 def test_launch_without_an_experiment_trains_one_run(tmp_path: Path, capfd: Any) -> None:
-    """Would catch flags of `train` that `launch` does not know, or devices that it does not pass on."""
+    """`launch` without an experiment trains one run with the flags of `train`."""
     words = ["--env", "CartPole-v1", "--sampler", "serial", "--envs", 4, "--steps", 40, "--learning-rate", 1e-3]
     words += ["--no-tensorboard", "--eval-interval-steps", 0, "--devices", "cpu", "--out", tmp_path / "run"]
     result = call(capfd, "launch", *words)
@@ -383,8 +384,10 @@ MACHINE = {"cpu": "a processor", "cores": 2, "gpus": [], "python": "3", "package
 
 @pytest.fixture
 def known(tmp_path: Path) -> tuple[Experiment, Path]:
-    """An experiment with round numbers: 1,000 and 1,500 steps/s with one learner, 2,000 and 3,000 with two, and PPO,
-    one of whose two runs was cut short."""
+    """Returns an experiment with round numbers: 1,000 and 1,500 steps/s with one learner, 2,000 and 3,000 with two.
+
+    One of the two runs of PPO was cut short.
+    """
     file = write(
         tmp_path / "x.yaml",
         title="Known",
@@ -418,8 +421,7 @@ def known(tmp_path: Path) -> tuple[Experiment, Path]:
 
 
 def test_the_table_has_the_right_numbers(known: Any, capsys: Any) -> None:
-    """Would catch steps/s of the last session alone, a spread of something else, hours for another number of steps, an
-    inverted ratio, a speed-up over another algorithm, or an extrapolation that is not marked."""
+    """The table has each combination's scores, speeds, hours and ratios, with extrapolations marked."""
     experiment, folder = known
     report.report(experiment, folder)
     table = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
@@ -445,7 +447,7 @@ def test_the_table_has_the_right_numbers(known: Any, capsys: Any) -> None:
 
 
 def test_the_figure_shows_the_right_curves(known: Any) -> None:
-    """Would catch an empty figure, a curve of another run, or the paper's hours at the wrong number of learners."""
+    """The figure shows each combination's curve, and the paper's hours at their numbers of learners."""
     experiment, folder = known
     report.report(experiment, folder)
     picture = cv2.imread(str(folder / "summary.png"))
@@ -464,7 +466,7 @@ def test_the_figure_shows_the_right_curves(known: Any) -> None:
 
 
 def test_there_is_a_table_before_any_game_has_finished(tmp_path: Path, capfd: Any) -> None:
-    """Would catch a summary that fails because there is nothing to draw yet, or that accepts a mistyped folder."""
+    """There is a table before any game has finished; a folder that does not exist is refused."""
     file = write(tmp_path / "x.yaml", **GOOD)
     words = ["--experiment", file, "--summary", "--out"]
     call(capfd, "launch", *words, tmp_path / "none").assert_one_line(2)

@@ -1,4 +1,4 @@
-"""Sweeps: what their files mean, what is proposed and promoted, and that a killed one goes on to the same result."""
+"""Sweeps: the meaning of their files, proposals and promotions, and the same result after a kill."""
 
 import csv
 import random
@@ -46,7 +46,7 @@ def read(tmp_path: Path, **parts: Any) -> Sweep:
 
 
 def test_a_file_describes_a_sweep(tmp_path: Path) -> None:
-    """Would catch a rung, a scale or a bound that is lost, and schedules that end where a rung does."""
+    """A file describes a sweep's rungs, ranges and runs, whose schedules end with the last rung."""
     found = read(tmp_path, envs={"CartPole-v1": [0, 500], "Acrobot-v1": [-500, -80]}, seeds=[1, 2])
     assert found.rungs == (200, 800) and read(tmp_path, halving=None).rungs == (800,)
     assert read(tmp_path, halving={"first": 150}).rungs == (150, 300, 600, 800)
@@ -79,7 +79,7 @@ def test_a_file_describes_a_sweep(tmp_path: Path) -> None:
     ],
 )
 def test_bad_files_are_refused(parts: dict[str, Any], message: str, tmp_path: Path, capfd: Any) -> None:
-    """Would catch a search space that fails only after hours, and what is written before that."""
+    """A mistake in a file or a search space is refused in one line before anything is written."""
     file = write(tmp_path / "x.yaml", **{**GOOD, **parts})
     result = call(capfd, "sweep", file, "--devices", "cpu", "--out", tmp_path / "out")
     result.assert_one_line(2)
@@ -88,7 +88,7 @@ def test_bad_files_are_refused(parts: dict[str, Any], message: str, tmp_path: Pa
 
 
 def test_the_better_trials_go_on(tmp_path: Path, monkeypatch: Any) -> None:
-    """Would catch worse trials that are promoted, a failure that ends the rest, and one that is promoted."""
+    """The better trials go on to the next rung; a failed one stops alone and is not promoted."""
     trained: list[tuple[str, int]] = []
 
     def run_tasks(tasks: list[Task], executor: Any) -> list[Failure]:
@@ -117,8 +117,7 @@ def test_the_better_trials_go_on(tmp_path: Path, monkeypatch: Any) -> None:
 
 
 def test_ranges_are_of_the_settings_types(tmp_path: Path) -> None:
-    """Would catch a share that is 0 or 1 only, whole numbers written as 1e3 that become others, and a space that is
-    refused for its first values only."""
+    """A range has its setting's type, and a space is accepted whose values fit in some combination."""
     search = {"entropy_weight": {"low": 0, "high": 1}, "horizon": {"low": "4", "high": "1e1"}}
     executor = LocalExecutor([Slot("cpu", None)])
     found = sweep.check_space(read(tmp_path, search=search), executor).search
@@ -130,7 +129,7 @@ def test_ranges_are_of_the_settings_types(tmp_path: Path) -> None:
 
 
 def test_a_run_in_which_no_game_has_ended_has_no_score(tmp_path: Path) -> None:
-    """Would catch a traceback for a table without the column, or without the last row."""
+    """A run whose table has no score yet, or no last row, has no score."""
     (tmp_path / "run").mkdir()
     for text, score in (
         ("\n200\n", None),
@@ -142,7 +141,7 @@ def test_a_run_in_which_no_game_has_ended_has_no_score(tmp_path: Path) -> None:
 
 
 def test_what_is_noted_is_not_trained_again(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
-    """Would catch a failed run that is tried again at every start, and another number for a noted trial."""
+    """A sweep that starts again trains no trial that is noted already."""
     pytest.importorskip("optuna")
     trained: list[int] = []
 
@@ -161,7 +160,7 @@ def test_what_is_noted_is_not_trained_again(tmp_path: Path, monkeypatch: Any, ca
 
 
 def test_a_folder_of_another_sweep(tmp_path: Path) -> None:
-    """Would catch trials of two searches in one study, or one of another version that is misread."""
+    """A folder with another sweep, or one of another version, is refused."""
     found = read(tmp_path)
     check_folder(found, tmp_path)
     (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(sweep._described(found)))
@@ -174,7 +173,7 @@ def test_a_folder_of_another_sweep(tmp_path: Path) -> None:
 
 
 def test_proposals_depend_on_the_seed_and_on_what_has_ended(tmp_path: Path) -> None:
-    """Would catch proposals that a killed sweep would not make again, and trials that are noted twice."""
+    """Proposals follow from the seed and the ended trials alone, and a trial is noted once."""
     pytest.importorskip("optuna")
     found = read(tmp_path, generation=4)
     study = Study(found, tmp_path / "study.db")
@@ -206,7 +205,7 @@ def test_proposals_depend_on_the_seed_and_on_what_has_ended(tmp_path: Path) -> N
 
 
 def curves(folder: Path) -> dict[str, list[dict[str, str]]]:
-    """Returns what each run's progress.csv says, but for times."""
+    """Returns each run's progress.csv without its times."""
     return {
         str(path.relative_to(folder)): [
             {name: value for name, value in row.items() if name == "time/total_timesteps" or name[:5] != "time/"}
@@ -217,7 +216,7 @@ def curves(folder: Path) -> dict[str, list[dict[str, str]]]:
 
 
 def rows_of(folder: Path) -> list[tuple[Any, ...]]:
-    """Returns a study's rows, but for the times at which they were written."""
+    """Returns a study's rows without the times at which they were written."""
     with sqlite3.connect(folder / "study.db") as database:
         return [
             *database.execute("select number, state from trials order by number"),
@@ -230,14 +229,15 @@ def rows_of(folder: Path) -> list[tuple[Any, ...]]:
 @pytest.mark.slow
 @pytest.mark.multiprocess
 def test_a_killed_sweep_goes_on_to_the_same_result(tmp_path: Path, capfd: Any) -> None:
-    """Would catch a trial that is lost, proposed or noted twice, or trained further than from where it was paused."""
+    """A sweep that is killed three times ends with the same trials, curves and best settings as an uninterrupted
+    one."""
     pytest.importorskip("optuna")
     file, draw = write(tmp_path / "x.yaml", **GOOD), random.Random(1)
     words = [str(file), "--devices", "cpu,cpu", "--out"]
     command = [sys.executable, "-m", "accel_rl", "sweep", *words, str(tmp_path / "killed")]
 
     killed = tmp_path / "killed"
-    when: list[Callable[[], bool]] = [  # in the first rung, while trials are promoted, in the second generation
+    when: list[Callable[[], bool]] = [  # during the first rung, the promotions and the second generation
         lambda: len(list(killed.glob("trial-*/*/summary.json"))) > draw.randrange(6),
         lambda: any(
             int(row["time/total_timesteps"]) > 200

@@ -1,11 +1,11 @@
-"""Plants faults into the program, one at a time, and says which of the tests of `make test` catches each.
+"""Plants faults into the program, one at a time, and names the test of `make test` that catches each.
 
     python tests/faults/plant.py [NAME ...]     areas or faults; all by default
 
 Each list beside this file (an area) has faults, each of which replaces one passage of one file. A fault is planted into
 a copy of the checkout, where tests are run until one fails: the one that caught it last time, then the nearest
-tests (those that the list names), then all others that are not slow. What was found goes to results.json and README.md
-after each fault. What is there already is not run again, unless the fault, its file, or the tests have changed.
+tests (those that the list names), then all others that are not slow. Each result goes to results.json and README.md
+at once. A fault that has a result is not run again, unless the fault, its file, or the tests have changed.
 `make test` must pass beforehand: a test that fails by itself would count as catching everything."""
 
 import argparse
@@ -33,10 +33,10 @@ TEST_TIMEOUT_S, RUN_TIMEOUT_S = 120, 3600  # a fault may make tests hang
 NOT_COPIED = shutil.ignore_patterns(".git", ".venv", ".*_cache", "*.egg-info", "dist", "build")
 NOT_FOUND, NONE_CHOSEN = 4, 5  # pytest's exit status
 
-# Forks a process for each run, once it has imported what takes long and no fault is planted in.
+# Forks a process for each run after it has imported the slow packages, in which no fault is planted.
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(["torch._dynamo", "torch.distributed", "gymnasium", "ale_py", "pytest"])
-# What that process does: a text, since a function would be imported from the checkout without the fault.
+# The code of that process is a text, since a function would be imported from the checkout without the fault.
 PYTEST = """
 import json, os, sys
 os.chdir(checkout)
@@ -99,7 +99,7 @@ def read_faults() -> list[Fault]:
 
 
 def select(faults: Sequence[Fault], names: Sequence[str]) -> list[Fault]:
-    """Returns the faults of these areas or with these names; all if there are no names."""
+    """Returns the faults in these areas or with these names; all faults if there are no names."""
     if unknown := set(names) - {name for fault in faults for name in (fault.area, fault.name)}:
         raise SystemExit(f"there is no area or fault {min(unknown)!r}")
     return [fault for fault in faults if not names or fault.area in names or fault.name in names]
@@ -122,12 +122,12 @@ def _search(checkout: Path, fault: Fault, last: str | None, only_nearest: bool) 
         yield _run(checkout, [last])
     yield _run(checkout, fault.tests)
     if not only_nearest:
-        # tests/faults looks whether faults apply: it fails with any of them.
+        # tests/faults checks that faults apply, so it fails with any of them.
         yield _run(checkout, ["tests", "--ignore=tests/faults", *(f"--deselect={test}" for test in fault.tests)])
 
 
 def _run(checkout: Path, tests: Sequence[str]) -> Result | None:
-    """Runs tests until one fails; returns which one, and how."""
+    """Runs tests until one fails; returns that test and how it failed."""
     failure = checkout.parent / "failure.json"
     arguments = ["-x", "-m", "not slow", "-p", "no:cacheprovider", "-p", "no:xdist", f"--timeout={TEST_TIMEOUT_S}"]
     arguments += [f"--basetemp={checkout.parent / 'tmp'}", *tests]
@@ -147,8 +147,8 @@ def _run(checkout: Path, tests: Sequence[str]) -> Result | None:
 
 
 def is_current(fault: Fault, result: Result) -> bool:
-    """Tells whether a result is of this fault in today's file, and of today's tests: of the file that found it, or of
-    all of them if none did."""
+    """Tells whether a result still holds: its fault's file and the test file that found it are unchanged. If no test
+    found the fault, all tests must be unchanged."""
     planted = _digest(fault.apply().encode())
     return bool(result["planted"] == planted and result["tests"] == _digest_tests(result["found"]))
 
@@ -167,9 +167,9 @@ def read_results() -> dict[str, Result]:
 
 
 def write_results(faults: Sequence[Fault], results: dict[str, Result]) -> None:
-    """Writes the results of all these faults, and the tables made of them."""
+    """Writes the results of all these faults and their tables."""
     kept = {fault.key: results[fault.key] for fault in faults if fault.key in results}
-    new = RESULTS.with_suffix(".new")  # another command may read it meanwhile
+    new = RESULTS.with_suffix(".new")  # another command may read the results meanwhile
     new.write_text(json.dumps(kept, indent=1) + "\n")
     new.replace(RESULTS)
     text = README.read_text().split(TABLES)[0]
@@ -177,7 +177,7 @@ def write_results(faults: Sequence[Fault], results: dict[str, Result]) -> None:
 
 
 def tables(faults: Sequence[Fault], results: dict[str, Result]) -> str:
-    """Returns a Markdown table for each area, after a line that counts."""
+    """Returns the number of found faults in a line, and a Markdown table for each area."""
     found = [results[fault.key]["found"] for fault in faults if fault.key in results]
     lines = [f"\nFound: {sum(map(bool, found))} of {len(faults)}."]
     for area in dict.fromkeys(fault.area for fault in faults):

@@ -1,4 +1,4 @@
-"""The lists of faults stay those of today's program, and the table is that of the results."""
+"""The lists of faults fit today's program, and the table fits the results."""
 
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from tests.faults import plant
 
 FAULTS = plant.read_faults()
 
-# One of each kind of test: of functions, tensors, files, environments, processes, and of the fake GPU.
+# One fault for each kind of test: functions, tensors, files, environments, processes, and the fake GPU.
 SAMPLE = (
     "returns: a return is cut one step too late",
     "ring: stacks at the first slots show old frames",
@@ -22,7 +22,7 @@ SAMPLE = (
 
 
 def test_every_fault_applies() -> None:
-    """Would catch a fault whose passage has moved, or that Python would not even compile; and tests that are gone."""
+    """Every fault's passage occurs once, its replacement compiles, and its nearest tests exist."""
     for fault in FAULTS:
         fault.apply()
         for test in fault.tests:
@@ -32,19 +32,19 @@ def test_every_fault_applies() -> None:
 
 
 def test_a_passage_that_has_moved_is_named() -> None:
-    """Would catch a fault that is planted twice, or nowhere, and then counts as found or not."""
+    """A fault whose passage does not occur exactly once raises an error with its name."""
     fault = plant.Fault("area", "name", "accel_rl/errors.py", "no such passage", "", ())
     with pytest.raises(ValueError, match=r"area: name: its passage occurs 0 times in accel_rl/errors\.py, not once"):
         fault.apply()
 
 
 def test_the_table_is_that_of_the_results() -> None:
-    """Would catch a table that somebody has edited, or a list that has grown since."""
+    """The README's tables are those of the lists and results."""
     assert plant.README.read_text().endswith(plant.TABLES + plant.tables(FAULTS, plant.read_results()))
 
 
 def test_a_result_holds_until_something_changes(monkeypatch: Any, tmp_path: Path) -> None:
-    """Would catch a changed fault or test that is not run again, and one that is run though nothing has changed."""
+    """A result holds until its fault or the tests change."""
     fault = next(fault for fault in FAULTS if fault.key == SAMPLE[0])
     found = {"test": "tests/algos/test_returns.py::test_x[1]", "how": "failure"}
     monkeypatch.setattr(plant, "_search", lambda *_: iter([None, found]))
@@ -61,7 +61,7 @@ def test_a_result_holds_until_something_changes(monkeypatch: Any, tmp_path: Path
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("key", SAMPLE)
 def test_a_fault_is_found(key: str) -> None:
-    """Would catch a program that calls everything found, or nothing, and tests that no longer see what they did."""
+    """The nearest tests find each fault of the sample."""
     fault = next(fault for fault in FAULTS if fault.key == key)
     found = plant.find(fault, None, only_nearest=True)["found"]
     assert found and found["how"] == "failure" and found["test"].split("::")[0] in " ".join(fault.tests)
@@ -70,7 +70,7 @@ def test_a_fault_is_found(key: str) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_what_changes_nothing_is_not_found() -> None:
-    """Would catch tests that fail in the copy by themselves, so that every fault would count as found."""
+    """A replacement that changes nothing is not found."""
     fault = next(fault for fault in FAULTS if fault.key == SAMPLE[0])
     harmless = plant.Fault("area", "name", fault.file, fault.old, f"{fault.old}  # the same", fault.tests)
     assert plant.find(harmless, None, only_nearest=True)["found"] is None

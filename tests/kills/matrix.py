@@ -1,17 +1,17 @@
-"""Strikes every process of a run in every phase of it, and looks at what becomes of the run.
+"""Strikes every process of a run in every phase, and checks how the run ends or goes on.
 
     python -m tests.kills.matrix [WORD ...] [--jobs 2] [--again]
 
 A cell is a run, a phase, a process and a strike: a signal, SIGSTOP for longer than the time limits, or an exception
-that is raised there. words: only cells in whose names all of these are. Without --again, cells in results.json that
-have passed are not run again. Phases announce themselves (hook/sitecustomize.py). A cell has passed if
+that is raised there. With words, only cells run whose names contain them all. Without --again, cells that have passed
+in results.json are not run again. Phases announce themselves (hook/sitecustomize.py). A cell has passed if
 
 * the run ends, or goes on to its end, as `expected` says, within 10 s and the time limits that are set (three times
   that, for busy machines),
 * one line of its error output names the cause,
 * no process, shared memory, temporary file or half-written file is left,
-* the last checkpoint loads, and a run that is resumed from it ends, with the same policy as one that nothing has struck
-  wherever the program promises that (docs/resume.md); so does a run that begins anew where there is none."""
+* the last checkpoint loads, and a run that is resumed from it ends; wherever the program promises it (docs/resume.md),
+  with the policy of an undisturbed run. Without a checkpoint, a run that begins anew does the same."""
 
 import argparse
 import contextlib
@@ -40,10 +40,10 @@ from tests.kills.hook.sitecustomize import GO_ON, PHASE, RAISE, SOCKET
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results.json"
-LIMIT_S, LEARNER_LIMIT_S = 3.0, 9.0  # of environments and learners; none takes that long unless it has been struck
+LIMIT_S, LEARNER_LIMIT_S = 3.0, 9.0  # for environments and learners; only one that has been struck takes longer
 WITHIN_S = 10.0
-SLOWNESS = 3.0  # of a busy machine, on which a run's start takes longer
-STEPS = {"replay": 96, "all-reduce": 96, "store": 400, "store-no-lock": 400}  # more where learners do not keep in step
+SLOWNESS = 3.0  # factor for busy machines, on which a run starts more slowly
+STEPS = {"replay": 96, "all-reduce": 96, "store": 400, "store-no-lock": 400}  # more if learners do not keep in step
 STOPPED_S = 12.0  # longer than both
 
 # ---- the cells ----
@@ -61,7 +61,7 @@ RUNS = {
 }
 EXACT = ("replay", "all-reduce")  # with a store, results depend on timing
 
-# What announces a phase, and at which call the strike comes: mostly, when there is a checkpoint already.
+# The function that announces a phase, and the call at which the strike comes, mostly after a first checkpoint.
 Place = tuple[str, int]
 SIMULATOR = "accel_rl.envs.batch_simulator:BatchSimulator"
 PHASES: dict[str, Place] = {
@@ -86,7 +86,7 @@ STARTS: dict[str, Place] = {
     "worker": ("accel_rl.samplers.worker:Worker.__init__", 1),
     "probe": ("accel_rl.envs.batch_simulator:make_simulator", 1),
 }
-# With a replay, two files are written for each checkpoint.
+# With a replay, each checkpoint consists of two files.
 OF_REPLAY = PHASES | {"writing replay": (PHASES["writing"][0], 3), "writing": (PHASES["writing"][0], 4)}
 PHASES_OF_RUN = {
     "replay": [phase for phase in OF_REPLAY if phase not in ("all-reduce", "exchange")],
@@ -124,7 +124,7 @@ class Cell:
 
     @property
     def announcers(self) -> list[str]:
-        """The processes that come to the phase."""
+        """Returns the processes that reach the phase."""
         if self.phase == "start":
             return [self.process]
         if self.phase in ("building", "reset", "sampling"):
@@ -135,7 +135,7 @@ class Cell:
 
 
 def cells() -> list[Cell]:
-    """Returns all cells that are possible: only who is in a phase can raise an exception there."""
+    """Returns all possible cells: a process can raise an exception only in a phase that it reaches."""
     found = []
     for run, phases in PHASES_OF_RUN.items():
         processes = ALONE if run == "replay" else SEVERAL
@@ -154,15 +154,15 @@ def cells() -> list[Cell]:
 
 @dataclass(frozen=True)
 class Expected:
-    """statuses: exit statuses that are right. says: what a line of the error output has to match."""
+    """The right exit statuses, and a pattern that a line of the error output must match."""
 
     statuses: tuple[int, ...]
     says: str = ""
 
 
 def expected(cell: Cell) -> Expected:
-    """Returns how the run has to end (docs/resume.md)."""
-    is_over = cell.phase == "closing"  # whatever happens now, the run's result is there
+    """Returns how the run must end (docs/resume.md)."""
+    is_over = cell.phase == "closing"  # the run's result is there, whatever happens now
     starts = cell.phase in ("start", "building", "reset")
     if cell.strike == "exception":
         return Expected((1,), "struck on purpose")
@@ -180,7 +180,7 @@ def expected(cell: Cell) -> Expected:
     if cell.process == "command" or (is_fork_server and not starts):
         return Expected((0,))
     if is_learner and cell.run.startswith("store") and not starts:
-        return Expected((0,))  # nobody waits for a learner that is late
+        return Expected((0,))  # no other process waits for a late learner
     is_maybe_over = is_over or (starts and (is_learner or is_fork_server))  # if it goes on before it is late
     return Expected((0, 1) if is_maybe_over else (1,), "" if is_maybe_over else "accel-rl: .*answered|built within")
 
@@ -189,7 +189,7 @@ def expected(cell: Cell) -> Expected:
 
 
 def find_processes(command: int) -> dict[str, list[int]]:
-    """Returns the numbers of a run's processes by their kinds; of learners' own ones, those of all learners."""
+    """Returns the ids of a run's processes by kind; a learner's own processes are listed with those of all learners."""
     found: dict[str, list[int]] = {}
     for pid, name in name_processes(command, processes_of(command)).items():
         kind = re.sub(r"^learner \d+'s |(?<!^learner) \d+$", "", name)
@@ -198,7 +198,7 @@ def find_processes(command: int) -> dict[str, list[int]]:
 
 
 class Striker:
-    """Hears what processes announce, and strikes once, at the cell's place."""
+    """Hears the announcements of processes, and strikes once, at the cell's place."""
 
     def __init__(self, cell: Cell, folder: Path):
         self.cell, self.path = cell, str(folder / "socket")
@@ -240,7 +240,7 @@ class Striker:
 
 
 def run(cell: Cell, folder: Path, references: dict[str, Any]) -> dict[str, Any]:
-    """Runs a cell in an empty folder; returns what was found. `failure`: what is wrong; without it, the cell passed."""
+    """Runs a cell in an empty folder; returns its result. A cell that has not passed has a `failure`."""
     found: dict[str, Any] = {}
     temporary, out = folder / "tmp", folder / "run"
     temporary.mkdir()
@@ -258,7 +258,7 @@ def run(cell: Cell, folder: Path, references: dict[str, Any]) -> dict[str, Any]:
         check_end(cell, result)
         check_folder(temporary)
         found["resumed"] = check_resumed(cell, out, references)
-    except Exception as error:  # also of a resumed run, which this process trains itself
+    except Exception as error:  # this process trains the resumed run itself, so it may raise anything
         found["failure"] = str(error) or repr(error)
     finally:
         command.kill()
@@ -267,7 +267,7 @@ def run(cell: Cell, folder: Path, references: dict[str, Any]) -> dict[str, Any]:
 
 
 def finish(cell: Cell, command: Command, striker: Striker) -> Result:
-    """Waits for the run's end; a process that is stopped goes on after a while."""
+    """Waits for the run's end; continues a stopped process after STOPPED_S."""
     limit = striker.struck_at + SLOWNESS * (WITHIN_S + LIMIT_S)
     continues_at = striker.struck_at + STOPPED_S if cell.strike == "SIGSTOP" else float("inf")
     while command.process.poll() is None and time.monotonic() < limit:
@@ -280,7 +280,7 @@ def finish(cell: Cell, command: Command, striker: Striker) -> Result:
 
 
 def said(result: Result) -> str:
-    """Returns the line of error message, or the last line."""
+    """Returns the error output's line with the error message, or else its last line."""
     lines = result.err.strip().splitlines()
     return next((line for line in lines if line.startswith("accel-rl: ")), lines[-1] if lines else "")
 
@@ -300,7 +300,7 @@ def check_folder(temporary: Path) -> None:
 
 
 def check_resumed(cell: Cell, out: Path, references: dict[str, Any]) -> str:
-    """Resumes the run, or gives its command again; returns from which step."""
+    """Resumes the run, or repeats its command if it has no checkpoint; says from which step."""
     step = 0
     if not (out / checkpoint.CHECKPOINT).exists():
         patient = ("--overwrite", "--env-timeout-s", 20, "--env-build-timeout-s", 60, "--learner-timeout-s", 60)
@@ -325,7 +325,7 @@ def same(policy: dict[str, Any], other: dict[str, Any]) -> bool:
 
 
 def make_references(folder: Path) -> dict[str, Any]:
-    """Returns the policies of runs that nothing has struck."""
+    """Returns the policies of undisturbed runs."""
     policies = {}
     for name in EXACT:
         result = Command("train", *words(name), "--out", folder / name).finish()

@@ -1,4 +1,4 @@
-"""A sample of the kill matrix, and whether its committed result is complete and of these cells."""
+"""A sample of the kill matrix, and a check that its committed result has all cells."""
 
 import json
 import random
@@ -23,12 +23,12 @@ def references(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 @pytest.mark.multiprocess
 @pytest.mark.parametrize("cell", SAMPLE, ids=str)
 def test_a_run_survives_or_ends_as_promised(cell: Cell, references: dict[str, Any]) -> None:
-    """Would catch a run that hangs, leaves something behind, says nothing of use, or goes on as another one."""
+    """A run that is struck ends or goes on as expected, leaves nothing behind and can be resumed."""
     assert "failure" not in run_in_folder(cell, references)[1]
 
 
 def test_the_result_is_of_all_cells() -> None:
-    """Would catch a cell that is new and not run, a failure that is committed, and an end that took long."""
+    """The committed result has exactly the matrix's cells, none failed, and each ended in time."""
     found = json.loads(RESULTS.read_text())["cells"]
     assert list(found) == [str(cell) for cell in cells()]
     assert not [name for name, result in found.items() if "failure" in result]

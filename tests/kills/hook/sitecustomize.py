@@ -1,7 +1,7 @@
-"""Python imports this first in every process of a run of the kill matrix: whenever one comes to the function that PHASE
-names, it tells the matrix, and goes on when that answers.
+"""Python imports this first in every process of a run of the kill matrix. A process that reaches the function named by
+PHASE tells the matrix and goes on when it has an answer.
 
-"module:function" announces a call, "module:function:after" its return, "module" that it is imported."""
+"module:function" announces a call, "module:function:after" its return, "module" its import."""
 
 import functools
 import importlib.abc
@@ -47,7 +47,7 @@ def watch(module: ModuleType, place: str) -> None:
 
 
 class Finder(importlib.abc.MetaPathFinder):
-    """Finds the phase's module, and adds to what is done when it is imported."""
+    """Finds the phase's module and adds the announcement to its import."""
 
     def __init__(self, name: str, place: str):
         self.name, self.place = name, place
