@@ -15,6 +15,7 @@ from accel_rl.distributed.supervisor import supervise
 from accel_rl.distributed.torchrun import learn_launched
 from accel_rl.envs.functions import MakeEnv
 from accel_rl.hardware.signals import StopSignal
+from accel_rl.processes.streams import open_closed_streams
 from accel_rl.training.build import build_store
 from accel_rl.training.callbacks import Callback, Callbacks
 from accel_rl.training.coordinator import SingleLearner
@@ -59,6 +60,7 @@ def train(
 @contextlib.contextmanager
 def trained(request: RunRequest, show: bool, callbacks: Sequence[Callback] = ()) -> Iterator[Path]:
     """Trains as `train` does, and yields the run's folder: what is added there is still given to the run's tracker."""
+    open_closed_streams()
     on_row = Callbacks(callbacks)
     with contextlib.ExitStack() as tracker:
         with StopSignal() as stop:

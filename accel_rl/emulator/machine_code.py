@@ -233,4 +233,5 @@ def _build_key() -> str:
 
 
 def _say(message: str) -> None:
-    print(f"accel_rl.emulator: {message}", file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):  # the disk is full, or the terminal gone
+        print(f"accel_rl.emulator: {message}", file=sys.stderr, flush=True)

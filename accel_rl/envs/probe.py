@@ -21,6 +21,7 @@ from accel_rl.envs.vector_simulator import VectorSimulator
 from accel_rl.errors import RunError, UsageError
 from accel_rl.processes.child import adopt_orphans, end_children, leave_signals_to_parent
 from accel_rl.processes.spawning import ask_process, describe_exit
+from accel_rl.processes.streams import secure_streams
 
 
 def probe_spec(config: EnvConfig, timeout_s: float = 60.0) -> EnvSpec:
@@ -63,6 +64,7 @@ def find_spec(config: EnvConfig) -> EnvSpec:
 
 
 def _main() -> None:
+    secure_streams()
     leave_signals_to_parent()
     adopt_orphans()
     request = sys.stdin.buffer.read()

@@ -125,3 +125,23 @@ DEEDS: dict[str, Callable[[], object]] = {
     "the group": lambda: os.killpg(0, signal.SIGKILL),
     "forks, and goes on": _fork(goes_on=True),
 }
+
+
+class Talking(Counting):
+    """Counting that writes to stdout and stderr when it is built, at each step and when it is closed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        _talk()
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        _talk()
+        return super().step(action)
+
+    def close(self) -> None:
+        _talk()
+
+
+def _talk() -> None:
+    print("a line", flush=True)
+    print("a line", file=sys.stderr)
