@@ -30,6 +30,7 @@ PACKAGES = {
     "highway_env": ("highway-", "merge-", "roundabout-", "parking-", "intersection-", "racetrack-", "exit-", "u-turn-"),
     "vizdoom.gymnasium_wrapper": ("Vizdoom",),
     "miniworld": ("MiniWorld-",),
+    "shimmy": ("dm_control/", "bsuite/"),
     "gymnasium_robotics": (
         "Fetch",
         "HandReach",
@@ -146,8 +147,12 @@ def _find(env_id: str) -> Callable[..., Any] | None:
     """Returns the factory that an id names; None if it is one of gymnasium's, which may begin with a module to import.
 
     Raises UsageError if there is neither."""
+    from accel_rl.envs.foreign_ids import advise
+
     if env_id.startswith(FUNCTION):
         raise missing_function(env_id)
+    if env_id not in gymnasium.registry and (advice := advise(env_id)):
+        raise UsageError(f"unknown environment {env_id!r}: {advice}")
     if ":" in env_id:
         module, name = _import_module(env_id, "environment")
         if hasattr(module, name):
@@ -175,7 +180,9 @@ def _make_registered(env_id: str, options: dict[str, Any], render_mode: str | No
         os.environ.setdefault("MUJOCO_GL", "egl")  # or MuJoCo would look for a display
     rendering = {"render_mode": render_mode} if render_mode else {}  # not all environments have this parameter
     try:
-        return (gymnasium.make_vec if batch else gymnasium.make)(env_id, **{**rendering, **options, **batch})
+        with warnings.catch_warnings():  # the log says it once (foreign_ids.py)
+            warnings.filterwarnings("ignore", ".*is out of date", DeprecationWarning)
+            return (gymnasium.make_vec if batch else gymnasium.make)(env_id, **{**rendering, **options, **batch})
     except gymnasium.error.DependencyNotInstalled as error:
         extra = "mujoco" if "mujoco" in str(error).lower() else None
         way_out = f'install it with: pip install "accel-rl[{extra}]"' if extra else str(error)
