@@ -33,8 +33,8 @@ def main(arguments: list[str] | None = None) -> int:
     open_closed_streams()
     drop_what_fails("stderr")
     try:
-        if os.getcwd() not in sys.path:  # the user's modules; a console script has only its own folder there
-            sys.path.insert(0, os.getcwd())
+        if arguments[:1] != ["doctor"]:  # which imports whatever there is of a name
+            _find_users_modules()
         parser = _parser(arguments)
         options, rest = parser.parse_known_args(arguments)
         if rest:
@@ -58,6 +58,12 @@ def main(arguments: list[str] | None = None) -> int:
     finally:
         drop_what_fails("stdout")  # or Python would report at its end what is left to write
     return 0
+
+
+def _find_users_modules() -> None:
+    """Lets modules in the current folder be imported, after all others: it may hold a yaml.py."""
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
 
 
 def _print_error(message: str, status: int) -> int:

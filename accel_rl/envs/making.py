@@ -49,7 +49,7 @@ def import_name(name: str, kind: str) -> Any:
     Raises UsageError if there is no such module, or no such name in it."""
     module, attribute = _import_module(name, kind)
     if not hasattr(module, attribute):
-        raise unknown(kind, attribute, _callables(module), f"(in {module.__name__})")
+        raise unknown(kind, attribute, _callables(module), _describe_module(module))
     return getattr(module, attribute)
 
 
@@ -66,6 +66,13 @@ def _import_module(name: str, kind: str) -> tuple[ModuleType, str]:
                 f"{kind} {name!r}: there is no module {error.name!r} (the current directory is searched, too)"
             ) from None
         raise
+
+
+def _describe_module(module: ModuleType) -> str:
+    path = os.path.abspath(f"{module.__name__}.py")
+    if os.path.exists(path) and (at := getattr(module, "__file__", path)) != path:
+        return f"(in {module.__name__} at {at}, which has this name before your {path}: rename that)"
+    return f"(in {module.__name__})"
 
 
 def _callables(module: ModuleType) -> list[str]:
@@ -160,7 +167,7 @@ def _find(env_id: str) -> Callable[..., Any] | None:
         if name in gymnasium.registry:
             return None
         known = gymnasium.registry if "-" in name else _callables(module)
-        raise unknown("environment", name, known, f"(in {module.__name__})")
+        raise unknown("environment", name, known, _describe_module(module))
     if env_id in gymnasium.registry:
         return None
     for package, beginnings in PACKAGES.items():
