@@ -14,6 +14,7 @@ from accel_rl.doctor.command import add_doctor
 from accel_rl.errors import RunError, UsageError
 from accel_rl.experiments.command import add_launch, add_sweep, add_train
 from accel_rl.hardware.limits import describe_exceeded_limit
+from accel_rl.processes.spawning import current_folder, search_current_folder
 from accel_rl.processes.streams import drop_what_fails, open_closed_streams
 from accel_rl.report.command import add_report
 from accel_rl.training.command import add_list
@@ -33,8 +34,9 @@ def main(arguments: list[str] | None = None) -> int:
     open_closed_streams()
     drop_what_fails("stderr")
     try:
+        _check_surroundings(arguments)
         if arguments[:1] != ["doctor"]:  # which imports whatever there is of a name
-            _find_users_modules()
+            search_current_folder()
         parser = _parser(arguments)
         options, rest = parser.parse_known_args(arguments)
         if rest:
@@ -60,10 +62,13 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _find_users_modules() -> None:
-    """Lets modules in the current folder be imported, after all others: it may hold a yaml.py."""
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
+def _check_surroundings(arguments: list[str]) -> None:
+    """Raises UsageError if the current folder has been deleted, or if names cannot be read in this locale."""
+    encoding = sys.getfilesystemencoding()
+    for text in [*arguments, current_folder()]:
+        if encoding != "utf-8" and not text.isprintable() and os.fsencode(text).decode(errors="replace").isprintable():
+            readable = os.fsencode(text).decode()
+            raise UsageError(f"{readable} is not text in this locale, whose encoding is {encoding}; set LC_ALL=C.UTF-8")
 
 
 def _print_error(message: str, status: int) -> int:

@@ -40,6 +40,7 @@ def test_the_script_imports_nothing_of_the_current_folder(folder: Path) -> None:
 def test_a_file_that_is_named_like_a_module_is_said_to_be(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever names such a file of his own learns why it is not found."""
     monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", [*sys.path])
     with pytest.raises(
         UsageError, match=r"unknown wrapper 'make'.*random.py, which has this name before your .*rename"
     ):

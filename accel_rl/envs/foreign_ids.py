@@ -1,5 +1,6 @@
 """Ids of environments that mean something else in other frameworks, and how such an environment is named here."""
 
+import importlib.metadata
 import re
 
 import gymnasium
@@ -47,6 +48,7 @@ def advise(env_id: str) -> str | None:
     if ":" in env_id:
         return None
     try:
+        importlib.metadata.version("envpool")  # or this would be a file of the current folder
         import envpool
 
         if env_id in envpool.list_all_envs():

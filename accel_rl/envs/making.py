@@ -14,11 +14,13 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from accel_rl.envs.closing import close_all
 from accel_rl.envs.device_env import OneOfBatch, is_device_env
 from accel_rl.envs.functions import FUNCTION, missing_function, unpickle_function
 from accel_rl.envs.one_of_vector import OneOfVector, VectorEnv
 from accel_rl.envs.spec import EnvConfig
 from accel_rl.errors import UsageError, unknown
+from accel_rl.processes.spawning import search_current_folder
 
 Env = gymnasium.Env[Any, Any]
 
@@ -58,6 +60,7 @@ def _import_module(name: str, kind: str) -> tuple[ModuleType, str]:
     module_name, _, attribute = name.partition(":")
     if not module_name or module_name.startswith(".") or not attribute:
         raise UsageError(f"{kind} {name!r} must be named as package.module:name")
+    search_current_folder()
     try:
         return importlib.import_module(module_name), attribute
     except ModuleNotFoundError as error:
@@ -94,7 +97,7 @@ def make_gym_env(config: EnvConfig, seed: int | None = None, render_mode: str | 
     else:
         returned = _call_factory(make, config, {"seed": seed, "render_mode": render_mode, **_batch(make, config)})
         if is_vector(config) and isinstance(returned, gymnasium.vector.VectorEnv) and not is_device_env(returned):
-            returned.close()
+            close_all([returned])
             return _one_of_vector(config, seed, render_mode)
         env = _check_env(returned, config.env_id, "a factory")
     env = functools.reduce(_wrap, config.wrappers, env)

@@ -15,6 +15,7 @@ import numpy as np
 
 from accel_rl.envs.atari import game_name
 from accel_rl.envs.batch_simulator import make_simulator
+from accel_rl.envs.closing import close_all
 from accel_rl.envs.making import is_vector
 from accel_rl.envs.spec import EnvConfig, EnvSpec
 from accel_rl.envs.vector_simulator import VectorSimulator
@@ -56,10 +57,10 @@ def find_spec(config: EnvConfig) -> EnvSpec:
     seed = np.random.SeedSequence(0)
     simulator: Any = make_simulator(config, seed)
     if is_vector(config) and not simulator.spec.on_device:
-        simulator.close()
+        close_all([simulator])
         simulator = VectorSimulator(replace(config, mask_sources=simulator.spec.mask_sources), [seed])
     spec: EnvSpec = simulator.spec
-    simulator.close()
+    close_all([simulator])
     return spec
 
 

@@ -38,7 +38,7 @@ from accel_rl.processes.child import (
     end_with_parent,
     when_parent_ends,
 )
-from accel_rl.processes.spawning import describe_exit, spawn_connected
+from accel_rl.processes.spawning import current_folder, describe_exit, spawn_connected
 from accel_rl.processes.streams import secure_streams
 
 EXIT_PATIENCE_S = 2.0
@@ -69,7 +69,7 @@ class ForkServer:
         self._popen, self._control = spawn_connected(__name__, *words, fds=fds, environment=environment)
         self._lost = lost
         self._is_prepared = False
-        send_message(self._control, ([path or os.getcwd() for path in sys.path], argument))
+        send_message(self._control, ([path or current_folder() for path in sys.path], argument))
 
     def launch(self, setup: Any, fds: Iterable[int] | None = None) -> "Child":
         """Starts a child, whose first message is its setup. fds: the only ones it inherits; None: all.

@@ -33,7 +33,7 @@ class Misbehaving(Counting):
         return observation, reward, terminated, truncated, info
 
     def close(self) -> None:
-        if self.steps and self._deed in AT_CLOSE:
+        if (self.steps or self._deed == "never closes") and self._deed in AT_CLOSE:
             AT_CLOSE[self._deed]()
 
 
@@ -102,6 +102,7 @@ def _kill(number: int) -> Callable[[], None]:
 
 AT_CLOSE: dict[str, Callable[[], object]] = {
     "close fails": _raise(ValueError("broken on purpose")),
+    "never closes": _raise(ValueError("broken on purpose")),
     "close exits": lambda: os._exit(7),
 }
 DEEDS: dict[str, Callable[[], object]] = {
