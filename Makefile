@@ -1,5 +1,5 @@
 # make train      trains PPO on Pong, which it wins; settings, also another --algo, in ARGS="--env breakout --seed 3"
-# make test       runs the tests that prove the product, in about 3 minutes on 2 cores
+# make test       runs the tests that prove the product, in about 3 minutes on 2 cores (6 on old ones)
 # make test-slow  runs the other tests
 # make test-all   runs all of them
 # make test-gpu   runs those of the GPU code, on real GPUs

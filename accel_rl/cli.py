@@ -14,6 +14,8 @@ from accel_rl.doctor.command import add_doctor
 from accel_rl.errors import RunError, UsageError
 from accel_rl.experiments.command import add_launch, add_sweep, add_train
 from accel_rl.hardware.limits import describe_exceeded_limit
+from accel_rl.processes.spawning import current_folder, search_current_folder
+from accel_rl.processes.streams import drop_what_fails, open_closed_streams
 from accel_rl.report.command import add_report
 from accel_rl.training.command import add_list
 from accel_rl.training.log import print_line
@@ -21,26 +23,31 @@ from accel_rl.tune.command import add_tune
 from accel_rl.version import __version__
 from accel_rl.watch.command import add_watch
 
+LONG = ("train", "launch", "sweep")  # commands that leave files and go on without a reader of what they print
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs one command; returns the exit status: 0 done, 1 failed, 2 bad usage, 130 after SIGINT.
 
     Raises SystemExit with status 143 after SIGTERM."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    _open_closed_streams()
+    open_closed_streams()
+    drop_what_fails("stderr")
     try:
-        if os.getcwd() not in sys.path:  # the user's modules; a console script has only its own folder there
-            sys.path.insert(0, os.getcwd())
+        _check_surroundings(arguments)
+        if arguments[:1] != ["doctor"]:  # which imports whatever there is of a name
+            search_current_folder()
         parser = _parser(arguments)
         options, rest = parser.parse_known_args(arguments)
         if rest:
             raise _unexpected(rest[0], arguments, options.command, _actions(parser, options.command))
+        if options.command in LONG:
+            drop_what_fails("stdout")
         options.run(options)
         sys.stdout.flush()
     except UsageError as error:
         return _print_error(str(error), 2)
     except BrokenPipeError:  # the reader has closed its end, as in `accel-rl list envs | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
@@ -50,20 +57,23 @@ def main(arguments: list[str] | None = None) -> int:
             raise
         is_usage = isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG  # files of ours have short names
         return _print_error("\n".join([reason or str(error), *getattr(error, "__notes__", ())]), 2 if is_usage else 1)
+    finally:
+        drop_what_fails("stdout")  # or Python would report at its end what is left to write
     return 0
+
+
+def _check_surroundings(arguments: list[str]) -> None:
+    """Raises UsageError if the current folder has been deleted, or if names cannot be read in this locale."""
+    encoding = sys.getfilesystemencoding()
+    for text in [*arguments, current_folder()]:
+        if encoding != "utf-8" and not text.isprintable() and os.fsencode(text).decode(errors="replace").isprintable():
+            readable = os.fsencode(text).decode()
+            raise UsageError(f"{readable} is not text in this locale, whose encoding is {encoding}; set LC_ALL=C.UTF-8")
 
 
 def _print_error(message: str, status: int) -> int:
     print_line(f"accel-rl: {message}")
     return status
-
-
-def _open_closed_streams() -> None:
-    """Gives a command that was started without stdin, stdout or stderr (`2>&-`) the empty device in its place: else the
-    next file that it opens would take what is written there."""
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
 
 
 class _Parser(argparse.ArgumentParser):

@@ -51,4 +51,6 @@ def run_starts() -> dict[str, Any]:
 def _measure(code: str, cache: str) -> list[float]:
     """Runs a program in a new process with this folder for caches; returns the numbers that it prints."""
     environment = {**child_environment(), "XDG_CACHE_HOME": cache}
-    return [float(word) for word in subprocess.check_output([sys.executable, "-c", code], env=environment).split()]
+    return [
+        float(word) for word in subprocess.check_output([sys.executable, "-P", "-c", code], env=environment).split()
+    ]

@@ -1,6 +1,8 @@
 """Starts a run: in this process, in a process for each learner, or as one of the learners that torchrun has started."""
 
 import contextlib
+import os
+import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -15,10 +17,12 @@ from accel_rl.distributed.supervisor import supervise
 from accel_rl.distributed.torchrun import learn_launched
 from accel_rl.envs.functions import MakeEnv
 from accel_rl.hardware.signals import StopSignal
+from accel_rl.processes.spawning import current_folder
+from accel_rl.processes.streams import open_closed_streams
 from accel_rl.training.build import build_store
 from accel_rl.training.callbacks import Callback, Callbacks
 from accel_rl.training.coordinator import SingleLearner
-from accel_rl.training.log import logged
+from accel_rl.training.log import logged, logger
 from accel_rl.training.resolve import Config
 from accel_rl.training.tracking import tracked
 
@@ -59,6 +63,8 @@ def train(
 @contextlib.contextmanager
 def trained(request: RunRequest, show: bool, callbacks: Sequence[Callback] = ()) -> Iterator[Path]:
     """Trains as `train` does, and yields the run's folder: what is added there is still given to the run's tracker."""
+    open_closed_streams()
+    current_folder()  # raises UsageError if there is none
     on_row = Callbacks(callbacks)
     with contextlib.ExitStack() as tracker:
         with StopSignal() as stop:
@@ -81,6 +87,8 @@ def _train_here(
         is_alone = config.rank_info.size == 1
         train_all = _learn_alone if is_alone else supervise
         with logged(folder, show and is_alone, config.run.report):  # several learners: rank 0 shows what is logged
+            if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a script, `accel-rl train ... &` inherits that
+                logger.info("stop it     by `kill %d` (SIGTERM): SIGINT is ignored here", os.getpid())
             train_all(config, folder, state, stop, show, callbacks)
     return folder
 

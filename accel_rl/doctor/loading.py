@@ -63,7 +63,7 @@ def loading(needed: Sequence[str] = NEEDED, optional: Sequence[str] = OPTIONAL) 
 def _load(names: Sequence[str]) -> tuple[list[tuple[str, str]], str]:
     """Returns the names of the modules that were begun, with their errors, and how the process died of the last one, if
     it did."""
-    command = [sys.executable, "-c", SCRIPT, *names]
+    command = [sys.executable, "-P", "-c", SCRIPT, *names]
     try:
         process = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, env=child_environment(), timeout=TIMEOUT_S

@@ -145,7 +145,7 @@ def _cache_problems() -> tuple[Problem, ...]:
     cache = cache_folder()
     if os.access(next(folder for folder in (cache, *cache.parents) if folder.exists()), os.W_OK):
         return ()
-    what = f"{cache} cannot be written, so each start may compile the native simulator anew, for 20 s"
+    what = f"{cache} cannot be written, so each start may compile the native simulator anew, for 20 to 40 s"
     return (Problem("warning", what, "export XDG_CACHE_HOME=FOLDER"),)
 
 

@@ -132,7 +132,7 @@ def _lock(path: Path) -> Iterator[bool]:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                _say("waiting for another process that compiles it (about 20 s) ...")
+                _say("waiting for another process that compiles it ...")
                 fcntl.flock(file, fcntl.LOCK_EX)
                 has_waited = True
         yield has_waited
@@ -143,7 +143,7 @@ def _compile(function: "EntryFunction", types: ArgumentTypes) -> tuple[bytes, bo
 
     So Numba and the 300 MB that it compiles with are gone afterwards. Raises UsageError if that process fails."""
     version = check_numba()
-    _say(f"compiling the Atari emulator ({function.__name__}) for this processor, once (about 20 s) ...")
+    _say(f"compiling the Atari emulator ({function.__name__}) for this processor, once (20 to 40 s) ...")
     start = time.perf_counter()
     module, name = function.__wrapped__.__module__, function.__name__
     status, data, said = ask_process(COMPILATION, module, name, *types, stderr=subprocess.PIPE)
@@ -233,4 +233,5 @@ def _build_key() -> str:
 
 
 def _say(message: str) -> None:
-    print(f"accel_rl.emulator: {message}", file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):  # the disk is full, or the terminal gone
+        print(f"accel_rl.emulator: {message}", file=sys.stderr, flush=True)

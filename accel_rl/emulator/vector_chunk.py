@@ -48,7 +48,8 @@ class VectorArrays:
 
 
 class VectorChunk(Consoles):
-    """Steps the environments of some arrays. noop_max: as AtariVectorEnv; options: those of vector_steps.py, int32.
+    """Steps the environments of some arrays. noop_max, decorrelation_steps: as AtariVectorEnv; options: those of
+    vector_steps.py, int32.
 
     Raises UsageError as BatchAtari."""
 
@@ -61,6 +62,7 @@ class VectorChunk(Consoles):
         options: Ints,
         repeat_action_probability: float,
         full_action_space: bool,
+        decorrelation_steps: int,
     ):
         num_envs = len(arrays.rewards)
         super().__init__(
@@ -68,7 +70,7 @@ class VectorChunk(Consoles):
         )
         self.arrays.rewards = arrays.rewards
         self._calls.clear()
-        self._vector, self._noop_max = arrays, noop_max
+        self._vector, self._noop_max, self._decorrelation_steps = arrays, noop_max, decorrelation_steps
         self._generators = [np.random.RandomState(0) for _ in range(num_envs)]
         channels = plan.maker[CHANNELS]
         palette = self.palette().T if channels == 3 else self.grey_palette()[None]
@@ -92,9 +94,32 @@ class VectorChunk(Consoles):
             for env in seeded.nonzero()[0]:
                 self._generators[env] = np.random.RandomState(seeds[env])
                 self._draw_noops(env)
+        self._start_games(mask)
+        if self._decorrelation_steps:
+            self._decorrelate(mask)
+
+    def _start_games(self, mask: Bools) -> None:
         self._mask[:] = mask
         self._start_call()
         self._finish()
+
+    def _decorrelate(self, mask: Bools) -> None:
+        """Plays a random number of random actions in each environment with a mask, drawn by its own generator."""
+        events = self._vector.events
+        actions: dict[int, npt.NDArray[Any]] = {}
+        for env in mask.nonzero()[0].tolist():
+            count = self._generators[env].randint(self._decorrelation_steps + 1)
+            actions[env] = self.action_numbers[self._generators[env].randint(len(self.action_numbers), size=count)]
+        for step in range(max(map(len, actions.values()), default=0)):
+            playing = [env for env in actions if step < len(actions[env])]
+            self._mask[:] = False
+            self._mask[playing] = True
+            self._numbers[playing] = [actions[env][step] for env in playing]
+            self._step_call()
+            self._finish()
+        if (ended := mask & (events & steps.ENDED > 0)).any():
+            self._start_games(ended)
+        events[mask] = 0  # what has ended on the way is nobody's episode
 
     def advance(self) -> None:
         """Plays a step in each environment, or starts a game where one has ended before."""

@@ -53,11 +53,13 @@ class AtariVectorEnv(gymnasium.vector.VectorEnv[Bytes, npt.NDArray[Any], npt.NDA
     episodic_life, life_loss_info: a lost life ends the episode, and the next one is a new game, or the same game.
     reward_clipping: rewards are -1, 0 or 1.
     use_fire_reset: a game starts with FIRE, where it has this action.
+    decorrelation_steps: after `reset`, but not where a game ends, each environment that was reset plays a random number
+        of random actions, at most this many, so that their games do not end together (Stooke & Abbeel 2018).
 
-    Other than ale-py's: AutoresetMode.DISABLED works (`reset` with a `reset_mask` for ended environments); there is
-    `render`, but no `xla`; what ale-py waits for forever, or takes for something else, raises UsageError: actions that
-    do not exist, `recv` without `send`, `send` twice, options out of range; `final_obs` of environments in which no new
-    game has begun are their observations."""
+    Other than ale-py's: AutoresetMode.DISABLED works (`reset` with a `reset_mask` for ended environments); there are
+    `render` and `decorrelation_steps`, but no `xla`; what ale-py waits for forever, or takes for something else, raises
+    UsageError: actions that do not exist, `recv` without `send`, `send` twice, options out of range; `final_obs` of
+    environments in which no new game has begun are their observations."""
 
     render_mode = "rgb_array"
 
@@ -86,10 +88,12 @@ class AtariVectorEnv(gymnasium.vector.VectorEnv[Bytes, npt.NDArray[Any], npt.NDA
         life_loss_info: bool = False,
         reward_clipping: bool = True,
         use_fire_reset: bool = True,
+        decorrelation_steps: int = 0,
     ):
         check_integers(1, num_envs=num_envs, img_height=img_height, img_width=img_width, stack_num=stack_num)
         check_integers(1, frameskip=frameskip, max_num_frames_per_episode=max_num_frames_per_episode)
         check_integers(0, batch_size=batch_size, num_threads=num_threads, noop_max=noop_max)
+        check_integers(0, decorrelation_steps=decorrelation_steps)
         if batch_size > num_envs:
             raise UsageError(f"batch_size={batch_size} must be at most num_envs={num_envs}")
         try:
@@ -125,7 +129,8 @@ class AtariVectorEnv(gymnasium.vector.VectorEnv[Bytes, npt.NDArray[Any], npt.NDA
         self._returns_all = self.batch_size == num_envs
         edges = np.linspace(0, num_envs, (num_chunks if self._returns_all else num_envs) + 1).astype(int)
         self._parts = [slice(first, end) for first, end in itertools.pairwise(edges.tolist())]
-        settings = noop_max, options, repeat_action_probability, full_action_space or continuous
+        all_actions = full_action_space or continuous
+        settings = noop_max, options, repeat_action_probability, all_actions, decorrelation_steps
         self._chunks = [VectorChunk(game, self._arrays.part(part), plan, *settings) for part in self._parts]
 
         stack_shape = (stack_num, img_height, img_width, *color)

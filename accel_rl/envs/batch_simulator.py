@@ -10,7 +10,7 @@ import logging
 import sys
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,6 +18,7 @@ import numpy as np
 
 from accel_rl.envs.atari import game_name
 from accel_rl.envs.choice import is_native, make_atari, make_native_batch
+from accel_rl.envs.closing import close_all
 from accel_rl.envs.global_generators import GlobalGenerators, with_own_generators
 from accel_rl.envs.gym import GymSimulator
 from accel_rl.envs.native import NativeBatch
@@ -441,15 +442,3 @@ class BatchSimulator(EnvBatch):
     @with_own_generators
     def close(self) -> None:
         close_all(self.simulators)
-
-
-def close_all(envs: Sequence[Any]) -> None:
-    """Closes environments. Those that fail have nothing more to give: that is logged, and the run goes on."""
-    failures = []
-    for env in envs:
-        try:
-            env.close()
-        except Exception as error:
-            failures.append(error)
-    if failures:
-        logger.warning("close() of an environment failed, and the run goes on: %r", failures[0])

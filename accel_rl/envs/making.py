@@ -14,11 +14,13 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from accel_rl.envs.closing import close_all
 from accel_rl.envs.device_env import OneOfBatch, is_device_env
 from accel_rl.envs.functions import FUNCTION, missing_function, unpickle_function
 from accel_rl.envs.one_of_vector import OneOfVector, VectorEnv
 from accel_rl.envs.spec import EnvConfig
 from accel_rl.errors import UsageError, unknown
+from accel_rl.processes.spawning import search_current_folder
 
 Env = gymnasium.Env[Any, Any]
 
@@ -30,6 +32,7 @@ PACKAGES = {
     "highway_env": ("highway-", "merge-", "roundabout-", "parking-", "intersection-", "racetrack-", "exit-", "u-turn-"),
     "vizdoom.gymnasium_wrapper": ("Vizdoom",),
     "miniworld": ("MiniWorld-",),
+    "shimmy": ("dm_control/", "bsuite/"),
     "gymnasium_robotics": (
         "Fetch",
         "HandReach",
@@ -48,7 +51,7 @@ def import_name(name: str, kind: str) -> Any:
     Raises UsageError if there is no such module, or no such name in it."""
     module, attribute = _import_module(name, kind)
     if not hasattr(module, attribute):
-        raise unknown(kind, attribute, _callables(module), f"(in {module.__name__})")
+        raise unknown(kind, attribute, _callables(module), _describe_module(module))
     return getattr(module, attribute)
 
 
@@ -57,6 +60,7 @@ def _import_module(name: str, kind: str) -> tuple[ModuleType, str]:
     module_name, _, attribute = name.partition(":")
     if not module_name or module_name.startswith(".") or not attribute:
         raise UsageError(f"{kind} {name!r} must be named as package.module:name")
+    search_current_folder()
     try:
         return importlib.import_module(module_name), attribute
     except ModuleNotFoundError as error:
@@ -65,6 +69,13 @@ def _import_module(name: str, kind: str) -> tuple[ModuleType, str]:
                 f"{kind} {name!r}: there is no module {error.name!r} (the current directory is searched, too)"
             ) from None
         raise
+
+
+def _describe_module(module: ModuleType) -> str:
+    path = os.path.abspath(f"{module.__name__}.py")
+    if os.path.exists(path) and (at := getattr(module, "__file__", path)) != path:
+        return f"(in {module.__name__} at {at}, which has this name before your {path}: rename that)"
+    return f"(in {module.__name__})"
 
 
 def _callables(module: ModuleType) -> list[str]:
@@ -86,7 +97,7 @@ def make_gym_env(config: EnvConfig, seed: int | None = None, render_mode: str | 
     else:
         returned = _call_factory(make, config, {"seed": seed, "render_mode": render_mode, **_batch(make, config)})
         if is_vector(config) and isinstance(returned, gymnasium.vector.VectorEnv) and not is_device_env(returned):
-            returned.close()
+            close_all([returned])
             return _one_of_vector(config, seed, render_mode)
         env = _check_env(returned, config.env_id, "a factory")
     env = functools.reduce(_wrap, config.wrappers, env)
@@ -146,8 +157,12 @@ def _find(env_id: str) -> Callable[..., Any] | None:
     """Returns the factory that an id names; None if it is one of gymnasium's, which may begin with a module to import.
 
     Raises UsageError if there is neither."""
+    from accel_rl.envs.foreign_ids import advise
+
     if env_id.startswith(FUNCTION):
         raise missing_function(env_id)
+    if env_id not in gymnasium.registry and (advice := advise(env_id)):
+        raise UsageError(f"unknown environment {env_id!r}: {advice}")
     if ":" in env_id:
         module, name = _import_module(env_id, "environment")
         if hasattr(module, name):
@@ -155,7 +170,7 @@ def _find(env_id: str) -> Callable[..., Any] | None:
         if name in gymnasium.registry:
             return None
         known = gymnasium.registry if "-" in name else _callables(module)
-        raise unknown("environment", name, known, f"(in {module.__name__})")
+        raise unknown("environment", name, known, _describe_module(module))
     if env_id in gymnasium.registry:
         return None
     for package, beginnings in PACKAGES.items():
@@ -175,7 +190,9 @@ def _make_registered(env_id: str, options: dict[str, Any], render_mode: str | No
         os.environ.setdefault("MUJOCO_GL", "egl")  # or MuJoCo would look for a display
     rendering = {"render_mode": render_mode} if render_mode else {}  # not all environments have this parameter
     try:
-        return (gymnasium.make_vec if batch else gymnasium.make)(env_id, **{**rendering, **options, **batch})
+        with warnings.catch_warnings():  # the log says it once (foreign_ids.py)
+            warnings.filterwarnings("ignore", ".*is out of date", DeprecationWarning)
+            return (gymnasium.make_vec if batch else gymnasium.make)(env_id, **{**rendering, **options, **batch})
     except gymnasium.error.DependencyNotInstalled as error:
         extra = "mujoco" if "mujoco" in str(error).lower() else None
         way_out = f'install it with: pip install "accel-rl[{extra}]"' if extra else str(error)

@@ -15,12 +15,14 @@ import numpy as np
 
 from accel_rl.envs.atari import game_name
 from accel_rl.envs.batch_simulator import make_simulator
+from accel_rl.envs.closing import close_all
 from accel_rl.envs.making import is_vector
 from accel_rl.envs.spec import EnvConfig, EnvSpec
 from accel_rl.envs.vector_simulator import VectorSimulator
 from accel_rl.errors import RunError, UsageError
 from accel_rl.processes.child import adopt_orphans, end_children, leave_signals_to_parent
 from accel_rl.processes.spawning import ask_process, describe_exit
+from accel_rl.processes.streams import secure_streams
 
 
 def probe_spec(config: EnvConfig, timeout_s: float = 60.0) -> EnvSpec:
@@ -55,14 +57,15 @@ def find_spec(config: EnvConfig) -> EnvSpec:
     seed = np.random.SeedSequence(0)
     simulator: Any = make_simulator(config, seed)
     if is_vector(config) and not simulator.spec.on_device:
-        simulator.close()
+        close_all([simulator])
         simulator = VectorSimulator(replace(config, mask_sources=simulator.spec.mask_sources), [seed])
     spec: EnvSpec = simulator.spec
-    simulator.close()
+    close_all([simulator])
     return spec
 
 
 def _main() -> None:
+    secure_streams()
     leave_signals_to_parent()
     adopt_orphans()
     request = sys.stdin.buffer.read()

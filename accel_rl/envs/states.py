@@ -17,6 +17,7 @@ import gymnasium
 import numpy as np
 from gymnasium.utils.env_checker import data_equivalence
 
+from accel_rl.envs.closing import close_all
 from accel_rl.envs.global_generators import GlobalGenerators
 
 Env = gymnasium.Env[Any, Any]
@@ -82,11 +83,11 @@ def is_exact(build: Callable[[], Env], choose: Choose) -> bool:
         try:
             return _continue_equally(original, copy, seen, choose)
         finally:
-            copy.close()
+            close_all([copy])
     except Exception:  # an environment that cannot be pickled may raise anything
         return False
     finally:
-        original.close()
+        close_all([original])
 
 
 def _continue_equally(first: Env, second: Env, seen: Any, choose: Choose, num_steps: int = 5) -> bool:

@@ -23,7 +23,7 @@ RESOLUTIONS = ((160, 120), (320, 240), (640, 480))  # width and height in which 
 LAUNCHER = """#!/bin/sh
 cd {folder}
 printf '%s\\n' "$@" > arguments
-exec {python} -c {program} {engine} "$@"
+exec {python} -P -c {program} {engine} "$@"
 """
 PROGRAM = f"""
 import os, sys

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from accel_rl.envs.batch_simulator import BatchConfig, BatchSimulator, EnvBatch, close_all, stand_still
+from accel_rl.envs.batch_simulator import BatchConfig, BatchSimulator, EnvBatch, stand_still
+from accel_rl.envs.closing import close_all
 from accel_rl.envs.global_generators import with_own_generators
 from accel_rl.envs.making import is_vector
 from accel_rl.envs.spaces import random_action

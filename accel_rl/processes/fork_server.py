@@ -38,7 +38,8 @@ from accel_rl.processes.child import (
     end_with_parent,
     when_parent_ends,
 )
-from accel_rl.processes.spawning import describe_exit, spawn_connected
+from accel_rl.processes.spawning import current_folder, describe_exit, spawn_connected
+from accel_rl.processes.streams import secure_streams
 
 EXIT_PATIENCE_S = 2.0
 POLL_S = 0.002
@@ -68,7 +69,7 @@ class ForkServer:
         self._popen, self._control = spawn_connected(__name__, *words, fds=fds, environment=environment)
         self._lost = lost
         self._is_prepared = False
-        send_message(self._control, ([path or os.getcwd() for path in sys.path], argument))
+        send_message(self._control, ([path or current_folder() for path in sys.path], argument))
 
     def launch(self, setup: Any, fds: Iterable[int] | None = None) -> "Child":
         """Starts a child, whose first message is its setup. fds: the only ones it inherits; None: all.
@@ -181,6 +182,7 @@ def main() -> None:
     parent = int(sys.argv[2])
     control: Connection[Any, Any] = Connection(int(sys.argv[1]))
     program, prepare, fds = sys.argv[3], sys.argv[4], set(json.loads(sys.argv[5]))
+    secure_streams()
     end_with_parent(parent)
     faulthandler.enable()
     before = os.environ.get(BLAS_THREADS)
@@ -349,6 +351,7 @@ if __name__ == "__main__":
     main()
     # For the forking process and its children alike: without taking the interpreter down piece by piece, which takes a
     # worker 50 ms (and makes ale-py report everything that was shared as leaked) and torch seconds.
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with contextlib.suppress(AttributeError, ValueError):  # an environment has taken or closed them
+        sys.stdout.flush()
+        sys.stderr.flush()
     os._exit(0)

@@ -10,10 +10,28 @@ from collections.abc import Iterable, Mapping
 from multiprocessing.connection import Connection, Pipe
 from typing import Any, BinaryIO, NamedTuple
 
+from accel_rl.errors import UsageError
+
 
 def child_environment() -> dict[str, str]:
     """Returns this process's environment, with the places that it imports from."""
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path or current_folder() for path in sys.path)}
+
+
+def current_folder() -> str:
+    """Returns the current folder. Raises UsageError if it has been deleted; PyTorch could not be loaded there."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        raise UsageError(
+            f"the current folder has been deleted: {os.environ.get('PWD', '?')}; change to another one"
+        ) from None
+
+
+def search_current_folder() -> None:
+    """Lets modules in the current folder be imported, after all others: it may hold a yaml.py."""
+    if current_folder() not in sys.path:
+        sys.path.append(current_folder())
 
 
 def spawn(
@@ -24,10 +42,12 @@ def spawn(
     stdin: int = subprocess.DEVNULL,
     **options: Any,
 ) -> "subprocess.Popen[bytes]":
-    """Starts `python -m module arguments ...`, which inherits these descriptors and no Ctrl-C of a terminal.
+    """Starts `python -P -m module arguments ...`, which inherits these descriptors and no Ctrl-C of a terminal.
+
+    -P: it imports from where this process does, and not from the current folder before that.
 
     environment: what is added to this process's. options: as subprocess.Popen takes them."""
-    command = [sys.executable, "-m", module, *map(str, arguments)]
+    command = [sys.executable, "-P", "-m", module, *map(str, arguments)]
     env = {**child_environment(), **(environment or {})}
     return subprocess.Popen(command, stdin=stdin, pass_fds=[*fds], env=env, process_group=0, **options)
 

@@ -8,6 +8,7 @@ from torch import nn
 
 from accel_rl.envs.atari import game_name, make_options, why_no_reserve
 from accel_rl.envs.choice import choose_simulator, warn_if_inexact
+from accel_rl.envs.foreign_ids import describe_difference
 from accel_rl.envs.masks import describe_sources
 from accel_rl.envs.spaces import left_out
 from accel_rl.hardware.description import describe_machine
@@ -43,6 +44,8 @@ def log_description(config: Config, policy: nn.Module) -> None:
             why = "it has written the checkpoint"
         logger.info("simulator   %s: %s", config.env.simulator, why)
         warn_if_inexact(config.env)
+    elif difference := describe_difference(config.env):
+        logger.warning("%s", difference)
     if run.reset_mode == "reserve" and game:
         options = make_options(config.env.preset, config.env.options)
         if reason := why_no_reserve(game, options):

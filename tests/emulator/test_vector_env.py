@@ -117,6 +117,59 @@ def test_masks_and_later_resets_are_ale_pys() -> None:
         assert_equal(ours.step(actions), ales.step(actions))
 
 
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep", "Disabled"])
+def test_decorrelated_games_are_those_of_single_environments(mode: str) -> None:
+    """Games begin after random steps of their own seeds, some beyond an end: beside others, under a mask and alone."""
+    seeds, options = np.array([5, 9, 6]), {"decorrelation_steps": 30, "autoreset_mode": mode, **SHORT}
+    ours = AtariVectorEnv("breakout", 3, num_threads=1, **options)
+    observations, infos = ours.reset(seed=seeds)
+    mask = np.array([True, False, True])
+    assert_equal(ours.reset(seed=seeds[mask], options={"reset_mask": mask}), (observations, infos))
+    assert "final_obs" not in infos and len({*infos["episode_frame_number"].tolist()}) > 1
+    actions = np.random.default_rng(0).integers(4, size=(12, 3))
+    results = [(observations, infos), *([] if mode == "Disabled" else [ours.step(action) for action in actions])]
+    for env, seed in enumerate(seeds.tolist()):
+        alone = AtariVectorEnv("breakout", 1, **options)
+        assert_env(env, results[0], alone.reset(seed=seed))
+        for action, expected in zip(actions, results[1:], strict=False):
+            assert_env(env, expected, alone.step(action[[env]]))
+
+
+def test_a_decorrelated_start_is_within_a_game() -> None:
+    """None of many starts is the end of a game, which could not be stepped."""
+    plain = {"noop_max": 0, "use_fire_reset": False, "max_num_frames_per_episode": 37}
+    env = AtariVectorEnv("breakout", 40, num_threads=1, decorrelation_steps=30, autoreset_mode="Disabled", **plain)
+    frames = env.reset(seed=0)[1]["episode_frame_number"]
+    assert 0 <= frames.min() < frames.max() < 37
+    env.step(np.zeros(40, int))
+
+
+def assert_env(env: int, results: tuple[Any, ...], alone: tuple[Any, ...]) -> None:
+    """Asserts that an environment's part of results is what it returns alone."""
+    for ours, theirs in zip(results[:-1], alone[:-1], strict=True):
+        assert np.array_equal(ours[env], theirs[0])
+    for name in ("lives", "frame_number", "episode_frame_number"):
+        assert results[-1][name][env] == alone[-1][name][0]
+
+
+def test_ale_py_is_led_to_a_decorrelated_start_by_the_same_actions() -> None:
+    """A start is what the actions lead to that the environment's generator draws after its numbers of no-ops.
+
+    Users of ale-py wish for such starts (ALE, issue 673)."""
+    ours = AtariVectorEnv("breakout", 3, num_threads=1, decorrelation_steps=20).reset(seed=7)
+    counts = set()
+    for env in range(3):
+        generator = np.random.RandomState(7 + env)
+        generator.randint(2**32, dtype=np.uint32, size=2)  # no-ops of this game and of the next one
+        counts.add(count := generator.randint(20 + 1))
+        ales = AleVectorEnv("breakout", 1)
+        result = ales.reset(seed=7 + env)
+        for action in generator.randint(4, size=count):
+            result = ales.step(np.array([action]))
+        assert_env(env, ours, (result[0], result[-1]))
+    assert len(counts) == 3 and max(counts) > 0
+
+
 def test_disabled_autoreset_needs_a_mask() -> None:
     """With autoreset disabled, a step after an end is refused until the ended environments are reset. ale-py has no
     such mode."""

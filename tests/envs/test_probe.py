@@ -73,6 +73,7 @@ def test_strangers_code_stays_outside(tmp_path, monkeypatch):
     source = "import gymnasium\n\ndef make():\n    return gymnasium.make('CartPole-v1')\n"
     (tmp_path / "module_of_a_stranger.py").write_text(source)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
     spec = probe.probe_spec(EnvConfig("module_of_a_stranger:make"), timeout_s=60)
     assert spec.row_shape == (4,)
     assert "module_of_a_stranger" not in sys.modules

@@ -24,8 +24,7 @@ from tests.helpers.processes import SIMULATORS
 
 
 class ForkedProcess:
-    """A fork that runs main() in place of `python -m module argument ...`, with the methods of subprocess.Popen in
-    use."""
+    """Runs main() where subprocess.Popen would run `python -P -m module ...`; has what is needed of that here."""
 
     def __init__(
         self,
@@ -50,7 +49,7 @@ class ForkedProcess:
             os.dup2(read, 0)
             os.dup2(written, 1)
             os.setpgid(0, process_group)
-            _run(main, command[3:], {0, 1, 2, *pass_fds}, env)
+            _run(main, command[4:], {0, 1, 2, *pass_fds}, env)
         os.close(read)
         if stdout is not None:
             os.close(written)

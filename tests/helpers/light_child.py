@@ -15,6 +15,16 @@ def main(fd: int) -> None:
     os._exit(connection.recv())
 
 
+def talk(fd: int) -> None:
+    """Writes to both outputs, and says that it could."""
+    connection: Connection[Any, Any] = Connection(fd)
+    connection.recv()
+    for stream in (sys.stdout, sys.stderr):
+        print("a line", file=stream, flush=True)
+        print("a last line", file=stream)
+    connection.send(("written", 7))
+
+
 def leave_behind(fd: int) -> None:
     """Does the same, but leaves three processes behind, one of them in its own session, one from a shell that has
     ended; sends their ids."""

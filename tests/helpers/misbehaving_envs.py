@@ -33,7 +33,7 @@ class Misbehaving(Counting):
         return observation, reward, terminated, truncated, info
 
     def close(self) -> None:
-        if self.steps and self._deed in AT_CLOSE:
+        if (self.steps or self._deed == "never closes") and self._deed in AT_CLOSE:
             AT_CLOSE[self._deed]()
 
 
@@ -102,6 +102,7 @@ def _kill(number: int) -> Callable[[], None]:
 
 AT_CLOSE: dict[str, Callable[[], object]] = {
     "close fails": _raise(ValueError("broken on purpose")),
+    "never closes": _raise(ValueError("broken on purpose")),
     "close exits": lambda: os._exit(7),
 }
 DEEDS: dict[str, Callable[[], object]] = {
@@ -125,3 +126,23 @@ DEEDS: dict[str, Callable[[], object]] = {
     "the group": lambda: os.killpg(0, signal.SIGKILL),
     "forks, and goes on": _fork(goes_on=True),
 }
+
+
+class Talking(Counting):
+    """Counting that writes to stdout and stderr when it is built, at each step and when it is closed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        _talk()
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        _talk()
+        return super().step(action)
+
+    def close(self) -> None:
+        _talk()
+
+
+def _talk() -> None:
+    print("a line", flush=True)
+    print("a line", file=sys.stderr)

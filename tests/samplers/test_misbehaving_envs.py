@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.misbehaving_envs import AT_CLOSE
 from tests.helpers.processes import TINY, Command
 from tests.helpers.runs import rows
 
@@ -27,6 +28,7 @@ DEEDS = {
     "forks": None,
     "one CPU": None,
     "close fails": None,
+    "never closes": None,
     "input": RAISED + "EOFError: ",
     "recursion": RAISED + "RecursionError: ",
     "addresses": RAISED + "MemoryError",
@@ -47,7 +49,7 @@ def test_what_an_environment_should_not_do(deed: str, message: str | None, tmp_p
     """An environment that misbehaves either does no harm or ends the run with one message and its cause."""
     words = ["train", "--env", "tests.helpers.misbehaving_envs:Misbehaving", "--env-options", f"{{deed: {deed!r}}}"]
     words += [*TINY, "--steps", 400, "--decorrelation-steps", 0, "--env-timeout-s", 3, "--out", tmp_path / "run"]
-    if "close" in deed:
+    if deed in AT_CLOSE:
         words += ["--eval-interval-steps", 100, "--eval-steps", 24]
     result = Command(*words).finish()
     if message is None:

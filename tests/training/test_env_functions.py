@@ -156,12 +156,17 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 @pytest.mark.multiprocess
-@pytest.mark.parametrize("devices", [[], ["cpu,cpu"]], ids=["one learner", "two"])
-def test_a_program_trains_in_its_own_environment(devices: list[str], tmp_path: Path) -> None:
-    """A program trains in an environment of its own, and its processes do not run the program again."""
+@pytest.mark.parametrize(
+    ("devices", "has_file"), [([], True), (["cpu,cpu"], True), ([], False)], ids=["one learner", "two", "python -c"]
+)
+def test_a_program_trains_in_its_own_environment(devices: list[str], has_file: bool, tmp_path: Path) -> None:
+    """No process looks for the program's own functions and classes, or runs the program again."""
     script, run = tmp_path / "program.py", tmp_path / "run"
     script.write_text(SCRIPT)
-    command = Command(run, *devices, script=script, environment={"PYTHONPATH": str(Path(__file__).parents[2])})
+    words = [run, *devices] if has_file else [SCRIPT, run, *devices]
+    command = Command(
+        *words, script=script if has_file else Path("-c"), environment={"PYTHONPATH": str(Path(__file__).parents[2])}
+    )
     result = command.finish(200.0)  # it trains twice
     assert result.status == 0, result.err
     assert result.out.count("time/total_timesteps") == 1

@@ -1,0 +1,19 @@
+"""Closes environments, whose own `close` may fail."""
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+logger = logging.getLogger("accel_rl")
+
+
+def close_all(envs: Sequence[Any]) -> None:
+    """Closes environments. Those that fail have nothing more to give: that is logged, and the run goes on."""
+    failures = []
+    for env in envs:
+        try:
+            env.close()
+        except Exception as error:
+            failures.append(error)
+    if failures:
+        logger.warning("close() of an environment failed, and the run goes on: %r", failures[0])

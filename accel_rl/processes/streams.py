@@ -1,0 +1,53 @@
+"""Standard streams that may be closed, full or gone: a process must not end by what it prints. Imports no torch."""
+
+import contextlib
+import io
+import os
+import sys
+from typing import Any
+
+
+def secure_streams() -> None:
+    """Gives a process of ours streams that it can always write to."""
+    open_closed_streams()
+    drop_what_fails("stdout", "stderr")
+
+
+def open_closed_streams() -> None:
+    """Opens the empty device, for this process and those that it starts, in place of each closed stream (`2>&-`).
+
+    Call it before anything is opened: else that takes the stream's descriptor, and what is written to the stream."""
+    for fd, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest free descriptor: this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
+
+
+def drop_what_fails(*names: str) -> None:
+    """Makes this process's own streams of these names drop what they cannot write, rather than raise OSError.
+
+    A disk may be full, a pipe may be full or without a reader, a terminal gone."""
+    for name in names:
+        stream = getattr(sys, name)
+        if stream is not None and stream is getattr(sys, f"__{name}__"):  # else somebody has put his own there
+            with contextlib.suppress(OSError):
+                stream.flush()
+            file = io.BufferedWriter(_DroppingFile(stream.fileno(), "w", closefd=False))
+            at_once = stream.line_buffering or stream.write_through
+            text = io.TextIOWrapper(file, stream.encoding, stream.errors, line_buffering=at_once)
+            setattr(sys, name, text)
+            setattr(sys, f"__{name}__", text)  # which Python takes back at its end
+
+
+class _DroppingFile(io.FileIO):
+    """A file that claims to have written what it cannot take."""
+
+    def write(self, data: Any, /) -> int:
+        with contextlib.suppress(OSError):
+            written: int | None = super().write(data)
+            if written is not None:  # None: a full pipe that does not wait
+                return written
+        return memoryview(data).nbytes

@@ -1,0 +1,80 @@
+"""What the command says where a shell, a locale or an environment is odd: one line that names the cause."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import accel_rl
+from accel_rl.envs.probe import find_spec
+from accel_rl.envs.spec import EnvConfig
+from accel_rl.envs.states import is_exact
+from tests.helpers.misbehaving_envs import Misbehaving
+from tests.helpers.processes import TINY
+from tests.helpers.runs import TINY_SERIAL_RUN
+
+CLI = [sys.executable, "-m", "accel_rl"]
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.mark.parametrize("words", [["list", "algos"], pytest.param(["doctor"], marks=pytest.mark.slow)])
+def test_a_deleted_folder_is_named(words: list[str], tmp_path: Path) -> None:
+    (tmp_path / "gone").mkdir()
+    script = f'cd "{tmp_path}/gone" && rmdir "{tmp_path}/gone" && exec "$@"'
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = ["sh", "-c", script, "sh", *CLI, *words]
+    result = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
+    message = f"accel-rl: the current folder has been deleted: {tmp_path}/gone; change to another one\n"
+    assert (result.returncode, result.stderr) == (2, message)
+
+
+@pytest.mark.parametrize("word", ["--env=Cärt-v1", "--out=/tmp/ümläut"])
+def test_a_name_that_the_locale_cannot_read_is_named(word: str) -> None:
+    """A name is not called something else because the locale's encoding lacks its characters."""
+    environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    result = subprocess.run(
+        [*CLI, "train", word], capture_output=True, text=True, env=environment, cwd=ROOT, timeout=60
+    )
+    shown = word.encode("ascii", "backslashreplace").decode()
+    message = f"accel-rl: {shown} is not text in this locale, whose encoding is ascii; set LC_ALL=C.UTF-8\n"
+    assert (result.returncode, result.stderr) == (2, message)
+
+
+def test_an_environment_that_cannot_be_closed_is_built(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    """An environment whose close() raises is one that can be built, copied and trained in: that is logged."""
+    options = {"deed": "never closes"}
+    config = EnvConfig("tests.helpers.misbehaving_envs:Misbehaving", options=options)
+    assert find_spec(config).observation_space.shape == (2,)
+    assert is_exact(lambda: Misbehaving("never closes"), lambda env, *_: env.action_space.sample())
+    caplog.clear()
+    settings = TINY_SERIAL_RUN | {"env": config.env_id, "env_options": options}
+    accel_rl.train(**settings, steps=40, out=tmp_path / "run")
+    assert "close() of an environment failed, and the run goes on: ValueError('broken on purpose')" in caplog.text
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+def test_a_run_that_ignores_sigint_says_how_it_is_stopped(tmp_path: Path) -> None:
+    """A script's `accel-rl train ... &` ignores SIGINT, and its log names the signal that it obeys."""
+    words = ["train", "--env", "CartPole-v1", *TINY, "--steps", 10**6, "--out", tmp_path / "run"]
+    script = tmp_path / "script.sh"
+    script.write_text('"$@" &\necho $!\nwait\n')
+    command = subprocess.Popen(
+        ["sh", script, *CLI, *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=ROOT, text=True
+    )
+    assert command.stdout
+    pid = int(command.stdout.readline())
+    log = tmp_path / "run" / "log.txt"
+    with command:
+        try:
+            while "network" not in (log.read_text() if log.exists() else ""):
+                assert command.poll() is None
+                time.sleep(0.02)
+            assert f"stop it     by `kill {pid}` (SIGTERM): SIGINT is ignored here" in log.read_text()
+        finally:
+            os.kill(pid, signal.SIGTERM)
+    assert (tmp_path / "run" / "checkpoint.pt").exists()
