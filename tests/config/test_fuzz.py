@@ -1,4 +1,4 @@
-"""Settings, files and command lines that chance has drawn; benchmarks/fuzz.py tries thousands of them."""
+"""Settings, files and command lines that chance has drawn; benchmarks/stress/fuzz.py tries thousands of them."""
 
 import itertools
 from pathlib import Path

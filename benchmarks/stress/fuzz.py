@@ -1,6 +1,6 @@
 """Draws settings of `accel-rl train` by chance, and says which of them neither train nor are refused in one line.
 
-python benchmarks/fuzz.py [--resolve 10000] [--train 1000] [--texts 2000] [--seed 1] [--json FILE]
+python benchmarks/stress/fuzz.py [--resolve 10000] [--train 1000] [--texts 2000] [--seed 1] [--json FILE]
 
 --resolve: so many runs are resolved and checked, as before anything is written: all algorithms, spaces, samplers,
 learners, and whatever else can be set. --train: so many are drawn for one learner in this process, and trained until
@@ -41,6 +41,8 @@ from accel_rl.envs.probe import find_spec, probe_spec
 from accel_rl.envs.spec import EnvConfig, EnvSpec
 from accel_rl.errors import UsageError
 from accel_rl.training import checkpoint, resolve
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # where the programs of benchmarks/ lie
 from command_line import add_json, make_parser
 
 PART = 100  # examples that one seed draws
@@ -212,7 +214,6 @@ def probe_quickly() -> None:
 def fuzz(options: Options) -> bool:
     """Runs all kinds, and returns whether nothing has failed."""
     resource.setrlimit(resource.RLIMIT_AS, (addresses_in_use() + LIMIT_BYTES, resource.RLIM_INFINITY))
-    sys.path.insert(0, str(Path(__file__).parent))  # where environments are found
     probe_quickly()
     kinds: dict[str, tuple[int, Any, Try]] = {
         "resolve": (options.resolve, fuzz_settings.runs(), resolve_run),

@@ -1,6 +1,6 @@
 """Trains for half an hour as a user does, and measures from outside whether anything of the run grows or slows down.
 
-python benchmarks/soak.py --run a2c|dqn|appo [--minutes 30] [--seed 1] [--json FILE] [any flag of accel-rl train]
+python benchmarks/stress/soak.py --run a2c|dqn|appo [--minutes 30] [--seed 1] [--json FILE] [any flag of accel-rl train]
 
 Looks every ten seconds at each process of `accel-rl train`: anonymous memory, descriptors, threads, mappings; and at
 the run's temporary files, in TMPDIR and /dev/shm. (Memory that no other process shares, USS, would grow for hours where
@@ -42,9 +42,11 @@ from accel_rl.errors import RunError, UsageError
 from accel_rl.hardware.description import describe_machine, format_machine
 from accel_rl.processes.spawning import child_environment
 from accel_rl.samplers.env_arrays import assign_envs
+from run_processes import name_processes
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # where the programs of benchmarks/ lie
 from command_line import make_parser, run_program
 from process_tree import ProcessTree
-from run_processes import name_processes
 
 VERSION = 1  # of the JSON
 RESULTS = "benchmarks/results/soak_{run}.json"

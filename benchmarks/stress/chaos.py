@@ -1,6 +1,6 @@
 """Trains while faults come at random times, and says what was reported, how long that took, and what was lost.
 
-    python benchmarks/chaos.py [--minutes 60] [--seed N] [--json FILE]
+    python benchmarks/stress/chaos.py [--minutes 60] [--seed N] [--json FILE]
 
 Runs follow each other, each of two learners with workers and a replay, until the time is over; each is struck for a
 quarter of it at most. Every second one is exact: only faults that end it come, it is resumed each time, and its policy
@@ -36,8 +36,10 @@ from accel_rl.errors import RunError
 from accel_rl.hardware.description import describe_machine, format_machine
 from accel_rl.processes.child import stop_with_parent
 from accel_rl.training import checkpoint
-from command_line import add_json, make_parser, run_program
 from run_processes import name_processes, processes_of
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # where the programs of benchmarks/ lie
+from command_line import add_json, make_parser, run_program
 
 LIMIT_S, LEARNER_LIMIT_S = 5, 20  # the run's own time limits, for environments and for learners
 WITHIN_S = 30.0  # and within these it has ended, or reported, on a busy machine
