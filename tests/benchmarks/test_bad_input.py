@@ -15,6 +15,7 @@ import same_results
 import soak
 from accel_rl.errors import UsageError
 from compare_commits import CompareOptions
+from emulator import EmulatorOptions
 from scaling import ScalingOptions
 from training_throughput import TrainingOptions
 
@@ -24,6 +25,8 @@ BAD = [
     (lambda: CompareOptions(old=ROOT, new=ROOT, contests=("a2cc",)), "unknown contest 'a2cc'; did you mean a2c"),
     (lambda: CompareOptions(old=ROOT / "tests", new=ROOT), "tests must be a checkout of accel_rl, but importing"),
     (lambda: same_results.compare(ROOT, ROOT, ["a2cc"]), "unknown run 'a2cc'; did you mean a2c"),
+    (lambda: EmulatorOptions(games=("pongg",)), "unknown game 'pongg'; did you mean pong"),
+    (lambda: EmulatorOptions(parts=("raww",)), "unknown part 'raww'; did you mean raw"),
     (lambda: ScalingOptions(device="cuda:0"), "device=cuda:0 must be auto, cpu or cuda"),
     (
         lambda: ScalingOptions(learners=(0,), device="cpu"),
