@@ -1,4 +1,4 @@
-"""Our training as a contestant, and its parts: the network alone, the updates alone, sampling alone."""
+"""Our training as a contestant, and its parts: the network alone, the updates alone."""
 
 from collections.abc import Callable
 from typing import Any
@@ -100,12 +100,3 @@ class Training(accel_rl.tune.contestant.Training):
             return steps
 
         return Repeated("network", learn)
-
-    def sampling(self) -> Repeated:
-        """Returns a contestant that acts and simulates as in training, without learning."""
-
-        def collect() -> int:
-            torch.set_num_threads(self.config.plan.sampling_threads)
-            return self.sampler.collect().reward.numel()
-
-        return Repeated("sampling", collect)
