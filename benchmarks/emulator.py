@@ -47,7 +47,7 @@ TEN_GAMES = (
 THREE_GAMES = TEN_GAMES[:3]
 PARTS = {"raw": TEN_GAMES, "steps": TEN_GAMES, "vector": THREE_GAMES}
 BUDGET_S = {"raw": 40.0, "steps": 100.0, "vector": 60.0}  # without --full and --rounds, less building
-DRAWN = {"undrawn": 0, "every-4th": 4, "every": 1}  # draws every so many frames; 0: none
+DRAWN = {"ale": 1, "undrawn": 0, "every-4th": 4, "every": 1}  # draws every so many frames; 0: none
 ENVS_ON_ONE_CORE, ENVS = 16, 32  # of steps, of vector
 FRAMES_AT_ONCE, HELD_FRAMES = 200, 4  # frames of a call; frames with one action
 
@@ -114,9 +114,7 @@ def geometric_means(ratios: Any) -> dict[str, float]:
 def contestants(part: str, env: EnvConfig) -> list[Builder]:
     """Returns what builds the contestants of a game."""
     if part == "raw":
-        minimal = BatchAtari(env.env_id, 1).actions
-        natives = [partial(native_frames, name, env.env_id, minimal, every) for name, every in DRAWN.items()]
-        return [partial(ale_frames, env.env_id, minimal), *natives]
+        return [partial(frames, name, env.env_id, draw_every) for name, draw_every in DRAWN.items()]
     if part == "steps":
         return [partial(steps, replace(env, simulator=name)) for name in ("ale", "native")]
     peers = peer_builders(env, ENVS)[0]
@@ -127,42 +125,33 @@ def contestants(part: str, env: EnvConfig) -> list[Builder]:
 
 
 def steps(env: EnvConfig) -> Repeated:
-    """Returns environments of one simulator, which step with random actions in this process."""
     return Repeated(env.simulator, bare_steps(env, ENVS_ON_ONE_CORE))
 
 
-def ale_frames(game: str, minimal: Sequence[int]) -> Repeated:
-    """Returns ale-py's `act` with random actions."""
-    actions, ale = random_actions(minimal), ale_py.ALEInterface()
+def frames(name: str, game: str, draw_every: int) -> Repeated:
+    """Returns an emulator that plays random actions: ale-py's `act` (name: "ale"), or ours."""
+    actions, action_of_env = random_actions(BatchAtari(game, 1).actions), np.zeros(1, np.int32)
+    atari, ale = BatchAtari(game, 1, seed=1, full_action_space=True), ale_py.ALEInterface()
+    atari.reset()
     ale.setInt("random_seed", 1)
     ale.setFloat("repeat_action_probability", 0.0)
     ale.loadROM(Path(str(ale_py.roms.get_rom_path(game))))
 
-    def play() -> int:
+    def play_ale() -> int:
         for action in itertools.islice(actions, FRAMES_AT_ONCE):
             ale.act(action)
             if ale.game_over():
                 ale.reset_game()
         return FRAMES_AT_ONCE
 
-    return Repeated("ale", play)
-
-
-def native_frames(name: str, game: str, minimal: Sequence[int], draw_every: int) -> Repeated:
-    """Returns our emulator with the same actions."""
-    actions = random_actions(minimal)
-    atari = BatchAtari(game, 1, seed=1, full_action_space=True)
-    atari.reset()
-    action_of_env = np.zeros(1, np.int32)
-
-    def play() -> int:
+    def play_ours() -> int:
         for frame, action in enumerate(itertools.islice(actions, FRAMES_AT_ONCE)):
             action_of_env[0] = action
             if atari.step(action_of_env, draw=draw_every > 0 and frame % draw_every == 0).ends.any():
                 atari.reset()
         return FRAMES_AT_ONCE
 
-    return Repeated(name, play)
+    return Repeated(name, play_ale if name == "ale" else play_ours)
 
 
 def random_actions(actions: Sequence[int]) -> Iterator[int]:

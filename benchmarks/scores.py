@@ -4,7 +4,7 @@ python benchmarks/scores.py add RUN_DIR_OR_FILE ... --how alone|half|shared [--s
 python benchmarks/scores.py page
 
 `add` puts runs into benchmarks/results/scores/<setting>-<game>.json, a file for each setting and game; a run of a seed
-that it holds already replaces that one. A file is what a program of benchmarks/drivers wrote, on this machine. --how
+that it holds already replaces that one. A file is what another framework's program wrote on this machine. --how
 says what its minutes mean: it had the machine for itself (alone), one logical CPU of two, another run the other one
 (half), or shared the machine with other programs, so that its minutes say nothing and are in no table (shared). `page`
 writes the tables between the marks in docs/results.md and, of trials, in benchmarks/results/scores/README.md, and

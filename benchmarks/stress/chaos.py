@@ -190,12 +190,9 @@ def damage(run: Run, draw: random.Random) -> bool:
     assert run.process
     run.process.wait()
     wait_for_the_end_of(run)
-    with path.open("r+b") as file:
-        position = draw.randrange(path.stat().st_size)
-        file.seek(position)
-        byte = file.read(1)[0]
-        file.seek(position)
-        file.write(bytes([byte ^ 1 << draw.randrange(8)]))
+    content = bytearray(path.read_bytes())
+    content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
+    path.write_bytes(content)
     return True
 
 
@@ -227,13 +224,13 @@ GOING_ON: dict[str, Fault] = {  # strike a run that has begun: before, its envir
 def wait_for_the_end_of(run: Run) -> None:
     """Waits until none of the run's processes is left. Raises RunError if one is."""
     deadline = time.monotonic() + WITHIN_S
-    while left := [process for process in psutil.process_iter() if is_of(process, run)]:
+    while left := [*filter(partial(is_of, run), psutil.process_iter())]:
         if time.monotonic() > deadline:
             raise RunError(f"left behind: {left}")
         time.sleep(0.05)
 
 
-def is_of(process: psutil.Process, run: Run) -> bool:
+def is_of(run: Run, process: psutil.Process) -> bool:
     with contextlib.suppress(psutil.Error):
         return process.environ().get(FAULT) == str(run.order) and process.status() != psutil.STATUS_ZOMBIE
     return False
@@ -299,10 +296,9 @@ def strike(run: Run, name: str, fault: Fault, goes_on: bool, draw: random.Random
         report.lost.append(f"{name}: {error}")
         if run.process:
             run.process.kill()
-        for process in psutil.process_iter():
-            if is_of(process, run):
-                with contextlib.suppress(psutil.Error):
-                    process.kill()
+        for process in filter(partial(is_of, run), psutil.process_iter()):
+            with contextlib.suppress(psutil.Error):
+                process.kill()
         wait_for_the_end_of(run)
         resume(run)
 
@@ -357,7 +353,7 @@ def main() -> None:
                 wrong.append(f"run {number} has another policy than one that nothing happened to")
             print(f"run {number} is complete" + (f", the same policy: {same}" if exact else ""), flush=True)
     wrong += [text for report in reports.values() for text in report.lost]
-    print(table(reports))
+    print("\n".join(itertools.starmap(describe, sorted(reports.items()))))
     print("\n".join(wrong) or f"nothing was lost: {runs[1]} runs are bit for bit as without faults, {runs[0]} complete")
     found = {name: vars(report) for name, report in sorted(reports.items())}
     about = {"seed": seed, "minutes": options.minutes, "machine": describe_machine()}
@@ -366,16 +362,11 @@ def main() -> None:
         raise RunError(f"{len(wrong)} faults were not survived")
 
 
-def table(reports: dict[str, Report]) -> str:
-    lines = [
-        "| fault | times | seconds until told, median and most | steps done again, most | lost |",
-        "|---|---|---|---|---|",
-    ]
-    for name, report in sorted(reports.items()):
-        seconds = f"{statistics.median(report.seconds):.1f}, {max(report.seconds):.1f}" if report.seconds else ""
-        again = f"{max(report.steps):,}" if report.steps else ""
-        lines.append(f"| {name} | {report.times} | {seconds} | {again} | {len(report.lost) or 'nothing'} |")
-    return "\n".join(lines)
+def describe(name: str, report: Report) -> str:
+    """Returns a fault's line."""
+    seconds, steps = sorted(report.seconds), max(report.steps, default=0)
+    told = f"told after {statistics.median(seconds):.1f} s, at most {seconds[-1]:.1f}" if seconds else "never told"
+    return f"{name}: {report.times} times, {told}; at most {steps:,} steps done again; lost: {len(report.lost)}"
 
 
 if __name__ == "__main__":
