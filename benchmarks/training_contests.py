@@ -55,10 +55,7 @@ CONTESTS = {
     "appo": Contest(
         "PPO, 16 environments x 128 steps, 1 epoch x 8 minibatches",
         {"algo": "ppo", "envs": 16, "horizon": 128, "epochs": 1, "minibatches": 8, **SAME},
-        "sample-factory",
-        "appo",
-        {},
-        90.0,
+        *("sample-factory", "appo", {}, 90.0),
     ),
     **{name: q_contest(batch_size) for name, batch_size in (("dqn", 32), ("dqn-512", 512))},
 }

@@ -27,7 +27,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ from accel_rl.bench.timing import Contestant, Turns, alternate, format_ratio, ra
 from accel_rl.envs.atari import game_name
 from accel_rl.errors import UsageError
 from accel_rl.hardware.description import describe_machine, format_machine
-from command_line import TurnOptions, add_json, add_overrides, add_turns, check_names, make_parser, run_program
+from command_line import TurnOptions, add_json, add_turns, check_names, make_parser, run_program
 from peer_environments import install_peers, python_of
 from peer_process import PeerProcess, driver_command
 from training_contestants import Training
@@ -49,11 +49,6 @@ BOUNDS: dict[str, Settings] = {BOUND: {"algo": "a2c", "envs": 16, "horizon": 5},
 BOUND_BUDGET_S = 30.0
 # Where none is named: those that take 4 minutes together.
 DEFAULT_CONTESTS = (*(name for name, contest in CONTESTS.items() if not contest.against_network), BOUND)
-OVERRIDES = {
-    "workers": "simulator processes of our runs (one per logical CPU)",
-    "sampling_threads": "threads of our network while sampling",
-    "learning_threads": "threads of our network while learning",
-}
 
 Result = dict[str, Any]
 
@@ -62,13 +57,11 @@ Result = dict[str, Any]
 class TrainingOptions(TurnOptions):
     """Options of the benchmark.
 
-    peers: the folder of the peers' environments. overrides: settings of all our runs. Raises UsageError for a value
-    out of range."""
+    peers: the folder of the peers' environments. Raises UsageError for a value out of range."""
 
     env: str = "pong"
     contests: Sequence[str] = DEFAULT_CONTESTS
     peers: Path = Path(".peers")
-    overrides: Settings = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -101,7 +94,7 @@ def run(options: TrainingOptions) -> Result:
 def run_contest(contest: Contest, options: TrainingOptions) -> Result:
     """Lets ours, ours in bfloat16 or our network alone, and the peer, if it is installed, take turns."""
     start = time.perf_counter()
-    settings = {**contest.settings, "env": options.env, **options.overrides}
+    settings = {**contest.settings, "env": options.env}
     with ExitStack() as stack:
         ours = [
             stack.enter_context(closing(Training(name, {**settings, "precision": "bf16" if bf16 else "float32"})))
@@ -128,7 +121,7 @@ def run_bound(settings: Settings, options: TrainingOptions) -> Result:
     """Compares ours with the two-resource bound of the cores."""
     start = time.perf_counter()
     with ExitStack() as stack:
-        training = stack.enter_context(closing(Training("ours", {**settings, "env": options.env, **options.overrides})))
+        training = stack.enter_context(closing(Training("ours", {**settings, "env": options.env})))
         config = training.config
         simulation = stack.enter_context(closing(SimulationLimit(config.env, config.run.envs, None, "simulation")))
         contestants: list[Contestant] = [simulation, training.network(), training]
@@ -179,13 +172,11 @@ def main() -> None:
     )
     parser.add_argument("--install-peers", action="store_true", help="only create these environments, with pip")
     add_json(parser)
-    add_overrides(parser, OVERRIDES)
     given: dict[str, Any] = vars(parser.parse_args())
-    overrides = {name: value for name in OVERRIDES if (value := given.pop(name)) is not None}
     if given.pop("install_peers"):
         install_peers(given["peers"])
     else:
-        run(TrainingOptions(**given, overrides=overrides))
+        run(TrainingOptions(**given))
 
 
 if __name__ == "__main__":

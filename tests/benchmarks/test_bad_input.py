@@ -27,11 +27,7 @@ BAD = [
     (lambda: same_results.compare(ROOT, ROOT, ["a2cc"]), "unknown run 'a2cc'; did you mean a2c"),
     (lambda: EmulatorOptions(games=("pongg",)), "unknown game 'pongg'; did you mean pong"),
     (lambda: EmulatorOptions(parts=("raww",)), "unknown part 'raww'; did you mean raw"),
-    (lambda: ScalingOptions(device="cuda:0"), "device=cuda:0 must be auto, cpu or cuda"),
-    (
-        lambda: ScalingOptions(learners=(0,), device="cpu"),
-        "learners=0 must be from 1 to .*, the number of logical CPUs",
-    ),
+    (lambda: ScalingOptions(learners=(0,)), "learners=0 must be from 1 to .*, the number of logical CPUs"),
     (lambda: TrainingOptions(env="CartPole-v1"), "env=CartPole-v1 is not an Atari game"),
     (lambda: TrainingOptions(contests=("a2cc",)), "unknown contest 'a2cc'; did you mean a2c"),
     (lambda: TrainingOptions(seconds=0.0), "seconds=0.0 must be greater than 0"),

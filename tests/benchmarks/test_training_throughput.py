@@ -30,7 +30,8 @@ while True:
     updates += 1
     turns.iterated(8)
 """
-SMALL = {"algo": "a2c", "envs": 4, "horizon": 2, "env_preset": "dqn84", "network": "nature"}
+QUICK = {"workers": 1, "decorrelation_steps": 0}
+SMALL = {"algo": "a2c", "envs": 4, "horizon": 2, "env_preset": "dqn84", "network": "nature", **QUICK}
 CONTEST = Contest("A2C, small", SMALL, "peer", "small", {"mode": "slow"}, 5.0)
 
 
@@ -47,15 +48,15 @@ def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainingOptions:
 
     monkeypatch.setattr(training, "driver_command", command)
     monkeypatch.setattr(training, "CONTESTS", {"small": CONTEST, "missing": replace(CONTEST, peer="other")})
-    pqn = {"algo": "pqn", "envs": 4, "horizon": 2, "minibatches": 2, "epochs": 1, "network": "a3c"}
-    monkeypatch.setattr(training, "BOUNDS", {"bound": {"algo": "a2c", "envs": 4, "horizon": 2}, "bound-pqn": pqn})
+    pqn = {"algo": "pqn", "envs": 4, "horizon": 2, "minibatches": 2, "epochs": 1, "network": "a3c", **QUICK}
+    a2c = {"algo": "a2c", "envs": 4, "horizon": 2, **QUICK}
+    monkeypatch.setattr(training, "BOUNDS", {"bound": a2c, "bound-pqn": pqn})
     return TrainingOptions(
         contests=("small", "missing", "bound", "bound-pqn"),
         seconds=0.1,
         rounds=2,
         peers=tmp_path,
         json=tmp_path / "out" / "b.json",
-        overrides={"workers": 1, "decorrelation_steps": 0},
     )
 
 
@@ -135,7 +136,7 @@ def test_q_learning_against_its_network(options: TrainingOptions) -> None:
     """Would catch updates of the warm-up that count, the network alone with another batch or intensity, a contest that
     is omitted because its peer is not installed, and a peer with other sizes than ours."""
     small = {"envs": 4, "horizon": 4, "batch_size": 16, "replay_size": 200, "warmup_steps": 64}
-    contest = replace(CONTESTS["dqn"], settings={**CONTESTS["dqn"].settings, **small})
+    contest = replace(CONTESTS["dqn"], settings={**CONTESTS["dqn"].settings, **small, **QUICK})
     found = training.run_contest(replace(contest, peer="other"), options)
     contestants = found["contestants"]
     assert contestants.keys() == {"ours", "network"} and found["ratios"].keys() == {"ours / network"}
