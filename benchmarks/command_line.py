@@ -60,12 +60,6 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to FILE")
 
 
-def add_overrides(parser: argparse.ArgumentParser, overrides: dict[str, str]) -> None:
-    """Adds a flag for each of these integer settings of a run, by name with its help."""
-    for name, help_text in overrides.items():
-        parser.add_argument(f"--{name.replace('_', '-')}", type=int, metavar="N", help=help_text)
-
-
 def run_program(program: Callable[[], object]) -> int:
     """Runs a program; returns its exit status: 0, or 2 after a UsageError and 1 after a RunError, which it prints."""
     try:

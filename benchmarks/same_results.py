@@ -77,12 +77,9 @@ def collect_digests(checkouts: Sequence[Path], runs: Sequence[str]) -> list[Dige
     with contextlib.ExitStack() as stack:
         processes = []
         for checkout in checkouts:
-            environment = {**environment_of(checkout), "OMP_NUM_THREADS": "1"}
-            process = stack.enter_context(
-                subprocess.Popen(
-                    command, env=environment, cwd=os.sep, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-                )
-            )
+            environment, pipe = {**environment_of(checkout), "OMP_NUM_THREADS": "1"}, subprocess.PIPE
+            process = subprocess.Popen(command, env=environment, cwd=os.sep, stdin=pipe, stdout=pipe, text=True)
+            stack.enter_context(process)
             stack.callback(process.kill)
             assert process.stdin
             process.stdin.write(given)

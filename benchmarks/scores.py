@@ -4,7 +4,7 @@ python benchmarks/scores.py add RUN_DIR_OR_FILE ... --how alone|half|shared [--s
 python benchmarks/scores.py page
 
 `add` puts runs into benchmarks/results/scores/<setting>-<game>.json, a file for each setting and game; a run of a seed
-that it holds already replaces that one. A file is what a program of benchmarks/drivers wrote, on this machine. --how
+that it holds already replaces that one. A file is what another framework's program wrote on this machine. --how
 says what its minutes mean: it had the machine for itself (alone), one logical CPU of two, another run the other one
 (half), or shared the machine with other programs, so that its minutes say nothing and are in no table (shared). `page`
 writes the tables between the marks in docs/results.md and, of trials, in benchmarks/results/scores/README.md, and
@@ -12,7 +12,6 @@ docs/results.png.
 """
 
 import json
-import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -85,14 +84,6 @@ def _write(file: Path, content: Values) -> None:
     """Writes a file of scores with a line for each run."""
     runs = ",\n".join(json.dumps(run) for run in content.pop("runs"))
     file.write_text(f'{json.dumps(content)[:-1]}, "runs": [\n{runs}\n]}}\n')
-
-
-def command_per_algorithm() -> dict[str, str]:
-    """Returns one command of `accel-rl train` in docs/results.md for each algorithm that has runs, by its name."""
-    files = [file for file in sorted(FOLDER.glob("*.json")) if not is_trial(file.stem)]
-    commands = (run["command"] for file in files for run in json.loads(file.read_text())["runs"])
-    found = ((re.search(r"^accel-rl train .*--algo (\S+)", command), command) for command in commands)
-    return {match[1]: command for match, command in found if match}
 
 
 def _command(path: Path) -> str:
@@ -243,15 +234,8 @@ def solved_table(runs: Sequence[Values]) -> str:
             ([f"{steps:,.0f}", f"{minutes:.1f}"] for steps, minutes, score in run["curve"] if score >= 18), None
         )
         end = run["curve"][-1]
-        rows.append(
-            [
-                str(run["seed"]),
-                *(reached or ["not reached", ""]),
-                f"{end[2]:.1f}",
-                f"{end[1]:.1f}",
-                f"{run['machine']}, {run['how']}",
-            ]
-        )
+        when, machine = reached or ["not reached", ""], f"{run['machine']}, {run['how']}"
+        rows.append([str(run["seed"]), *when, f"{end[2]:.1f}", f"{end[1]:.1f}", machine])
     return _table(["seed", "agent steps to 18", "minutes to 18", "last score", "minutes in all", "machine"], rows)
 
 
@@ -291,9 +275,8 @@ def figure(setting: str, kept: dict[tuple[str, str], list[ScoredRun]], published
     axes = drawn.subplots(2, 4).flatten()
     for game, each in zip(GAMES, axes, strict=False):
         for index, run in enumerate(kept.get((setting, game), [])):
-            each.plot(
-                run.curve[:, 0], run.curve[:, 2], color=COLORS[0], alpha=0.8, label=setting if not index else None
-            )
+            label = setting if not index else None
+            each.plot(run.curve[:, 0], run.curve[:, 2], color=COLORS[0], alpha=0.8, label=label)
         for index, (name, scores) in enumerate(published["scores"].items()):
             if game in scores:
                 each.axhline(scores[game], color=COLORS[index + 1], linestyle="--", linewidth=1, label=name)

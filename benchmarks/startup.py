@@ -23,7 +23,6 @@ def main() -> None:
     parser.add_argument("--env", default="pong", help="game or environment (pong)")
     parser.add_argument("--workers", type=int, default=64, help="simulator processes (64)")
     parser.add_argument("--envs-per-worker", type=int, default=2, help="environments per worker (2)")
-    parser.add_argument("--reset-mode", default="reserve", help="immediate, wait or reserve (reserve)")
     parser.add_argument("--rounds", type=int, default=5, help="number of starts (5)")
     add_json(parser)
     options = parser.parse_args()
@@ -34,8 +33,7 @@ def main() -> None:
     seconds: dict[str, list[float]] = {"up": [], "first_rollout": [], "close": []}
     for _ in range(options.rounds):
         times = [time.perf_counter()]
-        batch = BatchConfig(env, seed=0, reset_mode=options.reset_mode)
-        sampler = AlternatingSampler(spec, batch, policy, config)
+        sampler = AlternatingSampler(spec, BatchConfig(env, seed=0, reset_mode="reserve"), policy, config)
         times.append(time.perf_counter())
         try:
             sampler.collect()

@@ -1,7 +1,6 @@
-"""Our training as a contestant, and its parts: the network alone, the updates alone, sampling alone."""
+"""Our training as a contestant, and its parts: the network alone, the updates alone."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,7 +9,6 @@ import accel_rl.tune.contestant
 from accel_rl.algos.base import frozen_copy
 from accel_rl.algos.dqn import DQN
 from accel_rl.bench.timing import Repeated
-from accel_rl.hardware.placement import Plan
 from accel_rl.replay import Replay
 from accel_rl.training.build import build_algo, build_update, check
 from accel_rl.training.resolve import resolve
@@ -22,12 +20,12 @@ class Training(accel_rl.tune.contestant.Training):
     """A training as `accel-rl tune` has it, which counts its updates, and whose parts are contestants of their own.
 
     One of the Q-learning family warms up first, until it has learned once: `steps` and `updates` count from there; the
-    updates that `network` makes are among them. plan: of workers and threads, in place of the run's own."""
+    updates that `network` makes are among them."""
 
-    def __init__(self, name: str, settings: Settings, plan: Plan | None = None):
+    def __init__(self, name: str, settings: Settings):
         short = {"decorrelation_steps": 100}  # the preset's number costs seconds before the first turn only
         config = check(resolve({**short, "device": "cpu", **settings, "steps": 10**12}))
-        super().__init__(name, replace(config, plans=(plan,)) if plan else config)
+        super().__init__(name, config)
         config = self.config
         self.updates = self._steps_before = 0
         for method in ("step", "minimize"):
@@ -102,12 +100,3 @@ class Training(accel_rl.tune.contestant.Training):
             return steps
 
         return Repeated("network", learn)
-
-    def sampling(self) -> Repeated:
-        """Returns a contestant that acts and simulates as in training, without learning."""
-
-        def collect() -> int:
-            torch.set_num_threads(self.config.plan.sampling_threads)
-            return self.sampler.collect().reward.numel()
-
-        return Repeated("sampling", collect)

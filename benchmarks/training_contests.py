@@ -12,16 +12,16 @@ Settings = dict[str, Any]
 class Contest:
     """Our training against a peer's.
 
-    settings: of our run; the peer's driver gets those that are among its options. variants: further options of the
-    driver. The first variant competes by default; with --full all are tried, and the fastest competes. budget_s: this
-    contest's part of the 4 minutes, start-up included. against_network: the updates alone take part instead of our
-    training in bfloat16, even where the peer is not installed; such a contest takes place only if it is named."""
+    settings: of our run; the peer's driver gets those that are among its options. options: further ones of the driver.
+    budget_s: this contest's part of the 4 minutes, start-up included. against_network: the updates alone take part
+    instead of our training in bfloat16, even where the peer is not installed; such a contest takes place only if it is
+    named."""
 
     title: str
     settings: Settings
     peer: str
     driver: str
-    variants: tuple[Settings, ...]
+    options: Settings
     budget_s: float
     against_network: bool = False
 
@@ -30,9 +30,9 @@ SAME = {"env_preset": "dqn84", "network": "nature"}
 
 
 def against_sb3(title: str, settings: Settings, budget_s: float, against_network: bool = False) -> Contest:
-    """Returns a contest against Stable-Baselines3, whose environments are in processes of their own or in its own."""
-    variants = tuple({"algo": settings["algo"], "vectorization": name} for name in ("subproc", "dummy"))
-    return Contest(title, settings | SAME, "stable-baselines3", "sb3", variants, budget_s, against_network)
+    """Returns a contest against Stable-Baselines3, whose environments are in processes of their own."""
+    options = {"algo": settings["algo"], "vectorization": "subproc"}
+    return Contest(title, settings | SAME, "stable-baselines3", "sb3", options, budget_s, against_network)
 
 
 def q_contest(batch_size: int) -> Contest:
@@ -55,16 +55,7 @@ CONTESTS = {
     "appo": Contest(
         "PPO, 16 environments x 128 steps, 1 epoch x 8 minibatches",
         {"algo": "ppo", "envs": 16, "horizon": 128, "epochs": 1, "minibatches": 8, **SAME},
-        "sample-factory",
-        "appo",
-        (
-            {"mode": "async", "workers": 2, "splits": 2},
-            {"mode": "async", "workers": 2, "splits": 1},
-            {"mode": "async", "workers": 1, "splits": 2},
-            {"mode": "sync", "workers": 2, "splits": 2},
-            {"mode": "serial", "workers": 1, "splits": 1},
-        ),
-        90.0,
+        *("sample-factory", "appo", {}, 90.0),
     ),
     **{name: q_contest(batch_size) for name, batch_size in (("dqn", 32), ("dqn-512", 512))},
 }
@@ -74,9 +65,9 @@ SHARED_OPTIONS = (
 )  # fmt: skip
 
 
-def driver_settings(settings: Settings, variant: Settings) -> Settings:
+def driver_settings(settings: Settings, options: Settings) -> Settings:
     """Returns the options with which a peer's driver does what our run does with these settings."""
     name = game_name(settings["env"])
     assert name
     game = games()[name].removeprefix("ALE/").removesuffix("-v5")
-    return {"game": game, **{key: settings[key] for key in SHARED_OPTIONS if key in settings}, **variant}
+    return {"game": game, **{key: settings[key] for key in SHARED_OPTIONS if key in settings}, **options}

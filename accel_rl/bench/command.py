@@ -1,13 +1,10 @@
 """The command `accel-rl bench`. The command line imports this module for every command: it stays light."""
 
 import argparse
-import importlib
 from dataclasses import fields
 from typing import Any
 
-from accel_rl.bench.options import EmulatorOptions, NetworkOptions, SamplingOptions, add_options
-
-BENCHMARKS: dict[str, Any] = {"sampling": SamplingOptions, "network": NetworkOptions, "emulator": EmulatorOptions}
+from accel_rl.bench.options import SamplingOptions, add_options
 
 
 def add_bench(commands: Any) -> None:
@@ -20,26 +17,10 @@ def add_bench(commands: Any) -> None:
         "and draws its Figure 2.",
     )
     add_options(benchmark, SamplingOptions)
-    benchmark.set_defaults(run=_bench)
-    benchmark = benchmarks.add_parser(
-        "network",
-        help="acting and learning of the network on the CPU against its matrix products",
-        description="Measures how fast the network acts and learns on this CPU by batch size, threads and precision, "
-        "within a minute; prints a table for each network.",
-    )
-    add_options(benchmark, NetworkOptions)
-    benchmark.set_defaults(run=_bench)
-    benchmark = benchmarks.add_parser(
-        "emulator",
-        help="the project's own Atari emulator against ale-py and other vectorized environments",
-        description="Measures frames and steps per second by game beside ale-py and EnvPool in alternating rounds of "
-        "one run, within 4 minutes, and draws them.",
-    )
-    add_options(benchmark, EmulatorOptions)
-    benchmark.set_defaults(run=_bench)
+    benchmark.set_defaults(run=_bench_sampling)
 
 
-def _bench(options: argparse.Namespace) -> None:
-    kind = BENCHMARKS[options.benchmark]
-    settings = kind(**{field.name: getattr(options, field.name) for field in fields(kind)})
-    importlib.import_module(f"accel_rl.bench.{options.benchmark}").run(settings)
+def _bench_sampling(options: argparse.Namespace) -> None:
+    from accel_rl.bench import sampling  # here, since it imports torch
+
+    sampling.run(SamplingOptions(**{field.name: getattr(options, field.name) for field in fields(SamplingOptions)}))

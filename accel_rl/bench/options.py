@@ -1,17 +1,13 @@
-"""The options of `accel-rl bench`. The command line imports this module for every command: it stays light."""
+"""The options of `accel-rl bench`, and how a command declares its options as fields.
+
+The command line imports this module for every command: it stays light."""
 
 import argparse
-from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from accel_rl.errors import UsageError, unknown
-from accel_rl.hardware.topology import available_cpus
-
-NETWORKS = ("a3c", "nature", "nature_norm", "cule", "mlp")
-PARTS = ("raw", "steps", "vector", "sampler", "python", "starts")
-DEFAULT_PARTS = PARTS[:-1]
+from accel_rl.errors import UsageError
 
 
 def option(default: Any, help_text: str, **argument: Any) -> Any:
@@ -21,10 +17,6 @@ def option(default: Any, help_text: str, **argument: Any) -> Any:
 
 def _count(default: int | None, help_text: str) -> Any:
     return option(default, help_text, type=int, metavar="N")
-
-
-def _counts(help_text: str) -> Any:
-    return option(None, help_text, type=int, nargs="+", metavar="N")
 
 
 def _file(help_text: str) -> Any:
@@ -93,79 +85,3 @@ class SamplingOptions:
         _check(self, "cores", "envs_per_core", "workers", "horizon", "rounds")
         if self.figure and not self.table:
             raise UsageError(f"figure={self.figure} is of the table's runs; leave --no-table out")
-
-
-@dataclass(frozen=True)
-class NetworkOptions:
-    """Options of `accel-rl bench network`. Raises UsageError for a value out of range."""
-
-    network: Sequence[str] = option(
-        ("a3c", "nature", "mlp"),
-        "networks: a3c (on frames of 104x80), nature, nature_norm (with layer normalization), cule (all 84x84), "
-        "mlp (CartPole) (a3c nature mlp)",
-        nargs="+",
-        metavar="NAME",
-    )
-    batches: Sequence[int] | None = _counts(
-        "batch sizes, of acting and of learning (acting: 4 8 16 32 64; learning: 32 80 256 512; mlp: acting, 8)"
-    )
-    threads: Sequence[int] | None = _counts(
-        "numbers of PyTorch's threads (1 2 4 ... up to the logical CPUs of this process, and to 16)"
-    )
-    rounds: int | None = _count(None, "rounds (as many as fit into 35 seconds, and at least 5)")
-    seconds: float = _seconds(0.02, "length of a turn, in seconds (0.02)")
-    json: Path | None = _file("write all figures to FILE")
-
-    def __post_init__(self) -> None:
-        if wrong := sorted(set(self.network) - set(NETWORKS)):
-            raise UsageError(f"network={wrong[0]} is unknown; choose from {', '.join(NETWORKS)}")
-        for batch in self.batches or ():
-            if batch < 1:
-                raise UsageError(f"batches={batch} must be at least 1")
-        num_cpus = len(available_cpus())
-        for threads in self.threads or ():
-            if not 1 <= threads <= num_cpus:
-                raise UsageError(
-                    f"threads={threads} must be from 1 to {num_cpus}, the logical CPUs that this process may use"
-                )
-        _check(self, "rounds")
-
-
-@dataclass(frozen=True)
-class EmulatorOptions:
-    """Options of `accel-rl bench emulator`. Raises UsageError for a value out of range."""
-
-    games: Sequence[str] | None = option(
-        None, "games, named as in ale-py (ten on one core; three of them on all cores)", nargs="+", metavar="GAME"
-    )
-    parts: Sequence[str] | None = option(
-        None,
-        "what to measure: raw (frames), steps (of an agent), vector (environments), sampler, python (time per "
-        "step), starts (the default leaves these out)",
-        nargs="+",
-        metavar="PART",
-    )
-    num_envs: int = _count(32, "environments of `vector` (32)")
-    cores: int | None = _count(None, "use only the first N of this process's cores (all)")
-    seconds: float = _seconds(
-        0.1, "length of a turn on one core, in seconds; on all cores it is three times as long (0.1)"
-    )
-    rounds: int | None = _count(
-        None, "rounds of each comparison (as many as fit into 4 minutes in all, or 20 with --full)"
-    )
-    full: bool = switch(
-        "20 rounds, `vector` also at half size, and the starts: how long they take, and how much memory"
-    )
-    json: Path | None = _file("write all figures to FILE")
-    figure: Path | None = _file("draw the figure into FILE (results/emulator.png)")
-
-    def __post_init__(self) -> None:
-        _check(self, "num_envs", "cores", "rounds")
-        for part in self.parts or ():
-            if part not in PARTS:
-                raise unknown("part", part, PARTS)
-
-    @property
-    def chosen_parts(self) -> Sequence[str]:
-        """Returns the parts that are measured."""
-        return self.parts or (PARTS if self.full else DEFAULT_PARTS)

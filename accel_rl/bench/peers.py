@@ -40,12 +40,6 @@ def peer_builders(env: EnvConfig, num_envs: int) -> tuple[dict[str, Builder], di
     return builders, missing
 
 
-def own_builders(env: EnvConfig, num_envs: int) -> dict[str, Builder]:
-    """Returns what builds this project's AtariVectorEnv, by name."""
-    sizes = {"own-sync": num_envs, "own-async": num_envs // 2}
-    return {name: partial(AtariVector, name, env, num_envs, size, "accel_rl.emulator") for name, size in sizes.items()}
-
-
 def peer_frame_shape(options: AtariOptions) -> tuple[int, int]:
     """Returns the frame shape (height, width) for peers: at least as large as ours.
 

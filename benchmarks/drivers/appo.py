@@ -18,6 +18,7 @@ from sf_examples.atari.train_atari import parse_atari_args
 from turns import Turns
 
 FOREVER = 10**9
+WORKERS = 2  # asynchronous, each with two alternating groups of environments
 
 
 def make_env(name: str, cfg: Any, env_config: Any, render_mode: str | None = None) -> Any:
@@ -54,7 +55,6 @@ class TakeTurns(AlgoObserver):
             observation=list(runner.env_info.obs_space["obs"].shape),
             envs=cfg.num_workers * cfg.num_envs_per_worker,
             horizon=cfg.rollout,
-            mode="serial" if cfg.serial_mode else "async" if cfg.async_rl else "sync",
             workers=cfg.num_workers,
             splits=cfg.worker_num_splits,
         )
@@ -67,20 +67,16 @@ def main() -> None:
     parser.add_argument("--horizon", type=int, required=True)
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--minibatches", type=int, default=1)
-    parser.add_argument("--mode", choices=("serial", "sync", "async"), default="async")
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--splits", type=int, default=2, help="alternating groups of each worker's environments")
     options = parser.parse_args()
     settings = {
         "env": f"atari_{options.game.lower()}",
         "train_dir": "train_dir",
         "device": "cpu",
         "seed": 0,
-        "serial_mode": options.mode == "serial",
-        "async_rl": options.mode == "async",
-        "num_workers": options.workers,
-        "num_envs_per_worker": options.envs // options.workers,
-        "worker_num_splits": options.splits,
+        "async_rl": True,
+        "num_workers": WORKERS,
+        "num_envs_per_worker": options.envs // WORKERS,
+        "worker_num_splits": 2,
         "rollout": options.horizon,
         "batch_size": options.envs * options.horizon // options.minibatches,
         "num_batches_per_epoch": options.minibatches,

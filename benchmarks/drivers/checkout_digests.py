@@ -53,10 +53,7 @@ def parts(folder: Path) -> dict[str, str]:
     for file in sorted(folder.glob("replay-*.pt")):
         found[file.stem.split("-")[0]] = digest(load(file))
     with (folder / "progress.csv").open(newline="") as file_:
-        rows = [
-            {name: value for name, value in sorted(row.items()) if is_reproducible(name)}
-            for row in csv.DictReader(file_)
-        ]
+        rows = [sorted(item for item in row.items() if is_reproducible(item[0])) for row in csv.DictReader(file_)]
     found["log"] = f"{hashlib.sha1(json.dumps(rows).encode()).hexdigest()[:12]}/{len(rows)}"
     return found
 

@@ -14,7 +14,7 @@ import stable_baselines3
 import torch
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_atari_env
-from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecFrameStack, VecTransposeImage
+from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv, VecFrameStack, VecTransposeImage
 
 from turns import Turns
 
@@ -70,8 +70,7 @@ def make_envs(game: str, num_envs: int, vectorization: str) -> VecEnv:
         return EnvPoolEnvs(game, num_envs)
     # Without this, each of its processes imports torch again.
     multiprocessing.set_forkserver_preload(["stable_baselines3.common.vec_env.subproc_vec_env", "ale_py"])
-    vec_env_cls = {"subproc": SubprocVecEnv, "dummy": DummyVecEnv}[vectorization]
-    envs = make_atari_env(f"{game}NoFrameskip-v4", num_envs, seed=0, vec_env_cls=vec_env_cls)
+    envs = make_atari_env(f"{game}NoFrameskip-v4", num_envs, seed=0, vec_env_cls=SubprocVecEnv)
     return VecTransposeImage(VecFrameStack(envs, 4))
 
 
@@ -87,7 +86,7 @@ def main() -> None:
     parser.add_argument("--training_intensity", type=float, default=8.0, help="how often each sample is used")
     parser.add_argument("--replay_size", type=int, default=20_000)
     parser.add_argument("--warmup_steps", type=int, default=0, help="agent steps before the first update")
-    parser.add_argument("--vectorization", choices=("subproc", "dummy", "envpool"), default="subproc")
+    parser.add_argument("--vectorization", choices=("subproc", "envpool"), default="subproc")
     parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
     envs = make_envs(options.game, options.envs, options.vectorization)

@@ -12,7 +12,8 @@ import torch
 
 pytest.importorskip("matplotlib")
 
-from accel_rl.bench import sampling, sampling_table
+from accel_rl.bench import contestants, sampling, sampling_table
+from accel_rl.bench.bare import bare_emulation, bare_steps
 from accel_rl.bench.contestants import RandomPolicy, sampler_shares
 from accel_rl.bench.figure import draw_sampling
 from accel_rl.bench.limit import SimulationLimit
@@ -160,6 +161,17 @@ def test_bare_processes_import_no_torch() -> None:
     code = "import sys, accel_rl.bench.limit; sys.exit('torch' in sys.modules)"
     path = os.pathsep.join(sys.path)
     assert subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}).returncode == 0
+
+
+@pytest.mark.parametrize("simulator", ["native", "ale"])
+def test_bare_work(simulator: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both simulators step without a sampler, and games that end are reset."""
+    monkeypatch.setattr(contestants, "PROBED_ENVS", 1)
+    env = EnvConfig("qbert", options={"max_episode_steps": 3, "noop_max": 0}, simulator=simulator)
+    step = bare_steps(env, 2)
+    assert [step() for _ in range(8)] == [2] * 8
+    assert bare_emulation(env, 2)() == 2
+    assert 0 <= contestants.resizing_share(env, 0.001) < 1
 
 
 def test_a_core_without_environments_has_no_process() -> None:

@@ -10,16 +10,13 @@ import pytest
 
 pytest.importorskip("matplotlib")
 
-import commands
-import defaults
 import environments
 import same_results
 import soak
-import vector_presets
 from accel_rl.errors import UsageError
 from compare_commits import CompareOptions
+from emulator import EmulatorOptions
 from scaling import ScalingOptions
-from thread_plan import ThreadPlanOptions
 from training_throughput import TrainingOptions
 
 ROOT = Path(__file__).parents[2]
@@ -28,24 +25,15 @@ BAD = [
     (lambda: CompareOptions(old=ROOT, new=ROOT, contests=("a2cc",)), "unknown contest 'a2cc'; did you mean a2c"),
     (lambda: CompareOptions(old=ROOT / "tests", new=ROOT), "tests must be a checkout of accel_rl, but importing"),
     (lambda: same_results.compare(ROOT, ROOT, ["a2cc"]), "unknown run 'a2cc'; did you mean a2c"),
-    (lambda: ScalingOptions(device="cuda:0"), "device=cuda:0 must be auto, cpu or cuda"),
-    (
-        lambda: ScalingOptions(learners=(0,), device="cpu"),
-        "learners=0 must be from 1 to .*, the number of logical CPUs",
-    ),
-    (lambda: ThreadPlanOptions(contests=("a2cc",)), "unknown contest 'a2cc'; did you mean a2c"),
-    (lambda: ThreadPlanOptions(precisions=("bf16",)), "unknown precision 'bf16'"),
-    (lambda: ThreadPlanOptions(learning_threads=(0, 1)), r"learning_threads=\(0, 1\) must be at least 1 each"),
-    (lambda: ThreadPlanOptions(workers=(3,)), "workers=3 do not divide the 16 environments of a2c; omit one"),
+    (lambda: EmulatorOptions(games=("pongg",)), "unknown game 'pongg'; did you mean pong"),
+    (lambda: EmulatorOptions(parts=("raww",)), "unknown part 'raww'; did you mean raw"),
+    (lambda: ScalingOptions(learners=(0,)), "learners=0 must be from 1 to .*, the number of logical CPUs"),
     (lambda: TrainingOptions(env="CartPole-v1"), "env=CartPole-v1 is not an Atari game"),
     (lambda: TrainingOptions(contests=("a2cc",)), "unknown contest 'a2cc'; did you mean a2c"),
     (lambda: TrainingOptions(seconds=0.0), "seconds=0.0 must be greater than 0"),
     (lambda: TrainingOptions(rounds=0), "rounds=0 must be at least 1"),
-    (lambda: commands.run(0, NO_FILE), "rounds=0 must be at least 1"),
-    (lambda: defaults.run(["dqm"], [1], NO_FILE), "unknown algorithm 'dqm'; did you mean dqn"),
     (lambda: environments.run(["taxi", "taxy"], NO_FILE), "unknown case 'taxy'; did you mean taxi"),
     (lambda: soak.train_and_watch("a2c", 1, [], 0.0), "minutes=0 must be greater than 0"),
-    (lambda: vector_presets.run(["pqo"], [1], NO_FILE), "unknown preset 'pqo'"),
 ]
 
 

@@ -20,7 +20,7 @@ pytestmark = [
 def test_a_short_chaos(run_program: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Would catch a program that no longer runs, faults that do not come, and runs that do not survive them."""
     file = tmp_path / "chaos.json"
-    run_program("chaos.py", "--minutes", 0.3, "--seed", 1, "--json", file)
+    run_program("stress/chaos.py", "--minutes", 0.3, "--seed", 1, "--json", file)
     found = json.loads(file.read_text())
     assert found["exact_runs"] == 1 and found["wrong"] == []
     assert sum(fault["times"] for fault in found["faults"].values()) > 0

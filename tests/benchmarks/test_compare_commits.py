@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from accel_rl.errors import RunError
-from compare_commits import ProgressFile
 from process_tree import ProcessTree
+from training_run import ProgressFile, steps_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -39,9 +39,9 @@ def test_steps_are_those_of_the_last_complete_row(tmp_path: Path) -> None:
     try:
         assert tree.process.stdin
         tree.process.stdin.write(b"\n")
-        assert progress.wait_for_row(60.0) == 80
+        assert steps_of(progress.wait_for_row(60.0)) == 80
         tree.process.stdin.write(b"\n\n")
-        assert progress.wait_for_row(60.0) == 160
+        assert steps_of(progress.wait_for_row(60.0)) == 160
         tree.process.stdin.write(b"\n")
         with pytest.raises(RunError, match="writer has ended"):
             progress.wait_for_row(60.0)

@@ -51,7 +51,7 @@ def test_the_program_runs(tmp_path: Path) -> None:
     """Would catch a program that does not run, or whose result cannot be read."""
     file = tmp_path / "fuzz.json"
     counts = [word for name in ("resolve", "train", "texts") for word in (f"--{name}", "4")]
-    command = [sys.executable, ROOT / "benchmarks" / "fuzz.py", *counts, "--json", file]
+    command = [sys.executable, ROOT / "benchmarks/stress/fuzz.py", *counts, "--json", file]
     assert subprocess.run(command, stdout=subprocess.DEVNULL).returncode == 0
     result = json.loads(file.read_text())
     assert result["train"]["passed"] >= 4 and result["machine"] and result["options"]["seed"] == 1

@@ -85,8 +85,8 @@ def test_environments_of_learners() -> None:
 def soak(tmp_path: Path, seconds: float, *flags: Any) -> tuple[str, dict[str, Any]]:
     """Runs the program; returns what it has printed and its JSON."""
     file = tmp_path / "soak.json"
-    words = ["--run", "a2c", "--seconds", seconds, "--json", file, *flags, "--log-interval-steps", 200]
-    program = [sys.executable, str(ROOT / "benchmarks/soak.py"), *map(str, words)]
+    words = ["--run", "a2c", "--minutes", seconds / 60, "--json", file, *flags, "--log-interval-steps", 200]
+    program = [sys.executable, str(ROOT / "benchmarks/stress/soak.py"), *map(str, words)]
     done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout, json.loads(file.read_text())

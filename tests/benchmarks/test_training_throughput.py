@@ -30,8 +30,9 @@ while True:
     updates += 1
     turns.iterated(8)
 """
-SMALL = {"algo": "a2c", "envs": 4, "horizon": 2, "env_preset": "dqn84", "network": "nature"}
-CONTEST = Contest("A2C, small", SMALL, "peer", "small", ({"mode": "slow"}, {"mode": "fast"}), 5.0)
+QUICK = {"workers": 1, "decorrelation_steps": 0}
+SMALL = {"algo": "a2c", "envs": 4, "horizon": 2, "env_preset": "dqn84", "network": "nature", **QUICK}
+CONTEST = Contest("A2C, small", SMALL, "peer", "small", {"mode": "slow"}, 5.0)
 
 
 @pytest.fixture
@@ -47,15 +48,15 @@ def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainingOptions:
 
     monkeypatch.setattr(training, "driver_command", command)
     monkeypatch.setattr(training, "CONTESTS", {"small": CONTEST, "missing": replace(CONTEST, peer="other")})
-    pqn = {"algo": "pqn", "envs": 4, "horizon": 2, "minibatches": 2, "epochs": 1, "network": "a3c"}
-    monkeypatch.setattr(training, "BOUNDS", {"bound": {"algo": "a2c", "envs": 4, "horizon": 2}, "bound-pqn": pqn})
+    pqn = {"algo": "pqn", "envs": 4, "horizon": 2, "minibatches": 2, "epochs": 1, "network": "a3c", **QUICK}
+    a2c = {"algo": "a2c", "envs": 4, "horizon": 2, **QUICK}
+    monkeypatch.setattr(training, "BOUNDS", {"bound": a2c, "bound-pqn": pqn})
     return TrainingOptions(
         contests=("small", "missing", "bound", "bound-pqn"),
         seconds=0.1,
         rounds=2,
         peers=tmp_path,
         json=tmp_path / "out" / "b.json",
-        overrides={"workers": 1, "decorrelation_steps": 0},
     )
 
 
@@ -71,7 +72,7 @@ def test_contests_and_their_table(options: TrainingOptions, capsys: pytest.Captu
     assert result["contests"].keys() == {"small", "bound", "bound-pqn"} and result["missing_peers"] == ["other"]
 
     contestants = small["contestants"]
-    assert contestants.keys() == {"ours", "ours-bf16", "peer"} and small["trials"] == {}
+    assert contestants.keys() == {"ours", "ours-bf16", "peer"}
     assert [c["steps_per_update"] for c in contestants.values()] == [8.0, 8.0, 8.0]
     assert contestants["peer"]["facts"]["options"] == ["--game=Pong", "--envs=4", "--horizon=2", "--mode=slow"]
     assert contestants["ours"]["facts"]["parameters"] == 1_687_719
@@ -88,35 +89,6 @@ def test_contests_and_their_table(options: TrainingOptions, capsys: pytest.Captu
     printed = capsys.readouterr().out
     assert "A2C, small: pong (dqn84), Nature-CNN" in printed and "ours-bf16 / peer" in printed
     assert "not installed: other" in printed and "--install-peers" in printed
-
-
-class Player:
-    """Has the given rates in its turns."""
-
-    def __init__(self, rates: list[float]):
-        self._rates, self.closed = rates, False
-
-    def run(self, seconds: float) -> float:
-        return self._rates.pop(0)
-
-    def close(self) -> None:
-        self.closed = True
-
-
-def test_the_fastest_variant_competes() -> None:
-    """Would catch a trial by the first, cold turn, and losers that remain open."""
-    players: dict[str, Any] = {"a": Player([9.0, 1.0]), "b": Player([1.0, 3.0]), "c": Player([1.0, 2.0])}
-    best, rates = training.fastest({name: lambda p=player: p for name, player in players.items()}, 1.0)  # type: ignore[misc]
-    assert best is players["b"] and rates == {"a": 1.0, "b": 3.0, "c": 2.0}
-    assert [player.closed for player in players.values()] == [True, False, True]
-
-
-def test_failed_trials_leave_nothing_open() -> None:
-    """Would catch processes of a peer that remain when another variant of it fails."""
-    players: dict[str, Any] = {"a": Player([1.0, 1.0]), "b": Player([1.0])}
-    with pytest.raises(IndexError):
-        training.fastest({name: lambda p=player: p for name, player in players.items()}, 1.0)  # type: ignore[misc]
-    assert all(player.closed for player in players.values())
 
 
 @pytest.mark.parametrize("name", CONTESTS)
@@ -148,7 +120,7 @@ def test_peers_do_what_ours_does(name: str) -> None:
     else:
         steps_per_update = 4 * 32 if name == "a2c" else 4 * 32 / 2 / settings["epochs"]
         parameters = 1_687_719
-    command = driver_command(python, contest.driver, training.driver_settings(settings, contest.variants[0]))
+    command = driver_command(python, contest.driver, training.driver_settings(settings, contest.options))
     peer = PeerProcess(contest.peer, command)
     try:
         assert all(peer.run(1.0) > 0 for _ in range(2))
@@ -164,12 +136,12 @@ def test_q_learning_against_its_network(options: TrainingOptions) -> None:
     """Would catch updates of the warm-up that count, the network alone with another batch or intensity, a contest that
     is omitted because its peer is not installed, and a peer with other sizes than ours."""
     small = {"envs": 4, "horizon": 4, "batch_size": 16, "replay_size": 200, "warmup_steps": 64}
-    contest = replace(CONTESTS["dqn"], settings={**CONTESTS["dqn"].settings, **small})
+    contest = replace(CONTESTS["dqn"], settings={**CONTESTS["dqn"].settings, **small, **QUICK})
     found = training.run_contest(replace(contest, peer="other"), options)
     contestants = found["contestants"]
     assert contestants.keys() == {"ours", "network"} and found["ratios"].keys() == {"ours / network"}
     assert contestants["ours"]["steps_per_update"] == 16 / 8
     assert contestants["ours"]["facts"]["parameters"] == 1_687_206
 
-    given = training.driver_settings({**contest.settings, "env": "pong"}, contest.variants[0])
+    given = training.driver_settings({**contest.settings, "env": "pong"}, contest.options)
     assert given == {"game": "Pong", **small, "training_intensity": 8, "algo": "dqn", "vectorization": "subproc"}

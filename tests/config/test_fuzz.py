@@ -1,4 +1,4 @@
-"""Randomly drawn settings, files and command lines; benchmarks/fuzz.py tries thousands of them."""
+"""Randomly drawn settings, files and command lines; benchmarks/stress/fuzz.py tries thousands of them."""
 
 import itertools
 from pathlib import Path

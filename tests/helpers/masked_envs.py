@@ -115,3 +115,10 @@ class Strict(gymnasium.Wrapper[Any, Any, Any, Any]):
         result = self.env.step(action)
         self.mask = result[-1]["action_mask"]
         return result
+
+
+class AllowAll(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Allows every action, by sb3-contrib's method."""
+
+    def action_masks(self) -> NDArray[np.bool_]:
+        return np.ones(self.action_space.n, np.bool_)  # type: ignore[attr-defined]

@@ -34,7 +34,7 @@ import torch
 import accel_rl
 from accel_rl.hardware.description import describe_machine
 from accel_rl.training import checkpoint
-from benchmarks.run_processes import name_processes, processes_of
+from benchmarks.stress.run_processes import name_processes, processes_of
 from tests.helpers.processes import Command, Result
 from tests.kills.hook.sitecustomize import GO_ON, PHASE, RAISE, SOCKET
 

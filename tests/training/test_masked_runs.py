@@ -93,7 +93,7 @@ def test_alternating_equals_serial(policy_class: Any) -> None:
 def test_a_mask_that_allows_everything_changes_nothing(tmp_path: Path) -> None:
     """A mask that allows every action changes no number of a run."""
     settings = {**TINY_SERIAL_RUN, "algo": "ppo", "minibatches": 2, "steps": 100, "decorrelation_steps": 0}
-    wrappers: list[tuple[str, ...]] = [(), ("masked_pong:AllowAll",)]
+    wrappers: list[tuple[str, ...]] = [(), ("tests.helpers.masked_envs:AllowAll",)]
     first, second = (
         accel_rl.train(**settings, wrappers=each, out=tmp_path / str(len(each)), log_interval_steps=20)
         for each in wrappers

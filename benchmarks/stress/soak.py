@@ -1,6 +1,6 @@
 """Trains for half an hour as a user does, and measures from outside whether anything of the run grows or slows down.
 
-python benchmarks/soak.py --run a2c|dqn|appo [--minutes 30] [--seed 1] [--json FILE] [any flag of accel-rl train]
+python benchmarks/stress/soak.py --run a2c|dqn|appo [--minutes 30] [--seed 1] [--json FILE] [any flag of accel-rl train]
 
 Looks every ten seconds at each process of `accel-rl train`: anonymous memory, descriptors, threads, mappings; and at
 the run's temporary files, in TMPDIR and /dev/shm. (Memory that no other process shares, USS, would grow for hours where
@@ -42,9 +42,11 @@ from accel_rl.errors import RunError, UsageError
 from accel_rl.hardware.description import describe_machine, format_machine
 from accel_rl.processes.spawning import child_environment
 from accel_rl.samplers.env_arrays import assign_envs
+from run_processes import name_processes
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # where the programs of benchmarks/ lie
 from command_line import make_parser, run_program
 from process_tree import ProcessTree
-from run_processes import name_processes
 
 VERSION = 1  # of the JSON
 RESULTS = "benchmarks/results/soak_{run}.json"
@@ -244,15 +246,11 @@ def judge(soak: Soak, config: dict[str, Any]) -> list[str]:
     return sentences + [f"after the end there was still {what}" for what in soak.left]
 
 
-def table(soak: Soak) -> str:
-    """Returns what each process holds at the end, and its growth an hour in the second half, as a table in Markdown."""
-    lines = [f"| | {' | '.join(f'{unit} | an hour' for unit in UNITS.values())} |"]
-    lines.append("|---" * (1 + 2 * len(UNITS)) + "|")
-    for process in soak.lasting().values():
-        growth = process.growth(soak.middle)
-        cells = [f"{process.values[what][-1]:,.{what == 'memory':d}f} | {growth[what]:+.2f}" for what in UNITS]
-        lines.append(f"| {process.name} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+def describe(process: Watched, since: float) -> str:
+    """Returns what a process holds at the end, and its growth an hour from a time on."""
+    growth = process.growth(since)
+    held = (f"{process.values[what][-1]:,.0f} {unit} ({growth[what]:+.2f} an hour)" for what, unit in UNITS.items())
+    return f"{process.name}: {', '.join(held)}"
 
 
 def train_and_watch(run: str, seed: int, flags: list[str], duration_s: float) -> tuple[Soak, dict[str, Any], list[str]]:
@@ -283,11 +281,10 @@ def main() -> None:
     parser.allow_abbrev = False  # for the flags of accel-rl train
     parser.add_argument("--run", choices=[*RUNS], required=True, help="what trains")
     parser.add_argument("--minutes", type=float, default=30.0, help="duration in minutes (30)")
-    parser.add_argument("--seconds", type=float, help="duration in seconds instead, for a trial")
     parser.add_argument("--seed", type=int, default=1, help="seed of the run (1)")
     parser.add_argument("--json", type=Path, metavar="FILE", help=f"where figures go ({RESULTS.format(run='RUN')})")
     options, flags = parser.parse_known_args()
-    duration_s = 60 * options.minutes if options.seconds is None else options.seconds
+    duration_s = 60 * options.minutes
     torch.set_num_threads(1)
     print(format_machine(describe_machine()), flush=True)
     soak, config, words = train_and_watch(options.run, options.seed, flags, duration_s)
@@ -295,7 +292,7 @@ def main() -> None:
     evaluations = soak.steps // (config["eval_interval_steps"] or soak.steps + 1)
     print(f"accel-rl {' '.join(words)}")
     print(f"{duration_s / 60:.3g} minutes, {soak.steps:,} steps, {evaluations} evaluations\n")
-    print(f"{table(soak)}\n")
+    print(*(describe(process, soak.middle) for process in soak.lasting().values()), sep="\n")
     ratio = soak.speed_ratio()
     speed = "" if ratio is None else f"; speed, last quarter over the one before: {ratio:.2f}"
     print(f"temporary files: {soak.files[-1]:.0f}{speed}")

@@ -1,4 +1,4 @@
-"""Tiny environments of all spaces, for benchmarks/fuzz.py. Nothing here imports torch, but for a batch on a device."""
+"""Tiny environments of all spaces, for fuzz.py. Nothing here imports torch, but for a batch on a device."""
 
 from typing import Any
 

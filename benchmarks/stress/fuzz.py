@@ -1,6 +1,6 @@
 """Draws settings of `accel-rl train` by chance, and says which of them neither train nor are refused in one line.
 
-python benchmarks/fuzz.py [--resolve 10000] [--train 1000] [--texts 2000] [--seed 1] [--json FILE]
+python benchmarks/stress/fuzz.py [--resolve 10000] [--train 1000] [--texts 2000] [--seed 1] [--json FILE]
 
 --resolve: so many runs are resolved and checked, as before anything is written: all algorithms, spaces, samplers,
 learners, and whatever else can be set. --train: so many are drawn for one learner in this process, and trained until
@@ -41,6 +41,8 @@ from accel_rl.envs.probe import find_spec, probe_spec
 from accel_rl.envs.spec import EnvConfig, EnvSpec
 from accel_rl.errors import UsageError
 from accel_rl.training import checkpoint, resolve
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # where the programs of benchmarks/ lie
 from command_line import add_json, make_parser
 
 PART = 100  # examples that one seed draws
@@ -65,6 +67,9 @@ class Found:
     failures: dict[str, dict[str, Any]] = field(default_factory=dict)
     smallest: dict[str, Any] = field(default_factory=dict)
 
+    def try_example(self, trial: Try, example: Any) -> None:
+        self.add(example, attempt(trial, example, LIMIT_S))
+
     def add(self, example: Any, error: BaseException | None) -> None:
         if error is None:
             self.passed += 1
@@ -82,8 +87,7 @@ class Found:
         self.failures[place] |= {"message": f"{type(error).__name__}: {error}"[:600], "example": repr(example)}
 
     def as_dict(self) -> dict[str, Any]:
-        counts = {"passed": self.passed, "num_refused": self.num_refused}
-        return {**counts, "refused": self.refused, "failures": self.failures}
+        return {name: getattr(self, name) for name in ("passed", "num_refused", "refused", "failures")}
 
     @property
     def num_refused(self) -> int:
@@ -179,14 +183,10 @@ def shorten(trial: Try, found: Found, place: str) -> None:
 def draw(strategy: st.SearchStrategy[Any], count: int, seed: int, use: Callable[[Any], None]) -> None:
     """Calls a function with `count` examples."""
 
+    alone: Any = {"database": None, "deadline": None, "suppress_health_check": [*HealthCheck]}
+
     @seeded(seed)
-    @settings(
-        max_examples=count,
-        database=None,
-        deadline=None,
-        phases=[Phase.generate],
-        suppress_health_check=[*HealthCheck],
-    )
+    @settings(max_examples=count, phases=[Phase.generate], **alone)
     @given(strategy)
     def each(example: Any) -> None:
         use(example)
@@ -211,8 +211,8 @@ def probe_quickly() -> None:
 
 def fuzz(options: Options) -> bool:
     """Runs all kinds, and returns whether nothing has failed."""
-    resource.setrlimit(resource.RLIMIT_AS, (addresses_in_use() + LIMIT_BYTES, resource.RLIM_INFINITY))
-    sys.path.insert(0, str(Path(__file__).parent))  # where environments are found
+    in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (in_use + LIMIT_BYTES, resource.RLIM_INFINITY))
     probe_quickly()
     kinds: dict[str, tuple[int, Any, Try]] = {
         "resolve": (options.resolve, fuzz_settings.runs(), resolve_run),
@@ -232,7 +232,7 @@ def fuzz(options: Options) -> bool:
             # Runs that are refused do not count among those to be trained.
             if (found[name].passed if name == "train" else found[name].num_examples) >= count:
                 break
-            draw(strategy, min(PART, count), seed, partial(try_example, found[name], trial))
+            draw(strategy, min(PART, count), seed, partial(found[name].try_example, trial))
             write()
             print(f"{name:8} {found[name].summary}", flush=True)
     for name, (_, _, trial) in kinds.items():
@@ -242,14 +242,6 @@ def fuzz(options: Options) -> bool:
             print(f"\n{name}: {place}, {failure['count']} times: {failure['message']}\n    {failure['example']}")
     write()
     return not any(each.failures for each in found.values())
-
-
-def try_example(found: Found, trial: Try, example: Any) -> None:
-    found.add(example, attempt(trial, example, LIMIT_S))
-
-
-def addresses_in_use() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 
 
 def main() -> int:

@@ -1,6 +1,6 @@
 """Trains while faults come at random times, and says what was reported, how long that took, and what was lost.
 
-    python benchmarks/chaos.py [--minutes 60] [--seed N] [--json FILE]
+    python benchmarks/stress/chaos.py [--minutes 60] [--seed N] [--json FILE]
 
 Runs follow each other, each of two learners with workers and a replay, until the time is over; each is struck for a
 quarter of it at most. Every second one is exact: only faults that end it come, it is resumed each time, and its policy
@@ -36,8 +36,10 @@ from accel_rl.errors import RunError
 from accel_rl.hardware.description import describe_machine, format_machine
 from accel_rl.processes.child import stop_with_parent
 from accel_rl.training import checkpoint
-from command_line import add_json, make_parser, run_program
 from run_processes import name_processes, processes_of
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # where the programs of benchmarks/ lie
+from command_line import add_json, make_parser, run_program
 
 LIMIT_S, LEARNER_LIMIT_S = 5, 20  # the run's own time limits, for environments and for learners
 WITHIN_S = 30.0  # and within these it has ended, or reported, on a busy machine
@@ -188,12 +190,9 @@ def damage(run: Run, draw: random.Random) -> bool:
     assert run.process
     run.process.wait()
     wait_for_the_end_of(run)
-    with path.open("r+b") as file:
-        position = draw.randrange(path.stat().st_size)
-        file.seek(position)
-        byte = file.read(1)[0]
-        file.seek(position)
-        file.write(bytes([byte ^ 1 << draw.randrange(8)]))
+    content = bytearray(path.read_bytes())
+    content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
+    path.write_bytes(content)
     return True
 
 
@@ -225,13 +224,13 @@ GOING_ON: dict[str, Fault] = {  # strike a run that has begun: before, its envir
 def wait_for_the_end_of(run: Run) -> None:
     """Waits until none of the run's processes is left. Raises RunError if one is."""
     deadline = time.monotonic() + WITHIN_S
-    while left := [process for process in psutil.process_iter() if is_of(process, run)]:
+    while left := [*filter(partial(is_of, run), psutil.process_iter())]:
         if time.monotonic() > deadline:
             raise RunError(f"left behind: {left}")
         time.sleep(0.05)
 
 
-def is_of(process: psutil.Process, run: Run) -> bool:
+def is_of(run: Run, process: psutil.Process) -> bool:
     with contextlib.suppress(psutil.Error):
         return process.environ().get(FAULT) == str(run.order) and process.status() != psutil.STATUS_ZOMBIE
     return False
@@ -297,10 +296,9 @@ def strike(run: Run, name: str, fault: Fault, goes_on: bool, draw: random.Random
         report.lost.append(f"{name}: {error}")
         if run.process:
             run.process.kill()
-        for process in psutil.process_iter():
-            if is_of(process, run):
-                with contextlib.suppress(psutil.Error):
-                    process.kill()
+        for process in filter(partial(is_of, run), psutil.process_iter()):
+            with contextlib.suppress(psutil.Error):
+                process.kill()
         wait_for_the_end_of(run)
         resume(run)
 
@@ -355,7 +353,7 @@ def main() -> None:
                 wrong.append(f"run {number} has another policy than one that nothing happened to")
             print(f"run {number} is complete" + (f", the same policy: {same}" if exact else ""), flush=True)
     wrong += [text for report in reports.values() for text in report.lost]
-    print(table(reports))
+    print("\n".join(itertools.starmap(describe, sorted(reports.items()))))
     print("\n".join(wrong) or f"nothing was lost: {runs[1]} runs are bit for bit as without faults, {runs[0]} complete")
     found = {name: vars(report) for name, report in sorted(reports.items())}
     about = {"seed": seed, "minutes": options.minutes, "machine": describe_machine()}
@@ -364,16 +362,11 @@ def main() -> None:
         raise RunError(f"{len(wrong)} faults were not survived")
 
 
-def table(reports: dict[str, Report]) -> str:
-    lines = [
-        "| fault | times | seconds until told, median and most | steps done again, most | lost |",
-        "|---|---|---|---|---|",
-    ]
-    for name, report in sorted(reports.items()):
-        seconds = f"{statistics.median(report.seconds):.1f}, {max(report.seconds):.1f}" if report.seconds else ""
-        again = f"{max(report.steps):,}" if report.steps else ""
-        lines.append(f"| {name} | {report.times} | {seconds} | {again} | {len(report.lost) or 'nothing'} |")
-    return "\n".join(lines)
+def describe(name: str, report: Report) -> str:
+    """Returns a fault's line."""
+    seconds, steps = sorted(report.seconds), max(report.steps, default=0)
+    told = f"told after {statistics.median(seconds):.1f} s, at most {seconds[-1]:.1f}" if seconds else "never told"
+    return f"{name}: {report.times} times, {told}; at most {steps:,} steps done again; lost: {len(report.lost)}"
 
 
 if __name__ == "__main__":
