@@ -23,7 +23,6 @@ ROOT = Path(__file__).parents[1]
 RESULTS = Path("benchmarks/results/commands.json")
 COMMANDS = {  # as they are shown: the words after `python`, and the exit status
     "accel-rl --help": (("-m", "accel_rl", "--help"), 0),
-    "accel-rl train --help": (("-m", "accel_rl", "train", "--help"), 0),
     "accel-rl train --algoo ppo": (("-m", "accel_rl", "train", "--algoo", "ppo"), 2),
     "accel-rl list algos": (("-m", "accel_rl", "list", "algos"), 0),
     'python -c "import torch"': (("-c", "import torch"), 0),
