@@ -60,16 +60,15 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 def settings_page() -> str:
     """Returns all settings in tables: what stands in their definitions, and in `accel-rl train --help-all`."""
     from accel_rl.config.names import RUN_GROUPS
-    from accel_rl.config.presets import load_preset, preset_names
-    from accel_rl.training.declared_settings import declared_settings
+    from accel_rl.config.presets import preset_names
+    from accel_rl.training.resolve import find_algo
 
     lines = ["# Settings", "", "Each is a flag of `accel-rl train`, a name in a `--config` file, and an argument of"]
     lines += ["`accel_rl.train`. Presets (`accel-rl list presets`) replace the defaults here.", ""]
     groups: dict[str, Any] = {f"Of {title}": group for title, group in RUN_GROUPS.items()}
     for name in preset_names():
-        algo = load_preset(name, kind="algorithm").get("algo", "")
-        if algo.startswith("accel_rl."):
-            groups.setdefault(f"Of `{algo.rpartition(':')[2]}`", declared_settings(algo))
+        algo_class, _ = find_algo(name)
+        groups.setdefault(f"Of `{algo_class.__name__}`", algo_class.Settings)
     for title, group in groups.items():
         lines += [f"## {title}", "", "| setting | default | |", "|---|---|---|"]
         for each in fields(group):

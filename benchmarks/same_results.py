@@ -63,7 +63,6 @@ RUNS: dict[str, tuple[dict[str, Any], int]] = {
     "rainbow_vec": ({"algo": "eps_rainbow", **CARTPOLE, **REPLAY}, 640),
     "n_step_q": ({"algo": "n_step_q", **CARTPOLE, "horizon": 8}, 640),
     "sarsa": ({"algo": "one_step_sarsa", **CARTPOLE, "horizon": 8}, 640),
-    "secondary": ({"algo": "dqn", **CARTPOLE, **REPLAY, "secondary_batch_size": 32}, 640),
     "alternating": ({"algo": "a2c", **CARTPOLE, "horizon": 8, "sampler": "alternating", "workers": 1}, 640),
 }
 

@@ -108,8 +108,6 @@ class Algo(ABC):
     statistics: RunningStatistics | None = None
     inherited: frozenset[str] = frozenset()
     """The names of the shared buffers of `statistics` that a trained policy has given (init_from); the run sets it."""
-    extra_eval_policies: dict[str, Any] = {}
-    """Policies that are evaluated besides the one that acts, by name."""
     replay: Any = None
     """What the algorithm learns from, if that is a replay; made by `setup`."""
     saves_replay: bool = False

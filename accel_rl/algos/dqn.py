@@ -14,10 +14,7 @@ from accel_rl.algos.base import MakeUpdate, RunInfo, Stats, frozen_copy, masked_
 from accel_rl.algos.q_base import QAlgo, td_error
 from accel_rl.algos.replay_settings import ReplayPlan, ReplaySettings
 from accel_rl.algos.running_statistics import ReplayStatistics
-from accel_rl.algos.secondary import SecondaryNetwork
 from accel_rl.config.fields import basic_setting, setting
-from accel_rl.config.schedules import schedule
-from accel_rl.errors import UsageError
 from accel_rl.models.actor_critic import Network
 from accel_rl.models.normalize import ReturnScale
 from accel_rl.models.q_network import QNetwork, of_action
@@ -40,10 +37,6 @@ class DQNSettings(ReplaySettings):
         False, "two streams: the state's value and each action's advantage (the papers clip at 10 with it)"
     )
     normalize_returns: bool = setting(False, "divide rewards by the running std of discounted returns")
-    secondary_batch_size: int | None = setting(
-        None, "a second network learns from the same replay, but never acts, in batches of this size", least=1
-    )
-    secondary_learning_rate: float | None = setting(None, "of that network; null: the same", above=0, most=1e6)
 
 
 class DQN(QAlgo):
@@ -53,7 +46,6 @@ class DQN(QAlgo):
     settings: DQNSettings
     replay: Replay | None
     statistics: ReplayStatistics | None = None
-    secondary: SecondaryNetwork | None = None
     _is_warm = False  # stays so when a run is resumed without its replay
     _step = 0  # agent steps of the run before the rollout that is being sampled
     _num_due = 0  # updates that the rollouts so far have brought and that are not made yet
@@ -73,13 +65,7 @@ class DQN(QAlgo):
 
     def validate(self, run: RunInfo) -> None:
         super().validate(run)
-        settings = self.settings
-        sizes = {"batch_size": settings.batch_size}
-        if settings.secondary_batch_size:
-            if settings.prioritized:
-                raise UsageError("secondary_batch_size: both networks would set the priorities; omit prioritized")
-            sizes["secondary_batch_size"] = settings.secondary_batch_size
-        self._plan().validate(run, sizes)
+        self._plan().validate(run)
 
     def _plan(self) -> ReplayPlan:
         return ReplayPlan(self.settings, self.spec, self.num_envs, self.local_envs, self.horizon, self.device)
@@ -91,10 +77,6 @@ class DQN(QAlgo):
         self.replay, self.saves_replay = plan.make_replay(seed), plan.is_saved
         self.batch_size, self.updates_per_rollout = plan.batch_size, plan.count_updates()
         self.num_learners = plan.num_learners
-        if size := self.settings.secondary_batch_size:
-            more = (size // plan.num_learners, seed, self.replay.device, make_update)
-            self.secondary = SecondaryNetwork(self.policy, self.draw_batch, self.loss_of, *more)
-            self.extra_eval_policies = {"secondary": self.secondary.network}
 
     @property
     def num_stored(self) -> int:
@@ -119,9 +101,7 @@ class DQN(QAlgo):
         stats = self._learn_batches(self._num_due, update)
         self.replay.append(rollout)
         self._num_due = self.updates_per_rollout if self.num_stored >= self.settings.warmup_steps else 0
-        count = self.sync_target(rollout.first_step, update)
-        if self.secondary:
-            self.secondary.sync_target(count)
+        self.sync_target(rollout.first_step, update)
         return stats
 
     def _learn_batches(self, count: int, update: Update) -> Stats:
@@ -133,25 +113,17 @@ class DQN(QAlgo):
     def learn_batch(self, update: Update) -> Stats:
         """Makes one update from one batch."""
         assert self.replay
-        index, batch, num_samples = self.draw_batch(update, self.batch_size)
+        index, batch, num_samples = self.draw_batch(update)
         stats = update.minimize(self.loss, (batch,), num_samples, self.learning_rate(self._step))
         priority = stats.pop("priority")
         if self.settings.prioritized:
             update.graphed(self.replay.update_priorities, index, priority.to(self.replay.device))
-        if self.secondary:
-            initial = self.settings.secondary_learning_rate or self.settings.learning_rate
-            rate = schedule(self.settings.learning_rate_schedule, initial, self._step, self.schedule_steps)
-            stats |= self.secondary.learn(self.batch_size, rate)
         return stats
 
-    def draw_batch(
-        self, update: Update, count: int, generator: torch.Generator | None = None
-    ) -> tuple[Tensor, TransitionBatch, Tensor]:
-        """Draws from the replay: returns indices [count], the samples on the network's device, how many are valid.
-
-        generator: replaces the replay's own."""
+    def draw_batch(self, update: Update) -> tuple[Tensor, TransitionBatch, Tensor]:
+        """Draws from the replay: returns indices [batch_size], samples on the network's device, how many are valid."""
         assert self.replay
-        noise = self.replay.draw_noise(count, generator)
+        noise = self.replay.draw_noise(self.batch_size)
         beta = torch.tensor(self.settings.importance_exponent(self._step), dtype=torch.float64)  # as probabilities are
         index, batch, num_samples, largest = update.graphed(
             self._choose_batch, noise, self.replay.ring.rows, beta, uses=self.replay.replaceable
@@ -177,16 +149,13 @@ class DQN(QAlgo):
         return index, batch._replace(importance=weight), batch.valid.sum(), weight.max()
 
     def loss(self, batch: TransitionBatch) -> tuple[Tensor, Stats]:
-        return self.loss_of(self.policy, self.target, batch)
-
-    def loss_of(self, network: QNetwork, target: QNetwork, batch: TransitionBatch) -> tuple[Tensor, Stats]:
-        """Returns `td_loss` of a network against the values of another: with `double`, for the action that is best by
-        the first one, else by the other."""
+        """Returns `td_loss` against the target network's values: with `double`, for the action that the policy values
+        most, else for the one that the target network does."""
         with torch.no_grad():
-            output = target(batch.next_observation)  # [N, A], or of distributions [N, A, K]
-            chooser = network(batch.next_observation) if self.settings.double else output
-            following = of_action(output, network.q_values(chooser, batch.next_observation).argmax(-1))
-        return self.td_loss(of_action(network(batch.observation), batch.action), following, batch)
+            output = self.target(batch.next_observation)  # [N, A], or of distributions [N, A, K]
+            chooser = self.policy(batch.next_observation) if self.settings.double else output
+            following = of_action(output, self.policy.q_values(chooser, batch.next_observation).argmax(-1))
+        return self.td_loss(of_action(self.policy(batch.observation), batch.action), following, batch)
 
     def td_loss(self, value: Tensor, following: Tensor, batch: TransitionBatch) -> tuple[Tensor, Stats]:
         """Returns the loss of what the network gives for the actions taken, against what the target network gives for
@@ -196,13 +165,11 @@ class DQN(QAlgo):
     def state_dict(self) -> dict[str, Any]:
         state = super().state_dict()
         state["local"]["num_due"] = self._num_due
-        return state | {"is_warm": self._is_warm, "secondary": self.secondary and self.secondary.state_dict()}
+        return state | {"is_warm": self._is_warm}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         self._is_warm = state["is_warm"]
-        if self.secondary:
-            self.secondary.load_state_dict(state["secondary"])
         if local := state.get("local"):
             self._num_due = local["num_due"]
 

@@ -53,12 +53,10 @@ class QAlgo(Algo):
         rollout: its rewards have the values of truncated episodes already. step: agent steps of the run before it."""
         raise NotImplementedError(f"{type(self).__name__} has neither learn nor update_from; write one of them")
 
-    def sync_target(self, step: int, update: Update) -> int:
+    def sync_target(self, step: int, update: Update) -> None:
         """Copies the policy into the target network if the rollout that began at this agent step has crossed a multiple
-        of target_interval_steps; returns how many of them there have been."""
-        count: int = (step + self.num_envs * self.horizon) // self.settings.target_interval_steps
-        update.sync_target(self.target, count)
-        return count
+        of target_interval_steps."""
+        update.sync_target(self.target, (step + self.num_envs * self.horizon) // self.settings.target_interval_steps)
 
     def state_dict(self) -> dict[str, Any]:
         statistics = self.statistics.local_state_dict() if self.statistics else {}

@@ -117,19 +117,17 @@ class ReplayPlan:
             device,
         )
 
-    def validate(self, run: RunInfo, batch_sizes: dict[str, int]) -> None:
-        """Raises UsageError for settings that do not fit together, or a replay that does not fit into memory.
-
-        batch_sizes: by the name of their setting."""
+    def validate(self, run: RunInfo) -> None:
+        """Raises UsageError for settings that do not fit together, or a replay that does not fit into memory."""
         settings = self.settings
         self.count_updates()
-        for name, size in (*batch_sizes.items(), ("replay_size", settings.replay_size)):
+        for name, size in (("batch_size", settings.batch_size), ("replay_size", settings.replay_size)):
             if size % self.num_learners:
                 raise UsageError(
                     f"{name}={size} does not split over {self.num_learners} learners that update together; make it a "
                     f"multiple of {self.num_learners}"
                 )
-        self._validate_warmup(run, batch_sizes)
+        self._validate_warmup(run)
         steps_per_env = settings.replay_size // self.num_envs
         for name, length in (("n_step", settings.n_step), ("a rollout of horizon", self.horizon)):
             if length > steps_per_env - (name == "n_step"):
@@ -143,15 +141,14 @@ class ReplayPlan:
         untouched = run.leaves_gpus_alone(self.device)
         check_replays_fit(self.num_bytes, settings.replay_size, "replay_size", places, untouched, CPU_INSTEAD)
 
-    def _validate_warmup(self, run: RunInfo, batch_sizes: dict[str, int]) -> None:
+    def _validate_warmup(self, run: RunInfo) -> None:
         settings = self.settings
         num_stored = settings.warmup_steps - self.num_envs * settings.n_step
-        name, size = max(batch_sizes.items(), key=lambda item: item[1])
-        if size > min(num_stored, settings.replay_size):
+        if settings.batch_size > min(num_stored, settings.replay_size):
             raise UsageError(
-                f"{name}={size} is more than the replay holds after warmup_steps={settings.warmup_steps} (n_step="
-                f"{settings.n_step}, replay_size={settings.replay_size}): lower it, or make the warm-up or the replay "
-                "larger"
+                f"batch_size={settings.batch_size} is more than the replay holds after warmup_steps="
+                f"{settings.warmup_steps} (n_step={settings.n_step}, replay_size={settings.replay_size}): lower it, or "
+                "make the warm-up or the replay larger"
             )
         rollout_steps, num_replays = self.num_envs * self.horizon, run.num_envs // self.num_envs
         # Running statistics take a rollout of their own; the updates that a rollout brings are made in the next.

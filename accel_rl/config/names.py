@@ -1,5 +1,6 @@
 """The names of settings: those of every run, and what other frameworks call them."""
 
+import importlib.resources
 import re
 from collections.abc import Iterable
 from dataclasses import fields
@@ -99,6 +100,16 @@ NAME = re.compile(r"\w\w+")  # in a formula, which also has x
 def run_setting_names() -> list[str]:
     """Returns the names of the settings that a run has whatever its algorithm."""
     return [f.name for group in RUN_GROUPS.values() for f in fields(group)]
+
+
+def built_in_setting_names() -> list[str]:
+    """Returns the names of the settings of all algorithms of this package.
+
+    They are read from lines of the sources, such as `    epochs: int = setting(2, ...`: importing the algorithms would
+    import torch, which takes seconds."""
+    files = (importlib.resources.files("accel_rl") / "algos").iterdir()
+    text = "\n".join(file.read_text() for file in files if file.name.endswith(".py"))
+    return re.findall(r"^    (\w+): .+ = \w*setting\(", text, re.MULTILINE)
 
 
 def unknown_setting(

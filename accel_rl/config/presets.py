@@ -1,6 +1,8 @@
 """The presets that come with the package: YAML files of settings, an algorithm's own or a variant's."""
 
+import functools
 import importlib.resources
+from copy import deepcopy
 from typing import Any
 
 import yaml
@@ -14,20 +16,34 @@ to actions in a Box only."""
 
 def preset_names() -> list[str]:
     """Returns the names of all presets, in alphabetical order."""
-    folder = importlib.resources.files("accel_rl") / "presets"
-    return sorted(file.name.removesuffix(".yaml") for file in folder.iterdir() if file.name.endswith(".yaml"))
+    return sorted(name for file in _files() for name in _presets_in(file))
 
 
 def load_preset(name: str, kind: str = "preset") -> dict[str, Any]:
-    """Returns what accel_rl/presets/<name>.yaml holds. Raises UsageError if there is no such file.
+    """Returns a preset: accel_rl/presets/<name>.yaml, or one of the `variants` in the file of its base, whose name it
+    extends: ppo_16x128 is in ppo.yaml. Raises UsageError if there is none.
 
     kind: what the user meant by the name, for the message ("preset" or "algorithm")."""
-    if name not in preset_names():
-        where = {"algorithm": "(`accel-rl list algos`; your own: package.module:Class)"}
-        raise unknown(kind, name, preset_names(), where.get(kind, "(`accel-rl list presets`)"))
-    text = (importlib.resources.files("accel_rl") / "presets" / f"{name}.yaml").read_text()
-    preset: dict[str, Any] = yaml.safe_load(text)
-    return preset
+    files = [file for file in _files() if f"{name}_".startswith(f"{file}_")]  # others need not be parsed
+    for presets in map(_presets_in, files):
+        if name in presets:
+            return deepcopy(presets[name])
+    where = {"algorithm": "(`accel-rl list algos`; your own: package.module:Class)"}
+    raise unknown(kind, name, preset_names(), where.get(kind, "(`accel-rl list presets`)"))
+
+
+def _files() -> list[str]:
+    """Returns the names of the files with presets, without their suffix."""
+    folder = importlib.resources.files("accel_rl") / "presets"
+    return [file.name.removesuffix(".yaml") for file in folder.iterdir() if file.name.endswith(".yaml")]
+
+
+@functools.cache
+def _presets_in(file: str) -> dict[str, dict[str, Any]]:
+    """Returns a file's preset and its variants, by name; a variant has its base's algorithm."""
+    preset = yaml.safe_load((importlib.resources.files("accel_rl") / "presets" / f"{file}.yaml").read_text())
+    shared = {"algo": preset["algo"], "base": file}
+    return {name: shared | variant for name, variant in preset.pop("variants", {}).items()} | {file: preset}
 
 
 def preset_and_base(name: str) -> list[dict[str, Any]]:

@@ -67,15 +67,13 @@ class Replay:
         new = ring.index_of(max(stop, ring.first_row), ring.first_row + ring.num_steps)
         self.priorities.add(new, ring.return_valid)
 
-    def draw(self, count: int, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor | None]:
-        """Draws samples: returns their indices int64 [count], and their probabilities float64 [count] if prioritized.
+    def draw(self, count: int) -> tuple[Tensor, Tensor | None]:
+        """Draws samples: returns indices int64 [count], and if prioritized, their probabilities float64 [count]."""
+        return self.choose(self.draw_noise(count), self.ring.rows)
 
-        generator: replaces the replay's own; on its device."""
-        return self.choose(self.draw_noise(count, generator), self.ring.rows)
-
-    def draw_noise(self, count: int, generator: torch.Generator | None = None) -> Tensor:
+    def draw_noise(self, count: int) -> Tensor:
         """Draws uniform numbers float64 [count] in [0, 1), from which `choose` chooses samples."""
-        return torch.rand(count, dtype=torch.float64, generator=generator or self.generator, device=self.device)
+        return torch.rand(count, dtype=torch.float64, generator=self.generator, device=self.device)
 
     def choose(self, noise: Tensor, rows: DrawnRows) -> tuple[Tensor, Tensor | None]:
         """Returns what `draw` does, by given noise. rows: `ring.rows`; of prioritized draws, the tree knows them."""

@@ -23,7 +23,10 @@ def add_settings(command: argparse.ArgumentParser, arguments: list[str]) -> None
     algo = _name_of_algo(arguments)
     if ":" not in algo:
         _check_names(command, arguments, algo)
-    settings, presets = _settings_of(algo, arguments)
+    from accel_rl.training.resolve import find_algo  # imports torch
+
+    algo_class, presets = find_algo(algo)
+    settings = algo_class.Settings
     names = [field.name for field in fields(settings)]
     added = inspect.get_annotations(settings) if ":" in algo else {}  # by an algorithm of the user's
     shown = [*run_setting_names(), *names] if "--help-all" in arguments else added
@@ -31,27 +34,12 @@ def add_settings(command: argparse.ArgumentParser, arguments: list[str]) -> None
         add_flags(command.add_argument_group(f"settings of {title}"), group, presets, shown)
 
 
-def _settings_of(algo: str, arguments: list[str]) -> tuple[Any, list[dict[str, Any]]]:
-    """Returns the settings class of an algorithm, and its presets; for the help, without importing the algorithm."""
-    if ":" not in algo and not {"-h", "--help", "--help-all"}.isdisjoint(arguments):
-        from accel_rl.config.presets import preset_and_base
-        from accel_rl.training.declared_settings import declared_settings
-
-        presets = preset_and_base(algo)
-        return declared_settings(presets[-1]["algo"]), presets
-    from accel_rl.training.resolve import find_algo
-
-    algo_class, presets = find_algo(algo)
-    return algo_class.Settings, presets
-
-
 def _check_names(command: argparse.ArgumentParser, arguments: list[str], algo: str) -> None:
     """Raises UsageError for an unknown algorithm, and for a flag that is none of the command's and no setting of any
     algorithm of this package."""
     from accel_rl.config.fields import flag_of
-    from accel_rl.config.names import run_setting_names, unknown_setting
+    from accel_rl.config.names import built_in_setting_names, run_setting_names, unknown_setting
     from accel_rl.config.presets import load_preset
-    from accel_rl.training.declared_settings import built_in_setting_names
 
     load_preset(algo, kind="algorithm")
     known = [*command._option_string_actions, *map(flag_of, [*run_setting_names(), *built_in_setting_names()])]

@@ -40,7 +40,7 @@ class Evaluation:
 
 
 class Evaluator:
-    """Scores a learner's policies in its workers, together with the other learners where these wait for each other.
+    """Scores a learner's policy in its workers, together with the other learners where these wait for each other.
 
     stop: true once a signal has asked the run to stop. save_best: called when the policy is the best one so far."""
 
@@ -55,9 +55,7 @@ class Evaluator:
         learner.guard.check(learner.steps)
         start = time.perf_counter()
         torch.set_num_threads(learner.config.plan.sampling_threads)
-        policies = {"": learner.algo.policy, **learner.algo.extra_eval_policies}
-        played = {name: self._play(policy) for name, policy in policies.items()}
-        gathered = coordinator.all_gather((played, bool(self.stop)))
+        gathered = coordinator.all_gather((self._play(learner.algo.policy), bool(self.stop)))
         seconds = time.perf_counter() - start
         learner.metrics.exclude(seconds)
         if learner.progress and len(gathered) == coordinator.size:  # else other learners kept training
@@ -65,16 +63,14 @@ class Evaluator:
         if any(stopped for _, stopped in gathered):
             return {}
         learner.evaluation_is_due = False
-        games = {name: [game for played, _ in gathered for game in played[name]] for name in policies}
-        scores = {name: Evaluation.of(each) for name, each in games.items() if each}
+        games = [game for played, _ in gathered for game in played]
         if learner.progress:
-            self._log_unfinished(len(games[""]), len(gathered))
-        self._keep_best(scores.get(""))
-        metrics: dict[str, float] = {}
-        for name, evaluation in scores.items():
-            group = f"eval_{name}" if name else "eval"
-            metrics |= {f"{group}/{metric}": value for metric, value in asdict(evaluation).items()}
-        return metrics
+            self._log_unfinished(len(games), len(gathered))
+        if not games:
+            return {}
+        evaluation = Evaluation.of(games)
+        self._keep_best(evaluation)
+        return {f"eval/{metric}": value for metric, value in asdict(evaluation).items()}
 
     def _play(self, policy: Any) -> list[Game]:
         """Plays this learner's share of an evaluation."""
@@ -92,9 +88,9 @@ class Evaluator:
         finally:
             policy.train()
 
-    def _keep_best(self, evaluation: Evaluation | None) -> None:
+    def _keep_best(self, evaluation: Evaluation) -> None:
         learner = self.learner
-        if evaluation and (learner.best_score is None or evaluation.mean_reward > learner.best_score):
+        if learner.best_score is None or evaluation.mean_reward > learner.best_score:
             learner.best_score = evaluation.mean_reward
             if learner.progress:
                 self._save_best()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from accel_rl.config.atari_options import AtariOptions
 from accel_rl.config.fields import pick
 from accel_rl.config.learners import LearnerSettings, RankInfo, check_learners, launched_rank_info
-from accel_rl.config.names import run_setting_names, unknown_setting
+from accel_rl.config.names import built_in_setting_names, run_setting_names, unknown_setting
 from accel_rl.config.presets import KINDS, load_preset, preset_and_base, preset_settings
 from accel_rl.config.queue_settings import QueueSettings
 from accel_rl.config.run_settings import RunSettings
@@ -26,7 +26,6 @@ from accel_rl.hardware.devices import find_device, find_devices, gpu_has_bf16, g
 from accel_rl.hardware.instructions import has_bf16
 from accel_rl.hardware.placement import Plan, make_plans
 from accel_rl.hardware.topology import read_topology
-from accel_rl.training.declared_settings import built_in_setting_names
 from accel_rl.training.sampler_kinds import SAMPLER_KINDS, SamplerKind
 
 if TYPE_CHECKING:

@@ -53,7 +53,7 @@ eval_interval_steps eval_episodes eval_steps final_games tensorboard track repor
 network layer_norm core core_size previous_inputs gaussian normalize_observations normalize_returns
 optimizer optimizer_options minibatches batches batch_steps steps_per_update rho_bar c_bar
 log_epsilon advantage_value v_min v_max atoms quantiles epsilon_final epsilon_odds
-batch_size secondary_batch_size training_intensity replay_size replay_device warmup_steps n_step prioritized
+batch_size training_intensity replay_size replay_device warmup_steps n_step prioritized
 auxiliary auxiliary_replay_steps auxiliary_sequence_steps reward_prediction_units
 """
 
@@ -253,8 +253,6 @@ def sizes(draw: Draw, names: Iterable[str], run: Values) -> Values:
         intensity = draw(st.integers(1, 2)) * batch_size / (num_envs * horizon)
         values |= {"batch_size": batch_size, "warmup_steps": warmup, "replay_size": num_envs * steps_per_env}
         values |= {"training_intensity": intensity, "prioritized": draw(st.booleans())}
-        if not values["prioritized"] and one_in(draw, 4):
-            values["secondary_batch_size"] = batch_size
         rollouts += 1 + math.ceil(warmup / (num_envs * horizon))
     if "epsilon_final" in names:
         finals = draw(st.lists(st.sampled_from([0.0, 0.05, 0.5, 1.0]), min_size=1, max_size=3))

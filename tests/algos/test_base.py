@@ -33,7 +33,7 @@ def test_learn_is_enough() -> None:
     algo.before_rollout(0)
     algo.load_state_dict(algo.state_dict())
     assert (algo.local_envs, algo.window_steps, algo.learns_on_step) == (4, 0, False)
-    assert (algo.statistics, algo.replay, algo.saves_replay, algo.extra_eval_policies) == (None, None, False, {})
+    assert (algo.statistics, algo.replay, algo.saves_replay) == (None, None, False)
     assert algo.device == torch.device("cpu") and algo.envs_to_update(3) is None
     assert algo.on_step(0, None, update) == {} and not update.calls
     with pytest.raises(TypeError, match="abstract"):

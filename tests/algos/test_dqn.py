@@ -2,7 +2,7 @@
 
 import math
 import re
-from copy import deepcopy
+from copy import copy, deepcopy
 from typing import Any
 
 import numpy as np
@@ -92,7 +92,7 @@ def test_returns_are_scaled_as_they_are_drawn() -> None:
             running = 0.5 * running + reward
             returns += [*running]
             running = running * ~done
-    index, batch, _ = algo.draw_batch(update, 16)
+    index, batch, _ = algo.draw_batch(update)
     reward = algo.replay.ring.gather(index).return_
     assert set(reward.tolist()) <= {10.0 * action + step for action in (0, 1) for step in range(1, 8)}
     torch.testing.assert_close(batch.return_, reward / float(np.std(returns)))
@@ -193,7 +193,8 @@ def test_weights_of_what_is_drawn_by_priority() -> None:
         algo.before_rollout(step)
         leaves = algo.replay.priorities.tree[:].clone()
         assert len(leaves.unique()) > 10
-        state, policy = algo.replay.generator.get_state(), deepcopy(algo.policy)
+        state, before = algo.replay.generator.get_state(), copy(algo)
+        before.policy = deepcopy(algo.policy)
         algo.learn_batch(update)
         algo.replay.generator.set_state(state)
         weight = update.batches[-1].importance
@@ -203,7 +204,7 @@ def test_weights_of_what_is_drawn_by_priority() -> None:
         tree.update(torch.arange(len(leaves)), leaves)
         drawn, _ = tree.sample(6, algo.replay.generator)
         assert set(changed.tolist()) <= set(drawn.tolist())
-        priority = algo.loss_of(policy, algo.target, update.batches[-1])[1]["priority"].double() ** 0.7
+        priority = before.loss(update.batches[-1])[1]["priority"].double() ** 0.7
         assert len(priority.unique()) > 2
         largest = [priority[drawn == index].max() for index in drawn]
         torch.testing.assert_close(algo.replay.priorities.tree[drawn], torch.stack(largest))
@@ -215,13 +216,12 @@ def test_weights_of_what_is_drawn_by_priority() -> None:
 
 
 def test_networks_compute_in_the_same_precision() -> None:
-    """Target and secondary networks compute in bfloat16 as soon as the policy does."""
+    """A target network computes in bfloat16 as soon as the policy does."""
     torch.manual_seed(0)
-    settings = DQNSettings(**SMALL, secondary_batch_size=4)
-    algo = DQN(spec_of(COUNTING), settings, 1000, 4, 3)
+    algo = DQN(spec_of(COUNTING), DQNSettings(**SMALL), 1000, 4, 3)
     algo.policy.bf16 = True
     algo.setup(1, RecordingUpdate)
-    assert algo.target.bf16 and algo.secondary and algo.secondary.network.bf16 and algo.secondary.target.bf16
+    assert algo.target.bf16
 
 
 @pytest.mark.gpu

@@ -45,7 +45,6 @@ BAD_SETTINGS: list[tuple[dict[str, Any], str]] = [
         "batch_size=40 is more than the replay holds after warmup_steps=40",
     ),
     ({"n_step": 3, "batch_size": 32}, "batch_size=32 is more than the replay holds after warmup_steps=40"),
-    ({"secondary_batch_size": 64}, "secondary_batch_size=64 is more than the replay holds"),
     ({"replay_size": 6}, "batch_size=8 is more than the replay holds .*replay_size=6"),
     (
         {"n_step": 50, "warmup_steps": 300},
@@ -60,10 +59,6 @@ BAD_SETTINGS: list[tuple[dict[str, Any], str]] = [
         "batch_size=32 = 1.5 updates must be a whole number: use batch_size=24 or 48, or training_intensity=2 or 4",
     ),
     ({"training_intensity": 0}, "training_intensity=0.0 must be greater than 0"),
-    (
-        {"secondary_batch_size": 8, "prioritized": True},
-        "both networks would set the priorities; omit prioritized",
-    ),
     ({"epsilon_final": [1.2]}, "must be one or more numbers from 0 to 1"),
     ({"priority_beta": 1.5}, "priority_beta=1.5 must be at most 1"),
     ({**CATEGORICAL, "v_min": 3, "v_max": 3}, "v_min=3 must be less than v_max=3"),

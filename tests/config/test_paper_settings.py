@@ -4,6 +4,7 @@ A preset may deviate from its paper only where DEVIATIONS says so and its own co
 """
 
 import importlib.resources
+import re
 from typing import Any, NamedTuple
 
 import pytest
@@ -422,8 +423,15 @@ def resolved(preset: str) -> Config:
 
 
 def comments(preset: str) -> str:
-    text = (importlib.resources.files("accel_rl") / "presets" / f"{preset}.yaml").read_text()
-    return "\n".join(line for line in text.splitlines() if line.startswith("#"))
+    """Returns the comments in a preset's file or, of a variant in its base's file, in its own part."""
+    folder = importlib.resources.files("accel_rl") / "presets"
+    if (file := folder / f"{preset}.yaml").is_file():
+        text = file.read_text()
+    else:
+        base, _ = lineage(preset)
+        text = (folder / f"{base}.yaml").read_text().partition(f"\n  {preset}:\n")[2]
+        text = re.split(r"^  \w", text, flags=re.MULTILINE)[0]
+    return "\n".join(line for line in text.splitlines() if line.lstrip().startswith("#"))
 
 
 def test_every_preset_is_compared() -> None:

@@ -70,7 +70,7 @@ SLOW: dict[str, dict[str, Any]] = {
     "a2c of a diagonal Gaussian": {**COMMON, "env": "Pendulum-v1"},
     "ppo gru": {**PONG, **PPO, **GRU},
     "vtrace lstm": {**PONG, **VTRACE, **LSTM, "reset_mode": "wait"},
-    "dqn with a second network": {**PONG, "algo": "dqn", **REPLAY, "secondary_batch_size": 16, "dueling": True},
+    "dqn dueling": {**PONG, "algo": "dqn", **REPLAY, "dueling": True},
     "categorical_dqn": {**CARTPOLE, "algo": "categorical_dqn", **REPLAY},
     "pqn": {**PONG, "algo": "pqn", "minibatches": 2, "eval_interval_steps": 80, "eval_episodes": 1},
     "pqn lstm": {**CARTPOLE, **LSTM, "algo": "pqn", "minibatches": 2, "reset_mode": "wait"},

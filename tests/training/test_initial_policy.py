@@ -63,13 +63,13 @@ def test_a_run_begins_with_all_of_a_policy(trained: Path) -> None:
     assert state["shared_buffers"]["return.count"] == 60
 
 
-def test_networks_beside_the_policy_begin_as_its_copies(tmp_path: Path) -> None:
-    """Target and secondary networks begin as copies of the initial policy."""
+def test_the_target_network_begins_as_a_copy_of_the_policy(tmp_path: Path) -> None:
+    """With --init-from, the target network holds the trained parameters, too."""
     settings = {"algo": "dqn", **REPLAY}
     source = write_policy(tmp_path / "policy", **settings, seed=7)
-    algo: Any = build_algo_and_update(begin(source, **settings, secondary_batch_size=8))[0]
+    algo: Any = build_algo_and_update(begin(source, **settings))[0]
     expected = load_file(source / LAST)
-    for network in (algo.policy, algo.target, algo.secondary.network, algo.secondary.target):
+    for network in (algo.policy, algo.target):
         assert_same(dict(network.state_dict()), expected)
 
 

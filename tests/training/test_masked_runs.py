@@ -45,7 +45,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "ga3c": {"algo": "ga3c"} | QUEUED,
     "gunreal": {"algo": "a2c", **PICTURES, **TASKS, **QUEUED},
     "categorical": {"algo": "categorical_dqn", **REPLAY, "prioritized": True},
-    "quantiles": {"algo": "qr_dqn", **REPLAY, "secondary_batch_size": 20},
+    "quantiles": {"algo": "qr_dqn", **REPLAY},
     "pqn": {"algo": "pqn", "minibatches": 2},
     "pqn gru": {"algo": "pqn", **LSTM, "core": "gru", "minibatches": 2},
     "n_step_q": {"algo": "n_step_q"},

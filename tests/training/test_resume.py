@@ -68,7 +68,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     },
     "vtrace": {**VTRACE, "sampler": "serial"},
     "vtrace lstm": {**VTRACE, "core": "lstm", "core_size": 8, "reset_mode": "wait"},
-    "dqn": {"algo": "dqn", **REPLAY, "secondary_batch_size": 16},
+    "dqn": {"algo": "dqn", **REPLAY},
     "eps_rainbow": {
         "algo": "eps_rainbow",
         **REPLAY,
