@@ -226,8 +226,8 @@ class _Events:
             name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.{next(_numbers)}"
             self._file = (folder / name).open("wb")
             self._append(file_version="brain.Event:2")
-            if steps:  # what an earlier session has written beyond the checkpoint is not shown
-                self._append(step=steps, session_log={"status": "START"})
+            if steps:  # from this step on, TensorBoard drops what an earlier session has written
+                self._append(step=steps + 1, session_log={"status": "START"})
 
     def write(self, row: dict[str, float], steps: int) -> None:
         with self._until_refused():

@@ -8,6 +8,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from accel_rl.algos.dqn import DQN
 from accel_rl.algos.ppo import PPO, PPOSettings
 from accel_rl.envs.spec import EnvConfig, EnvSpec
 from accel_rl.models.distributions import Categorical, MultiCategorical
@@ -117,6 +118,26 @@ def test_actions_are_clipped_outside_and_judged_as_they_were_chosen() -> None:
     z = (action - mean.numpy()) / np.exp(log_std.numpy())
     expected = (-(z**2) / 2 - log_std.numpy() - math.log(2 * math.pi) / 2).sum(-1)
     np.testing.assert_allclose(density, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_n_steps_are_discounted_as_the_algorithm_says() -> None:
+    """Stable-Baselines3 issue 2274: a replay of n steps had a discount, or a number of steps, of its own.
+
+    Rewards of 1 with a discount of 0.9: 1 + 0.9 + 0.81 = 2.71, then 0.9^3 = 0.729 times the value that follows."""
+    env = EnvConfig(f"{ENVS}:limited", options={"limit": 1000})
+    settings = DQN.Settings(n_step=3, discount=0.9, warmup_steps=24, batch_size=8, replay_size=400)
+    algo = DQN(spec_of(env), settings, 1000, 4, 8)
+    update = RecordingUpdate(algo.policy)
+    algo.setup(1, RecordingUpdate)
+    sampler = make(SerialSampler, env, SamplerConfig(4, 8, 0), algo.policy)
+    with closing(sampler):
+        for _ in range(2):
+            algo.learn(sampler.collect(), update)
+    assert update.batches
+    for batch in update.batches:
+        assert batch.return_.tolist() == pytest.approx([2.71] * 8)
+        assert batch.bootstrap.tolist() == pytest.approx([0.729] * 8)
+        assert torch.equal(batch.next_observation, batch.observation + 3)
 
 
 @pytest.mark.parametrize("mode", [None, "NextStep", "SameStep", "Disabled"])

@@ -117,7 +117,7 @@ def test_tensorboard_reads_the_events(tmp_path: Path) -> None:
         events.close()
     found = accumulator.EventAccumulator(str(tmp_path))
     found.Reload()
-    assert [(event.step, event.value) for event in found.Scalars("train/loss")] == [(20, 5.0), (50, 12.5)]
+    assert [(event.step, event.value) for event in found.Scalars("train/loss")] == [(20, 5.0), (40, 10.0), (50, 12.5)]
 
 
 def full_checkpoint(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
