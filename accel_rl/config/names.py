@@ -34,7 +34,6 @@ ELSEWHERE = {
     "steps": "total_timesteps train_for_env_steps",
     "device": "cuda cuda_idx",
     "deterministic": "torch_deterministic",
-    "precision": "bf16 amp autocast",
     "frame_shape": "screen_size",
     "frame_skip": "env_frameskip",
     "frame_stack": "env_framestack num_img_obs",
