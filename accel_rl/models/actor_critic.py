@@ -57,8 +57,9 @@ class ActorCritic(nn.Module):
     gaussian: the distribution over Box actions, see `make_distribution`.
     normalize: normalizes observations to mean 0 and variance 1; pictures of bytes have the background subtracted.
     Observations are rows of spec. With action masks, trunks see the observation without them, and logits of disallowed
-    actions are replaced before they become parameters of the distribution. The attribute `bf16` makes the trunks'
-    convolutions and matrix products run in bfloat16, both when acting and when learning.
+    actions are replaced before they become parameters of the distribution.
+    The attribute `bf16` makes the trunks' convolutions and matrix products run in bfloat16, both when acting and when
+    learning.
     """
 
     def __init__(

@@ -16,8 +16,7 @@ KERNEL, STRIDE = 4, 2  # of the deconvolutions
 
 
 class PixelControlHead(nn.Module):
-    """A head that maps a step's features [N, F] to Q [N, A, h, w]: each action's future changes of each cell of the
-    picture.
+    """A head that maps features [N, F] to Q [N, A, h, w]: how much each action will change each cell of the picture.
 
     A hidden layer makes 32 maps of (h / 2 - 1) x (w / 2 - 1). Deconvolutions of 4x4 with stride 2 turn them into h x w
     values V and advantages A, as in a dueling network:  Q_a = V + A_a - mean_a A.  No ReLU follows the deconvolutions,

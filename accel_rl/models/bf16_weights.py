@@ -33,8 +33,7 @@ class Bf16Weights:
 
     @torch.no_grad()
     def refresh(self, always: bool = False) -> None:
-        """Casts the parameters if PyTorch counted changes in place. always: in any case, since it does not count
-        all."""
+        """Casts the parameters if PyTorch counted changes in place, or always, since it does not count all."""
         version = [tensor._version for tensor in (*self._sources, *self._parameters)]
         if version == self._version and not always:
             return

@@ -64,8 +64,7 @@ class RunningMoments(nn.Module):
 
 
 class ObservationNorm(nn.Module):
-    """A layer that computes (observation - mean) / sqrt(variance + 1e-8), clipped to +-10; before the first update, the
-    identity.
+    """A layer: (observation - mean) / sqrt(variance + 1e-8), clipped to +-10; the identity before the first update.
 
     Raises UsageError for observations that are not vectors of numbers.
     """
@@ -89,8 +88,7 @@ class ObservationNorm(nn.Module):
         return torch.where(moments.count > 0, scaled.clamp(-LIMIT, LIMIT), observation).to(torch.float32)
 
     def is_complete(self, first_step: int) -> bool:
-        """Returns whether a rollout that began at this agent step of the run adds nothing; every rollout adds
-        samples."""
+        """Returns whether a rollout that began at this agent step of the run adds nothing: all add something."""
         return False
 
     def update(self, observation: Tensor, sum_over_learners: Sum, valid: Tensor | None = None) -> None:
@@ -109,8 +107,7 @@ class Background(nn.Module):
 
 
 class PixelNorm(nn.Module):
-    """A normalization by which a network's first convolutions subtract the background: the first rollout's most
-    frequent pixel.
+    """A normalization: first convolutions subtract the background, the most frequent pixel of the first rollout.
 
     On an even background that is not black, updates push all weights of a filter in one direction at once, until its
     ReLU is off everywhere. In Pong, half of the first filters die this way. Source: LeCun et al. 1998, "Efficient
@@ -150,8 +147,7 @@ class PixelNorm(nn.Module):
 
 
 class ReturnScale(nn.Module):
-    """A scale of rewards: divides them by the std of the running discounted return, clipped to +-10; no mean is
-    subtracted.
+    """A division of rewards by the std of the running discounted return, clipped to +-10; no mean is subtracted.
 
         G_t = discount * (1 - done_{t-1}) * G_{t-1} + r_t,    from 0, for each environment
 

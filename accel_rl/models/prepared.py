@@ -13,8 +13,7 @@ MOST_KEPT = 16  # operands of a layer: a few precisions and batch sizes
 
 
 class PreparedTensors:
-    """The prepared tensors of a layer, made at their first use, and again at the first use after its parameters
-    changed.
+    """The prepared tensors of a layer, made at first use, and again at the first use after its parameters changed.
 
     PyTorch's own counters reveal changes: every operation in place increments them, through any view and through the
     flat vector (updates/flat.py). Only writes through `.data` or NumPy stay hidden."""

@@ -34,8 +34,8 @@ class QNetwork(nn.Module):
     core: none, lstm or gru, with core_size units; not with dueling. previous_inputs: the core also sees the action and
         the reward of the previous step.
     records_value: `act` returns max_a Q as the policy output "value".
-    Observations are rows of spec. With action masks, actions and maxima are among the allowed actions. Raises
-    UsageError for other action spaces.
+    Observations are rows of spec. With action masks, actions and maxima are among the allowed actions.
+    Raises UsageError for other action spaces.
     """
 
     def __init__(
@@ -225,8 +225,8 @@ def _stream(num_features: int, num_hidden: int, num_outputs: int) -> nn.Sequenti
 
 
 def of_action(output: Tensor, action: Tensor) -> Tensor:
-    """Selects the entries of actions [...] from an output for all actions: [..., A] -> [...], or [..., A, *K] -> [...,
-    *K]. (With an index, a GPU would sort the gradient first.)"""
+    """Selects the entries of actions [...] from an output for all actions: [..., A] -> [...], or
+    [..., A, *K] -> [..., *K]. (With an index, a GPU would sort the gradient first.)"""
     dim, more = action.dim(), output.shape[action.dim() + 1 :]
     index = action.view(*action.shape, *[1] * (1 + len(more))).expand(*action.shape, 1, *more)
     return output.gather(dim, index).squeeze(dim)

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 
 class LSTM(nn.Module):
-    """A core that computes  i, f, g, o = x W + h U + b;  c' = sigmoid(f) c + sigmoid(i) tanh(g);  h' = sigmoid(o)
-    tanh(c').
+    """A core:  i, f, g, o = x W + h U + b;  c' = sigmoid(f) c + sigmoid(i) tanh(g);  h' = sigmoid(o) tanh(c').
 
     State: h and c, S = 2H. Source: Hochreiter & Schmidhuber 1997, with the forget gate of Gers et al. 2000.
     """
@@ -35,7 +34,7 @@ class LSTM(nn.Module):
 
 
 class GRU(nn.Module):
-    """A core that computes  r, z = sigmoid(x W + h U + b);  n = tanh(x W_n + b_n + r (h U_n));  h' = (1 - z) n + z h.
+    """A core:  r, z = sigmoid(x W + h U + b);  n = tanh(x W_n + b_n + r (h U_n));  h' = (1 - z) n + z h.
 
     State: h, S = H. Source: Cho et al. 2014, in the form that cuDNN and PyTorch use.
     """

@@ -262,8 +262,7 @@ class MLP(nn.Module):
 
 
 class NestedNet(nn.Module):
-    """A trunk that applies `image_net` to each image of a Dict or Tuple, an MLP to all other parts, and joins the
-    features.
+    """A trunk with `image_net` for each image of a Dict or Tuple and an MLP for all other parts; joins the features.
 
     Observations are flat rows [N, F] of spec.nested_space.
     """
