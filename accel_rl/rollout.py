@@ -1,4 +1,4 @@
-"""What samplers and algorithms share: the rollout, a batch of its steps, and the policy that acted."""
+"""Defines what samplers and algorithms share: the rollout, a batch of its steps, and the policy that acted."""
 
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple, Protocol
@@ -18,10 +18,10 @@ class Game(NamedTuple):
 
 
 class RecurrentInputs(NamedTuple):
-    """What a recurrent policy takes besides its observation.
+    """A recurrent policy's inputs besides its observation.
 
-    state [..., S]: the recurrent state before this step; previous_action [..., *A], previous_reward [...]: of the step
-    before, the reward as the learner sees it; is_first [...] bool: a new game starts here, so none of these count.
+    state [..., S]: the recurrent state before this step. previous_action [..., *A], previous_reward [...]: those of the
+    step before; the reward is the learner's. is_first [...] bool: a new game starts here, so the others do not count.
     """
 
     state: Tensor
@@ -31,7 +31,7 @@ class RecurrentInputs(NamedTuple):
 
 
 PolicyStep = tuple[Tensor, dict[str, Tensor], Tensor | None]
-"""What a policy returns when it acts: actions [b, *A], outputs to record {name: [b, ...]}, state [b, S] or None."""
+"""A policy's results when it acts: actions [b, *A], outputs to record {name: [b, ...]}, state [b, S] or None."""
 
 
 class TerminalFrames(NamedTuple):
@@ -47,26 +47,26 @@ class TerminalFrames(NamedTuple):
 
 
 class Policy(Protocol):
-    """What a sampler knows of a policy: something that acts.
+    """A policy as samplers see it: something that acts.
 
-    state_size: floats of recurrent state per environment, 0 for a policy without."""
+    state_size: floats of recurrent state per environment; 0 for a policy without state."""
 
     state_size: int
 
     def draw_noise(self, num_steps: int, num_envs: int, generator: torch.Generator) -> Tensor:
-        """Draws what `act` turns into actions, for every step and environment [T, B, ...]."""
+        """Draws the noise that `act` turns into actions, for every step and environment [T, B, ...]."""
 
     def act(
         self, observation: Tensor, noise: Tensor | None, recurrent_inputs: RecurrentInputs | None = None
     ) -> PolicyStep:
-        """Chooses actions for observations [b, *O]; without noise the most likely (or most valuable) ones."""
+        """Chooses actions for observations [b, *O]; without noise, the most likely (or most valuable) actions."""
 
 
 class Batch(NamedTuple):
     """Steps to evaluate a policy on: samples [N, ...], or sequences [T, B, ...].
 
-    valid [...] bool: the others count for nothing. recurrent_inputs: of a recurrent policy, whose batches are always
-    sequences: the state [B, S] before the first step, everything else [T, B, ...].
+    valid [...] bool: steps that are not valid do not count. recurrent_inputs: for a recurrent policy, whose batches are
+    always sequences: the state [B, S] before the first step, everything else [T, B, ...].
     """
 
     observation: Tensor
@@ -80,7 +80,7 @@ class Batch(NamedTuple):
 
 
 class NotInGraphedFunctions:
-    """Stands for a value that a CUDA graph would freeze; arithmetic and comparisons with it raise TypeError."""
+    """A placeholder for a value that a CUDA graph would freeze; arithmetic and comparisons with it raise TypeError."""
 
     def __bool__(self) -> bool:
         raise TypeError(
@@ -96,23 +96,23 @@ NOT_TENSORS = ("frame_stack", "games", "first_step", "num_segments", "num_valid"
 class Rollout:
     """T steps of B environments, time first, group 0's environments first; valid until the next `collect`.
 
-    observation_rows [h + T + 1, B, ...]: what was seen, after h rows of history; each frame is stored once, and
+    observation_rows [h + T + 1, B, ...]: frames or observations after h rows of history; each is stored once, and
         `observations` returns what the network sees. age [T + 1, B]: rows since the first one of the episode.
     action [T, B, *A], reward [T, B]; terminated, truncated, valid [T, B] bool.
     reset [T + 1, B] bool: a new game starts at this row. A lost life is terminated, but not a reset.
-    policy_outputs: name -> [T, B, ...], what the policy returned when it acted.
+    policy_outputs: name -> [T, B, ...], the policy's outputs when it acted.
     final_step, final_env [K], final_observation [K, *O]: the true last observation of each truncated episode.
-    games: those that ended in this rollout.
+    games: the games that ended in this rollout.
     first_step: agent steps of the whole run before this rollout.
-    recurrent_inputs [T + 1, B, ...]: what a recurrent policy was given at each row; state[t + 1] is what step t left.
+    recurrent_inputs [T + 1, B, ...]: a recurrent policy's inputs at each row; step t left state[t + 1].
     terminal_frames: None unless the sampler was asked for them (SamplerConfig.terminal_frames).
 
-    The queued sampler's rollouts are merged from segments: a column each, whose steps behind the segment's end are not
-    valid. bootstrap_value [B]: the value of what follows each segment's last step, as it was when acting, also where
-    the segment was truncated (then K = 0); means nothing where it was terminated. num_segments: the first so many
-    columns are segments, the others padding; num_valid: how many steps they have together. All three are None for all
-    other samplers.
-    auxiliary: what the agents have drawn for the auxiliary tasks, by task, if they keep replays.
+    The queued sampler merges its rollouts from segments, one per column; steps behind a segment's end are not valid.
+    bootstrap_value [B]: the value after each segment's last step, as computed when acting, also where the segment was
+    truncated (K = 0 then); meaningless where it was terminated. num_segments: number of columns that are segments;
+    these come first, the others are padding. num_valid: number of their steps. All three are None for all other
+    samplers.
+    auxiliary: the agents' draws for the auxiliary tasks, by task, if they keep replays.
     """
 
     observation_rows: Tensor
@@ -138,7 +138,7 @@ class Rollout:
     auxiliary: dict[str, Any] | None = None
 
     def tensors(self) -> dict[str, Any]:
-        """Returns all fields but numbers and games: tensors, or nested in dicts and tuples."""
+        """Returns all fields except numbers and games: tensors, or dicts and tuples of tensors."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: value for name, value in values.items() if name not in NOT_TENSORS}
 
@@ -154,9 +154,9 @@ class Rollout:
         return replace(self, **none, terminal_frames=None)
 
     def without_padding(self) -> "Rollout":
-        """Returns the first num_segments columns, as views; all, if the rollout is not merged from segments.
+        """Returns the first num_segments columns, as views; all columns if the rollout is not merged from segments.
 
-        What belongs to the auxiliary tasks stays as it is."""
+        The auxiliary tasks' data stay unchanged."""
         n = self.num_segments
         if n is None or n == self.num_envs:
             return self
@@ -182,7 +182,7 @@ class Rollout:
 
     @property
     def done(self) -> Tensor:
-        """[T, B] bool: the learner's episode ends here, terminated or truncated."""
+        """Marks where the learner's episode ends, terminated or truncated: [T, B] bool."""
         return self.terminated | self.truncated
 
     def sequences(self, envs: Tensor | slice = slice(None)) -> Batch:

@@ -1,4 +1,4 @@
-"""Stacks of frames: assemble them, blank what is older than the episode, interleave the frames for convolutions."""
+"""Assembles stacks of frames, blanks frames from before the episode, and interleaves frames for convolutions."""
 
 import cv2
 import torch
@@ -15,12 +15,12 @@ def sliding_stacks(frames: Tensor, size: int) -> Tensor:
 def gather_stacks(frames: Tensor, start: Tensor, size: int, stride: int = 1) -> Tensor:
     """Returns stacks [N, size, ...] of every stride-th of the frames [F, ...] from start [N] on."""
     rows = start.unsqueeze(1) + stride * torch.arange(size, device=start.device)  # [N, S]
-    # By one index over whole frames: a quarter faster than by two on a CPU.
+    # One index over whole frames is a quarter faster than two on a CPU.
     return frames.index_select(0, rows.flatten()).view(*rows.shape, *frames.shape[1:])
 
 
 def blank_young(stacks: Tensor, age: Tensor) -> Tensor:
-    """Returns what `blank` does of stacks [N, S, H, W]; on a CPU in place: only few have anything to blank."""
+    """Blanks stacks [N, S, H, W] as `blank` does; on a CPU in place, since few need it."""
     if age.device.type != "cpu":
         return blank(stacks, age)
     young = (age < stacks.shape[1] - 1).nonzero().squeeze(1)
@@ -32,7 +32,7 @@ def blank_young(stacks: Tensor, age: Tensor) -> Tensor:
 def blank(stacks: Tensor, age: Tensor) -> Tensor:
     """Returns stacks [..., S, H, W], oldest frame first, with zeros for frames from before the episode's first row.
 
-    age [...]: rows since that one, of the newest frame.
+    age [...]: rows from the episode's first row to the newest frame.
     """
     size = stacks.shape[-3]
     distance = torch.arange(size - 1, -1, -1, device=age.device)  # from each frame to the newest
@@ -40,16 +40,16 @@ def blank(stacks: Tensor, age: Tensor) -> Tensor:
 
 
 def is_exporting() -> bool:
-    """Tells whether PyTorch is recording a network's operations, to write them to a file.
+    """Returns whether PyTorch is recording a network's operations, to write them to a file.
 
-    Then only its own, public ones may be used."""
+    Then the network may use only PyTorch's own public operations."""
     return torch.compiler.is_exporting() or torch.jit.is_tracing()  # type: ignore[attr-defined,no-untyped-call]
 
 
 def interleaved(images: Tensor) -> Tensor:
     """Returns the same images [..., C, H, W], in channels-last memory if they are uint8 with 2 to 4 channels on a CPU.
 
-    Convolutions want them so. OpenCV interleaves planes several times as fast as PyTorch."""
+    Convolutions need this layout. OpenCV interleaves planes several times as fast as PyTorch."""
     if images.dtype != torch.uint8 or images.device.type != "cpu" or images.dim() < 3 or not images.numel():
         return images
     if is_exporting():  # OpenCV could not be recorded
@@ -67,9 +67,9 @@ def _interleave(images: Tensor, result: Tensor) -> None:
     """Writes images [..., C, H, W] into result [..., H, W, C]."""
     C, _, W = images.shape[-3:]
     planes = images.movedim(-3, 0)
-    if planes[0].is_contiguous():  # as a rollout's frames are, which lie one behind the other
+    if planes[0].is_contiguous():  # a rollout's frames, which lie one behind the other
         cv2.merge(list(planes.reshape(C, -1, W).numpy()), result.view(-1, W, C).numpy())
-    elif images.is_contiguous() or (images.dim() == 4 and images[0].is_contiguous()):  # or with masks in between
+    elif images.is_contiguous() or (images.dim() == 4 and images[0].is_contiguous()):  # or with masks between
         for image, to in zip(images.flatten(0, -4).numpy(), result.flatten(0, -4).numpy(), strict=True):
             cv2.merge(list(image), to)
     elif images.dim() > 4:  # some columns of a rollout: row by row

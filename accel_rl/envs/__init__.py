@@ -25,10 +25,10 @@ def make_env(
 ) -> gymnasium.Env[Any, Any]:
     """Returns one environment: an Atari game ("pong" or "ALE/Pong-v5"), any gymnasium id, or "package.module:factory".
 
-    For Atari games, preset is stooke | dqn84 | v5, simulator auto | native | ale (docs/configuration.md), options are
-    fields of AtariOptions, and observations are stacks [S, H, W] uint8, oldest frame first (with color=True and
-    frame_stack=1 single frames [3, H, W]). wrappers: put around any other environment, "package.module:Wrapper" each,
-    the innermost first. Raises UsageError for an unknown name or option.
+    For Atari games, preset is stooke | dqn84 | v5, simulator auto | native | ale (docs/configuration.md); options are
+    fields of AtariOptions. Their observations are stacks [S, H, W] uint8, oldest frame first (with color=True and
+    frame_stack=1 single frames [3, H, W]). wrappers: for any other environment, "package.module:Wrapper" each, the
+    innermost first. Raises UsageError for an unknown name or option.
     """
     config = EnvConfig(env_id, preset, options, simulator, tuple(wrappers))
     check_wrappers(config)

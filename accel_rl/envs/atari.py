@@ -65,7 +65,7 @@ def game_name(env_id: str) -> str | None:
 
 
 # Games whose saved states cannot replace a reset: tests/envs/test_start_states.py compares trajectories of all games.
-# A reset of these depends on the game before it, so that no fixed set of states has its distribution:
+# Their resets depend on the game before, so no fixed set of states has their distribution:
 RESET_REMEMBERS = frozenset(
     [
         "crossbow",
@@ -81,8 +81,8 @@ RESET_REMEMBERS = frozenset(
         "yars_revenge",
     ]
 )
-# The emulator's saved state lacks the half-drawn screen that these leave behind after each frame. Restoring it leads to
-# another trajectory and in time corrupts memory, so no state of theirs is ever restored:
+# The emulator's saved state lacks the half-drawn screen that these games leave after each frame. Restoring it leads to
+# another trajectory and in time corrupts memory, so their states are never restored:
 # https://github.com/Farama-Foundation/Arcade-Learning-Environment/pull/739
 NO_STATES = frozenset({"qbert", "tetris", "tic_tac_toe_3d"})
 
@@ -101,14 +101,14 @@ def why_no_reserve(game: str, options: AtariOptions) -> str | None:
 
 
 def atari_spec(options: AtariOptions, num_actions: int) -> EnvSpec:
-    """Returns what a game shows and takes: stacks of grey frames, or single frames in colour."""
+    """Returns a game's spec: its actions, and stacks of grey frames or single frames in colour."""
     shape = (3, *options.frame_shape) if options.color else options.frame_shape
     frames = gymnasium.spaces.Box(0, 255, shape, np.uint8)
     return EnvSpec(frames, gymnasium.spaces.Discrete(num_actions), 0 if options.color else options.frame_stack)
 
 
 class Start(NamedTuple):
-    """A state that a reset has led to, with its first frame."""
+    """A state right after a reset, with its first frame."""
 
     emulator: Any
     frame: Array
@@ -120,19 +120,19 @@ class Start(NamedTuple):
 def start_states(game: str, options: AtariOptions) -> list[list[Start]]:
     """Returns prepared starts with 0, 1, ... noop_max no-ops, several of each, all from real resets.
 
-    Several, since each reset sets the emulator's timer at random, which some games use: these are a sample of what that
-    leads to, the same for every seed."""
+    Each reset sets the emulator's timer at random, and some games use it. So there are several starts, a sample of what
+    the timer leads to, the same for every seed."""
     simulator = AtariSimulator(game, options, np.random.SeedSequence(0))
     copies = -(-NUM_STARTS // (options.noop_max + 1))
     return [[simulator.make_start(noops) for _ in range(copies)] for noops in range(options.noop_max + 1)]
 
 
 class AtariSimulator:
-    """Simulates one Atari game.
+    """A simulator of one Atari game.
 
-    seed decides the number of no-ops at the start of each game and the sticky actions. These are drawn here, not by the
-    emulator, whose saved states do not hold the action that is to be repeated. reserve: a reset restores a prepared
-    state, which takes 50 microseconds instead of 5 milliseconds (see start_states and why_no_reserve).
+    seed decides the number of no-ops at the start of each game and the sticky actions. These are drawn here, since the
+    emulator's saved states do not hold the action to repeat. reserve: a reset restores a prepared state, which takes 50
+    microseconds instead of 5 milliseconds (see start_states and why_no_reserve).
     """
 
     def __init__(self, game: str, options: AtariOptions, seed: np.random.SeedSequence, reserve: bool = False):
@@ -152,10 +152,10 @@ class AtariSimulator:
             self._start_presses += [a for a in (ale_py.Action.FIRE, ale_py.Action.UP) if a in self._actions]
         self.spec = atari_spec(options, len(self._actions))
         self._frames = FrameMaker(self.ale.getScreenDims(), options.frame_shape, options.color)
-        self._last_frame = np.zeros(self.spec.row_shape, np.uint8)  # before the last lost life
+        self._last_frame = np.zeros(self.spec.row_shape, np.uint8)  # the frame before the last lost life
         self._skipped = range(options.frame_skip - 1)
         self._sticky = options.repeat_action_probability
-        self._pressed = ale_py.Action.NOOP  # in the last frame
+        self._pressed = ale_py.Action.NOOP  # the last frame's action
         self._lives = 0
         self._steps = 0
         self._resets = 0
@@ -178,7 +178,7 @@ class AtariSimulator:
         self._steps = 0
 
     def make_start(self, noops: int) -> Start:
-        """Resets the game and returns the state that this has led to."""
+        """Resets the game and returns the resulting state."""
         frame = np.zeros(self.spec.row_shape, np.uint8)
         self._reset_game(noops, frame)
         return Start(self.ale.cloneState(include_rng=False), frame, self._pressed, self._lives)
@@ -211,7 +211,7 @@ class AtariSimulator:
         reward = float((score > 0) - (score < 0)) if self.options.clip_reward else float(score)
         lives = ale.lives()
         life_lost = 0 < lives < self._lives
-        self._lives = lives  # also if it grew: a bonus life that is lost again counts as lost
+        self._lives = lives  # even if it grew: losing a bonus life counts, too
         over = bool(ale.game_over())
         cut = self._steps >= self.options.max_episode_steps and not over
         terminated = over or (life_lost and self.options.episodic_lives)
@@ -227,7 +227,7 @@ class AtariSimulator:
         return Outcome(reward, float(score), terminated or over, cut and not terminated, over or cut, last_frame)
 
     def _act(self, press: ale_py.Action) -> int:
-        """Emulates one frame, whose action may be the last frame's instead (sticky actions); returns its reward."""
+        """Emulates one frame, perhaps with the last frame's action (sticky actions); returns its reward."""
         if not self._sticky or self._rng.random() >= self._sticky:
             self._pressed = press
         return self.ale.act(self._pressed)

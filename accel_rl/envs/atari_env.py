@@ -1,4 +1,4 @@
-"""Presents an Atari game to gymnasium, with the frames and rules that the framework's workers have."""
+"""Presents an Atari game to gymnasium, with the same frames and rules as in the framework's workers."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from accel_rl.errors import UsageError
 
 
 class AtariEnv(gymnasium.Env[Array, int]):
-    """Presents one simulator as a gymnasium environment.
+    """A gymnasium environment around one simulator.
 
     Observations are stacks [S, H, W] uint8, oldest frame first; in colour single frames [3, H, W].
     `reset` starts a new game, except right after a lost life that ended the episode: then the next life begins.

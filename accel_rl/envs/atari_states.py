@@ -1,8 +1,8 @@
 """Converts saved states of Atari games between the two simulators: ale-py's (atari.py) and the native one (native.py).
 
-ale-py's states hold no pictures: a converted state shows the lines that a short frame does not reach as ale-py does
-after it has restored the state in a new process. A conversion is tried before it is trusted: both emulators play some
-frames and resets from there, and must agree.
+ale-py's states hold no pictures. In a converted state, lines that a short frame does not reach look as in ale-py after
+it has restored the state in a new process. A conversion is tested before it is trusted: both emulators play some frames
+and resets from there, and must agree.
 """
 
 import functools
@@ -44,8 +44,8 @@ def pack(rom: str, console: Array, pictures: Array) -> State:
 
 
 def unpack(state: State) -> tuple[str, Array, Array]:
-    """Returns what `pack` was given. Raises UsageError if another version of the emulator has packed it, or if it is
-    damaged."""
+    """Returns the arguments of `pack`. Raises UsageError if another version of the emulator packed the state, or if it
+    is damaged."""
     if state["layout"] != words.LAYOUT:
         raise UsageError(
             f"a state of the native simulator has layout {state['layout']}, this version reads {words.LAYOUT}: "
@@ -59,7 +59,7 @@ def unpack(state: State) -> tuple[str, Array, Array]:
 
 
 def to_native(state: State) -> State:
-    """Returns a state of AtariSimulator's as one of the native simulator's.
+    """Converts a state of AtariSimulator to one of the native simulator.
 
     Raises UsageError if it does not continue exactly."""
     saved = bytes(state["emulator"].__getstate__())
@@ -80,9 +80,9 @@ def to_native(state: State) -> State:
 
 
 def to_ale(state: State, unseen_frames: int = 0) -> State:
-    """Returns a state of the native simulator's as one of AtariSimulator's.
+    """Converts a state of the native simulator to one of AtariSimulator.
 
-    unseen_frames: how many frames nobody will look at, after the state (frame_skip - 2): ale-py needs up to two until
+    unseen_frames: number of frames after the state that are never shown (frame_skip - 2); ale-py needs up to two until
     its screens are whole again. Raises UsageError if it does not continue exactly, or without Numba."""
     try:
         check_numba()
@@ -107,7 +107,7 @@ def _inexact(game: str, written_by: str, wanted: str) -> UsageError:
 
 
 def _remembers(game: str, saved: bytes, s: Array) -> bool:
-    """Returns whether ale-py's state holds all that our words do, besides the hardware."""
+    """Returns whether ale-py's state agrees with our words on everything besides the hardware."""
     if s[words.FRAME_GOES_ON] or s[words.INSTRUCTIONS_LEFT]:
         return False
     atari = _new_console(game)
@@ -116,7 +116,7 @@ def _remembers(game: str, saved: bytes, s: Array) -> bool:
 
 
 def _plays_equally(game: str, saved: bytes, atari: BatchAtari, unseen_frames: int = 0) -> bool:
-    """Returns whether ale-py, in a new process, plays as atari does; both take the same random actions."""
+    """Returns whether ale-py, in a new process, plays like atari; both take the same random actions."""
     if not game_of(game).saved:
         return False
     ale = _open_ale(game)
@@ -140,7 +140,7 @@ def _plays_equally(game: str, saved: bytes, atari: BatchAtari, unseen_frames: in
 
 
 def _new_console(game: str) -> BatchAtari:
-    """Returns a console that has been switched on."""
+    """Returns a console after it is switched on."""
     atari, state = _consoles(game)
     atari.set_state(state)
     return atari

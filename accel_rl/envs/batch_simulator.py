@@ -1,8 +1,8 @@
-"""Several environments, stepped one after the other into columns of time-major arrays.
+"""Steps several environments one after the other, and writes into columns of time-major arrays.
 
-Worker processes, agents of the queued sampler and SerialSampler hold one of these, or a VectorBatch (vector_batch.py).
-The rules of episodes are in one place: resets, scores of whole games, decorrelated starts, and what happens to an
-environment that raises.
+Worker processes, agents of the queued sampler and SerialSampler hold a BatchSimulator or a VectorBatch
+(vector_batch.py). This file has all rules of episodes: resets, scores of whole games, decorrelated starts, and the
+treatment of an environment that raises.
 """
 
 import contextlib
@@ -33,8 +33,8 @@ logger = logging.getLogger("accel_rl")
 def rollout_layout(spec: EnvSpec, horizon: int, num_envs: int, window: int = 0) -> Layout:
     """Returns the arrays that environments and learner share, for T = horizon steps of B = num_envs environments.
 
-    Row h + t of observation is what is seen before step t; h = max(frame_stack - 1, 0) rows of history come first.
-    window: rows in front of all these, for the last steps of earlier rollouts.
+    Row h + t of observation precedes step t; h = max(frame_stack - 1, 0) rows of history come first. window: additional
+    first rows, for the last steps of earlier rollouts.
     """
     T, B = window + horizon, num_envs
     history = max(spec.frame_stack - 1, 0)
@@ -47,8 +47,8 @@ def rollout_layout(spec: EnvSpec, horizon: int, num_envs: int, window: int = 0) 
         "truncated": ((T, B), "|b1"),
         "valid": ((T, B), "|b1"),
         "reset": ((T + 1, B), "|b1"),
-        "age": ((T + 1, B), "<i8"),  # rows since the first one of the learner's episode
-        # The true last row of truncated episodes, written there only: untouched pages cost no memory.
+        "age": ((T + 1, B), "<i8"),  # rows since the first row of the learner's episode
+        # The true last row of truncated episodes. Nothing else is written: untouched pages cost no memory.
         "final_observation": ((T, B, *row), dtype),
         "game_score": ((T, B), "<f8"),
         "game_length": ((T, B), "<i8"),  # steps; 0: no game was finished here
@@ -62,7 +62,7 @@ def select_envs(arrays: dict[str, Array], columns: slice, window: int = 0) -> di
 
 
 def stand_still(arrays: dict[str, Array], t: int) -> None:
-    """Writes steps t ... T - 1 of environments that do not take them: none is valid, and observation t is repeated."""
+    """Fills steps t ... T - 1 of environments that have stopped: none is valid, and observation t is repeated."""
     horizon = len(arrays["reward"])
     history = len(arrays["observation"]) - len(arrays["reset"])
     arrays["observation"][history + t + 1 :] = arrays["observation"][history + t]
@@ -80,9 +80,9 @@ def make_simulator(config: EnvConfig, seed: np.random.SeedSequence, reserve: boo
 
 
 def prepare(config: "BatchConfig") -> None:
-    """Prepares once what all simulators need, so that processes forked from this one share it.
+    """Prepares, once, data that all simulators need, so that processes forked from this one share them.
 
-    Machine code of the native simulator, which is compiled here where that was never done, and start states."""
+    These are start states and machine code of the native simulator, which is compiled now if it never was."""
     reserve = config.reset_mode == "reserve"
     if game_name(config.env.env_id) and (reserve or is_native(config.env)):
         make_atari(config.env, np.random.SeedSequence(0), reserve).close()
@@ -90,17 +90,17 @@ def prepare(config: "BatchConfig") -> None:
 
 @dataclass(frozen=True)
 class BatchConfig:
-    """How all environments of a learner are run.
+    """Settings for all environments of a learner.
 
     reset_mode: "immediate" starts the next game at once; "wait" leaves the environment alone until the pause between
         two rollouts (its samples are not valid until then); "reserve" starts it from a prepared state (Atari only).
     decorrelation_steps: each environment starts with a random number of random actions, at most this many.
-    restart_on_error: an environment that raises does not end the run: its samples are not valid for the rest of the
-        rollout, and a new one takes its place in the pause.
-    role: 0 for training, 1 + k for evaluation k, which has generators of its own.
-    first_env: index in the run of this learner's first environment; seeds depend on it, and messages name it.
+    restart_on_error: an environment that raises does not end the run. Its samples are not valid for the rest of the
+        rollout, and a new environment takes its place in the pause.
+    role: 0 for training, 1 + k for evaluation k, which has its own generators.
+    first_env: index in the run of this learner's first environment, for seeds and messages.
     terminal_frames: final_observation holds the true last rows of terminated episodes, too.
-    env_threads: that an environment library with threads of its own gets in each batch.
+    env_threads: number of threads in each batch for an environment library with its own threads.
     """
 
     env: EnvConfig
@@ -120,11 +120,11 @@ class BatchConfig:
 
 
 class EnvBatch(ABC):
-    """Steps k environments, the learner's first_env ... first_env + k - 1; what all such batches share.
+    """A batch of k environments, the learner's first_env ... first_env + k - 1; the base class of such batches.
 
     arrays: those of rollout_layout, cut to these k columns and without a window. The order of calls is `start`, then
     for each rollout `begin`, `step(0)` ... `step(T - 1)`, `pause`. heartbeat: called with an environment's index before
-    each of its steps. Methods raise RunError with the environment's index in the run and its seed if one fails (unless
+    each of its steps. If an environment fails, methods raise RunError with its index in the run and its seed (unless
     restart_on_error).
     """
 
@@ -141,14 +141,14 @@ class EnvBatch(ABC):
         observation = arrays["observation"]
         self._pending = np.zeros((self.num_envs, *observation.shape[2:]), observation.dtype)
         self._action, self._reward, self._ages = arrays["action"], arrays["reward"], arrays["age"]
-        self._random_action: Any = None  # the last one of the environment that is being started
-        # These are lists, or arrays that whole batches read and write.
-        self._counts: Any = [True] * self.num_envs  # False while the game began with random actions: no score
-        self._failed: Any = [False] * self.num_envs  # it has raised; the pause builds a new environment
+        self._random_action: Any = None  # the last random action of the environment that is starting
+        # Lists, or arrays that whole batches read and write.
+        self._counts: Any = [True] * self.num_envs  # False if the game began with random actions: no score
+        self._failed: Any = [False] * self.num_envs  # it raised; the pause builds a new environment
         self._waiting: Any = [True] * self.num_envs  # it does not step; _pending gets the first row of its next game
         self._score: Any = [0.0] * self.num_envs
         self._length: Any = [0] * self.num_envs
-        self._age: Any = [0] * self.num_envs  # as in the newest row
+        self._age: Any = [0] * self.num_envs  # ages in the newest row
         self.generators = GlobalGenerators(self._seed(0, 2))
 
     @abstractmethod
@@ -158,7 +158,7 @@ class EnvBatch(ABC):
     def begin(self) -> None:
         """Starts a rollout: environments that waited for the pause show the first row of their next game in row 0.
 
-        All later rows are set to what holds at most steps, so that a step writes only what differs."""
+        All later rows get the most frequent values, so that a step writes only what differs."""
         arrays = self.arrays
         for name in ("reward", "terminated", "truncated", "game_length"):
             arrays[name][:] = 0
@@ -188,7 +188,7 @@ class EnvBatch(ABC):
     def set_state(self, state: list[dict[str, Any]]) -> list[int]:
         """Continues from get_state's result, in place of `start`.
 
-        Returns the environments, by the learner's index, that could only be started anew."""
+        Returns the environments that could only be restarted, by the learner's index."""
 
     @abstractmethod
     def close(self) -> None: ...
@@ -212,7 +212,7 @@ class EnvBatch(ABC):
         self._score[column], self._length[column], self._counts[column] = 0.0, 0, True
 
     def _note_failure(self, columns: int | slice, failure: RunError) -> None:
-        """Counts and logs an environment, or a batch, that raised, where restart_on_error lets the run go on."""
+        """Counts and logs an environment, or a batch, that raised, if restart_on_error lets the run go on."""
         logger.warning("%s\nA new environment takes its place.", str(failure).rstrip())
         self.arrays["restarts"][columns] += 1
         self._failed[columns] = True
@@ -231,7 +231,7 @@ class EnvBatch(ABC):
         action = self._random_action if action is None else action
         self._random_action = None
         what = "while it was built or reset" if action is None else f"at action {action}"
-        error = sys.exception()  # a RunError says itself what is wrong
+        error = sys.exception()  # a RunError's own message is enough
         reason = f" {error}" if isinstance(error, RunError) else f"\n{traceback.format_exc()}"
         return RunError(
             f"{self._name(column)} (run seed {self.config.seed}, {self.config.env.env_id}) failed {what}:{reason}"
@@ -239,7 +239,7 @@ class EnvBatch(ABC):
 
 
 class BatchSimulator(EnvBatch):
-    """Steps its environments one after the other, or native Atari games in one compiled call."""
+    """A batch that steps its environments one after the other, or native Atari games in one compiled call."""
 
     def __init__(self, *arguments: Any, **options: Any):
         super().__init__(*arguments, **options)
@@ -291,7 +291,7 @@ class BatchSimulator(EnvBatch):
                 self._replace(column)
 
     def _make_native(self) -> NativeBatch:
-        """Returns all environments in one, which a compiled call steps."""
+        """Returns all environments as one object, which a compiled call steps."""
         seeds = [self._seed(column, 0) for column in range(self.num_envs)]
         native: NativeBatch = self._guarded(
             0, lambda _: make_native_batch(self.config.env, seeds, self.config.reset_mode == "reserve")
@@ -343,7 +343,7 @@ class BatchSimulator(EnvBatch):
         self._ages[t + 1, column] = self._age[column]
 
     def _step_native(self, t: int, native: NativeBatch) -> None:
-        """Steps all environments in one call, after which only episodes that have ended remain to be treated."""
+        """Steps all environments in one call, then treats the episodes that have ended."""
         self._heartbeat(self.first_env)
         np.logical_not(self._waiting, out=native.stepping)
         native.set_actions(self._action[t])
@@ -387,7 +387,7 @@ class BatchSimulator(EnvBatch):
         stand_still(select_envs(self.arrays, slice(column, column + 1)), t)
 
     def _treat_failure(self, t: int, column: int, error: Exception) -> None:
-        """Ends the run, or loses the samples from step t on, after an environment has raised."""
+        """Ends the run, or invalidates the samples from step t on, after an environment has raised."""
         failure = self._failure(column, self._action[t, column])
         if not self.config.restart_on_error:
             raise failure from error
@@ -395,7 +395,7 @@ class BatchSimulator(EnvBatch):
         self._wait_for_pause(t, column)
 
     def _replace(self, column: int) -> None:
-        """Builds and starts a new environment; raises RunError if that one fails at once, too."""
+        """Builds and starts a new environment; raises RunError if that fails at once, too."""
         with contextlib.suppress(Exception):
             self.simulators[column].close()
         if self._native is not None:

@@ -1,4 +1,4 @@
-"""The cells of a picture whose changes pixel control learns about. Imports no torch: agents count them, too."""
+"""Divides pictures into the cells of pixel control. Imports no torch, since agents count the cells, too."""
 
 from accel_rl.errors import UsageError
 
@@ -6,8 +6,8 @@ from accel_rl.errors import UsageError
 def cell_grid(frame: tuple[int, ...], cell: int) -> tuple[int, int]:
     """Returns how many cells (h, w) of cell x cell pixels pixel control divides a frame (H, W) into.
 
-    Both are even, for the deconvolution; of what remains, half is cropped at each side, the odd pixel at the bottom or
-    right. 84x84 pixels: 2 are cropped at each side, 20x20 cells remain; 104x80: 26x20. Raises UsageError for frames
+    Both numbers are even, for the deconvolution. Half of the rest is cropped at each side, an odd pixel at the bottom
+    or right. 84x84 pixels: 2 are cropped at each side, 20x20 cells remain; 104x80: 26x20. Raises UsageError for frames
     with less than 4x4 cells."""
     cells = tuple(size // (2 * cell) * 2 for size in frame)
     if min(cells) < 4:

@@ -1,6 +1,6 @@
 """Chooses which emulator simulates an Atari game: the project's own (native) or ale-py's (ale).
 
-Where the table of `accel_rl.emulator.verify` shows no difference between the two, runs are equal bit by bit."""
+Runs are equal bit by bit where the table of `accel_rl.emulator.verify` shows no difference between the two."""
 
 import functools
 import importlib.metadata
@@ -25,7 +25,7 @@ MOST = 2**31 - 1  # the native simulator counts in 32 bits
 
 
 def check_wrappers(config: EnvConfig) -> None:
-    """Raises UsageError if wrappers are to be put around an Atari game."""
+    """Raises UsageError for wrappers around an Atari game."""
     if config.wrappers and (game := game_name(config.env_id)):
         raise UsageError(
             f"{game} takes no wrappers, since all games of a process are stepped together; Atari games have settings "
@@ -35,7 +35,7 @@ def check_wrappers(config: EnvConfig) -> None:
 
 
 def check_simulator(config: EnvConfig) -> None:
-    """Raises UsageError for an unknown simulator, or for one that is asked for although this is no Atari game."""
+    """Raises UsageError for an unknown simulator, or for a choice of one if this is no Atari game."""
     if config.simulator not in SIMULATORS:
         raise unknown("simulator", config.simulator, SIMULATORS)
     if config.simulator != "auto" and game_name(config.env_id) is None:
@@ -46,11 +46,10 @@ def check_simulator(config: EnvConfig) -> None:
 
 
 def choose_simulator(config: EnvConfig) -> tuple[str, str]:
-    """Returns the simulator of an Atari game, native or ale, and why it is that one.
+    """Returns the simulator of an Atari game, native or ale, and the reason for the choice.
 
     auto is native where that is exact and can run, else ale. Raises UsageError for an unknown preset or option, and for
-    native where it cannot run: without a Numba that compiles it (which happens now, if it never did), or with settings
-    beyond its range."""
+    native where it cannot run: if Numba cannot compile it (now, if it never did), or for settings beyond its range."""
     check_simulator(config)
     game, options = str(game_name(config.env_id)), make_options(config.preset, config.options)
     if config.simulator == "ale":
@@ -71,13 +70,13 @@ def choose_simulator(config: EnvConfig) -> tuple[str, str]:
 
 
 def is_native(config: EnvConfig) -> bool:
-    """Returns whether this is an Atari game that the native simulator plays. Raises UsageError as choose_simulator."""
+    """Returns whether this is an Atari game on the native simulator. Raises UsageError like choose_simulator."""
     return game_name(config.env_id) is not None and choose_simulator(config)[0] == "native"
 
 
 def warn_if_inexact(config: EnvConfig) -> None:
-    """Logs a warning if the native simulator plays a game in which it is known to differ from ale-py, or was compared
-    with another version of ale-py than the one that is installed."""
+    """Logs a warning if the native simulator is known to differ from ale-py in this game, or was compared with a
+    version of ale-py other than the installed one."""
     if not is_native(config):
         return
     game = str(game_name(config.env_id))
@@ -96,7 +95,7 @@ def warn_if_inexact(config: EnvConfig) -> None:
 def make_atari(
     config: EnvConfig, seed: np.random.SeedSequence, reserve: bool = False
 ) -> AtariSimulator | NativeSimulator:
-    """Returns one environment of an Atari game, by the simulator that config asks for.
+    """Returns one environment of an Atari game, on the simulator that config names.
 
     reserve: it starts from prepared states. Raises UsageError for an unknown option."""
     make = make_native if is_native(config) else AtariSimulator
@@ -104,12 +103,12 @@ def make_atari(
 
 
 def make_native_batch(config: EnvConfig, seeds: Sequence[np.random.SeedSequence], reserve: bool) -> NativeBatch:
-    """Returns environments of an Atari game, one for each seed, that the native simulator steps together."""
+    """Returns one environment of an Atari game per seed, which the native simulator steps together."""
     return NativeBatch(str(game_name(config.env_id)), make_options(config.preset, config.options), seeds, reserve)
 
 
 def describe_native() -> str:
-    """Returns whether the native simulator works here; where it was never compiled, that happens now."""
+    """Describes whether the native simulator works here; compiles it if it never was."""
     if problem := find_problem():
         return f"--simulator native is not available: {problem}"
     num_exact = sum(find_difference(game) is None for game in games())
@@ -118,9 +117,9 @@ def describe_native() -> str:
 
 @functools.cache
 def find_problem() -> str | None:
-    """Returns why the native simulator cannot run here, or None if it can: one is made, and compiled if it never was.
+    """Returns why the native simulator cannot run here, or None if it can. Makes one, and compiles it if it never was.
 
-    So whatever is wrong with Numba is known before a run has begun."""
+    So any problem with Numba is known before a run begins."""
     try:
         check_numba()
         make_native("pong", AtariOptions(), np.random.SeedSequence(0))
@@ -141,7 +140,7 @@ def find_difference(game: str) -> str | None:
 
 @functools.cache
 def _table() -> dict[str, dict[str, Any]]:
-    """Returns the row of each game that was compared."""
+    """Returns the table's row of each compared game."""
     return {row["game"]: row for row in read_table(TABLE)}
 
 

@@ -1,8 +1,8 @@
-"""Environments that come as one batch, whose arrays lie on a device: what they are, and one of them by itself.
+"""Defines batches of environments whose arrays lie on a device, and presents a batch of one as a single environment.
 
-An object has num_envs, single_observation_space and single_action_space (or observation_space and action_space, of one
+A batch has num_envs, single_observation_space and single_action_space (or observation_space and action_space, of one
 environment), `reset(seed=...)` -> (observation, info) and `step(action)` -> (observation, reward, terminated,
-truncated, info), of arrays [num_envs, ...] with the DLPack protocol. docs/environments.md says the rest. Importing this
+truncated, info). Arrays are [num_envs, ...] with the DLPack protocol. docs/environments.md has the details. This module
 imports no torch.
 """
 
@@ -16,7 +16,7 @@ from accel_rl.envs.masks import KEY
 from accel_rl.envs.spec import Array
 from accel_rl.errors import UsageError
 
-FINAL_OBSERVATION = ("final_obs", "final_observation")  # its names in gymnasium's infos, the present one first
+FINAL_OBSERVATION = ("final_obs", "final_observation")  # names in gymnasium's infos, the current one first
 
 
 def is_device_env(env: Any) -> bool:
@@ -42,8 +42,8 @@ def spaces_of(env: Any) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
 
 
 def resets_in_next_step(env: Any, env_id: str) -> bool:
-    """Returns whether an environment that has ended is reset by the next step (NEXT_STEP), instead of by the one that
-    ends it (SAME_STEP, the default). Raises UsageError if it is not reset at all."""
+    """Returns whether the next step resets an ended environment (NEXT_STEP), and not the step that ends it (SAME_STEP,
+    the default). Raises UsageError if no step resets it."""
     mode = AutoresetMode((getattr(env, "metadata", None) or {}).get("autoreset_mode", AutoresetMode.SAME_STEP))
     if mode is AutoresetMode.DISABLED:
         raise UsageError(
@@ -54,13 +54,13 @@ def resets_in_next_step(env: Any, env_id: str) -> bool:
 
 
 def final_observation(info: Any) -> Any:
-    """Returns the true last observations of the episodes that a step has ended, from its info; None without them."""
+    """Returns the true last observations of the episodes that a step ended, from its info; None without them."""
     found = (info[name] for name in FINAL_OBSERVATION if name in info) if isinstance(info, dict) else iter(())
     return next(found, None)
 
 
 class OneOfBatch(gymnasium.Env[Any, Any]):
-    """Presents a batch of one environment as a single one, with arrays of numpy: to probe, to film, to play by hand."""
+    """A single environment with numpy arrays, made of a batch of one: to probe, to film, to play by hand."""
 
     def __init__(self, env: Any, env_id: str):
         if env.num_envs != 1:
@@ -105,13 +105,13 @@ class OneOfBatch(gymnasium.Env[Any, Any]):
 
 
 def _first_mask(info: Any) -> dict[str, Any]:
-    """Returns the info of the only environment, of which no more than its action mask is used."""
+    """Returns the only environment's info, reduced to its action mask."""
     return {KEY: to_numpy(info[KEY])[0]} if isinstance(info, dict) and KEY in info else {}
 
 
 def array_library(array: Any) -> Any:
-    """Returns the module that an array belongs to, as the array API standard has it, with `from_dlpack`; torch for
-    arrays that do not say."""
+    """Returns an array's module, which has `from_dlpack`, by the array API standard; torch for arrays that do not name
+    theirs."""
     if hasattr(array, "__array_namespace__"):
         return array.__array_namespace__()
     import torch
@@ -120,7 +120,7 @@ def array_library(array: Any) -> Any:
 
 
 def to_numpy(array: Any) -> Array:
-    """Returns a copy of an array that has the DLPack protocol, or that numpy understands."""
+    """Returns a numpy copy of an array that has the DLPack protocol, or that numpy understands."""
     if not hasattr(array, "__dlpack__") or isinstance(array, np.ndarray):
         return np.asarray(array)
     from torch.utils.dlpack import from_dlpack

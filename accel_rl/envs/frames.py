@@ -1,4 +1,4 @@
-"""Makes what the network sees, a frame, out of an emulator's screens: in greyscale or in colour."""
+"""Makes the network's frames from an emulator's screens, in greyscale or in colour."""
 
 import ale_py
 import cv2
@@ -13,9 +13,9 @@ MAX_CROPPED_ROWS = 8  # rows at the bottom that may be dropped so that the frame
 
 
 class FrameMaker:
-    """Makes frames of one game's screens: [H, W] uint8 in greyscale, [3, H, W] in colour (red, green, blue).
+    """A maker of frames from one game's screens: [H, W] uint8 in greyscale, [3, H, W] in colour (red, green, blue).
 
-    Each channel is downsized by itself, by area means. screen_shape, frame_shape: height, width.
+    Each channel is downsized separately, by area means. screen_shape, frame_shape: height, width.
     """
 
     def __init__(self, screen_shape: tuple[int, int], frame_shape: tuple[int, int], color: bool):
@@ -34,11 +34,11 @@ class FrameMaker:
             self._resizers = [ScreenResizer() for _ in range(num_channels)]
 
     def keep(self, ale: ale_py.ALEInterface) -> None:
-        """Reads the screen before the one of which the next frame is made."""
+        """Reads the screen, which `write` can combine with the next one."""
         self._read(ale, self._screen_before)
 
     def write(self, ale: ale_py.ALEInterface, row: Array, with_kept: bool = False) -> None:
-        """Writes the frame of the screen as it is; with_kept: of its pixel-wise maximum with the one that was kept."""
+        """Writes the current screen's frame; with_kept: that of its pixel-wise maximum with the kept screen."""
         self._read(ale, self._screen)
         if with_kept:
             np.maximum(self._screen, self._screen_before, out=self._screen)

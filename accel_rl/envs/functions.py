@@ -1,5 +1,5 @@
-"""Environments that are given as a function of Python: by its name if simulator processes can import it by that name,
-else as itself, by cloudpickle."""
+"""Passes environments given as Python functions to simulator processes: by name if these can import it, else pickled by
+cloudpickle."""
 
 import pickle
 import sys
@@ -10,17 +10,17 @@ import gymnasium
 
 from accel_rl.errors import UsageError
 
-FUNCTION = "function:"  # how the ids begin of environments whose function only a program has
+FUNCTION = "function:"  # prefix of ids whose function only a program has
 
 MakeEnv = Callable[..., Any]
-"""A function or class that makes environments, as `package.module:factory` names one."""
+"""A function or class that makes environments, like `package.module:factory`."""
 
 
 def as_setting(function: MakeEnv, by_value: bool = False) -> tuple[str, bytes | None]:
-    """Returns what names the function among a run's settings, and the pickled function if the name is not enough.
+    """Returns the function's name in a run's settings, and the pickled function if the name is not enough.
 
-    That is `package.module:name`, and None, if other processes can import the function so; else, or by_value, FUNCTION
-    and its name. Raises UsageError for what is no function, or cannot be pickled."""
+    If other processes can import the function, these are `package.module:name` and None; otherwise, or by_value,
+    FUNCTION with its name, and the pickle. Raises UsageError for an object that is no function or cannot be pickled."""
     if isinstance(function, gymnasium.Env | gymnasium.vector.VectorEnv) or not callable(function):
         raise UsageError(
             f"env={function!r} is neither a name nor a function; give a function that makes the environment, as in "
@@ -34,16 +34,16 @@ def as_setting(function: MakeEnv, by_value: bool = False) -> tuple[str, bytes | 
 
 
 def _is_importable(module: str) -> bool:
-    """Returns whether a process with the same paths can import the module; the program itself is not to run again."""
+    """Returns whether a process with the same paths can import the module; False for the program, lest it run again."""
     return module != "__main__" and getattr(sys.modules.get(module), "__spec__", None) is not None
 
 
 def _pickle(function: MakeEnv) -> bytes:
-    import cloudpickle  # here: simulator processes only unpickle
+    import cloudpickle  # imported here: simulator processes only unpickle
 
     try:
         return cloudpickle.dumps(function)  # type: ignore[no-any-return]
-    except Exception as error:  # what it refers to may raise anything
+    except Exception as error:  # objects that it refers to may raise anything
         raise UsageError(
             f"env={function!r} cannot be sent to simulator processes ({type(error).__name__}: {error}); let it make "
             "what cannot be sent when it is called, or define it in a module"
@@ -56,9 +56,9 @@ def unpickle_function(content: bytes) -> MakeEnv:
 
 
 def missing_function(env_id: str, arguments: str = "") -> UsageError:
-    """Returns the error for an environment of which only the name of its function is known.
+    """Returns the error for an environment whose function is known only by name.
 
-    arguments: of `accel_rl.train` besides env, as text."""
+    arguments: those of `accel_rl.train` besides env, as text."""
     name = env_id.removeprefix(FUNCTION)
     last = name.rpartition(".")[2]
     shown = "lambda: ..." if last == "<lambda>" else last

@@ -1,7 +1,7 @@
-"""numpy's and Python's global random generators, `np.random` and `random`, of which each batch of environments has own.
+"""Gives each batch of environments its own global random generators, `np.random` and `random`.
 
-Environments of one process take turns, in an order that may depend on timing, and beside the serial sampler's ones the
-learner draws, too. Taking one's own generators costs a microsecond or two, once a step of a batch.
+Environments of one process take turns, in an order that may depend on timing; in the serial sampler's process the
+learner draws, too. Switching generators costs a microsecond or two, once per step of a batch.
 """
 
 import ctypes
@@ -16,12 +16,12 @@ from numpy.random import mtrand
 
 
 class GlobalGenerators:
-    """What `np.random` and `random` draw from while a batch of environments, or the rest of the process, runs.
+    """The generators behind `np.random` and `random` while a batch of environments, or the rest of the process, runs.
 
-    `use` puts them in place; `with` does so for a while. seed: None for those that the process has by itself."""
+    `use` puts them in place; `with` does so for a while. seed: None for the process's own generators."""
 
     def __init__(self, seed: np.random.SeedSequence | None = None):
-        self._before: list[GlobalGenerators] = []  # those that `with` puts back
+        self._before: list[GlobalGenerators] = []  # generators that `with` puts back
         if seed is not None:
             numpy_seed, python_seed = seed.spawn(2)
             self._numpy: Any = np.random.MT19937(numpy_seed)
@@ -34,7 +34,7 @@ class GlobalGenerators:
             before._numpy, before._python = mtrand.get_bit_generator(), _read()
             _write(self._python)
             mtrand.set_bit_generator(self._numpy)
-        else:  # as if another batch had been served in between: numpy forgets the second of a pair of Gaussian numbers
+        else:  # as if another batch ran in between: numpy forgets the second of a pair of Gaussian numbers
             mtrand.set_bit_generator(mtrand.get_bit_generator())
 
     def __enter__(self) -> None:
@@ -55,11 +55,11 @@ class GlobalGenerators:
 
 
 def with_own_generators(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Lets a method run with the generators that `self.generators` holds."""
+    """Makes a method run with the generators of `self.generators`."""
 
     @functools.wraps(method)
     def wrapped(self: Any, *arguments: Any, **options: Any) -> Any:
-        if _only_simulates:  # nobody else draws, and the next batch takes its own
+        if _only_simulates:  # nothing else draws, and the next batch switches to its own
             self.generators.use()
             return method(self, *arguments, **options)
         with self.generators:
@@ -75,9 +75,9 @@ def only_simulate() -> None:
 
 
 def _state_in_memory() -> Any:
-    """Returns a view of the state of `random` in memory, [2500] bytes, or None where Python keeps it in another way.
+    """Returns a view of the state of `random` in memory, [2500] bytes, or None if Python stores it differently.
 
-    `random.getstate` makes 625 objects of it, which takes ten times as long as all else that `use` does."""
+    `random.getstate` makes 625 objects of it, which takes ten times as long as the rest of `use`."""
     if sys.implementation.name != "cpython":
         return None
     address = id(random._inst) + object.__basicsize__
@@ -100,7 +100,7 @@ def _write(state: Any) -> None:
 
 
 def _seeded(seed: int) -> Any:
-    """Returns what `_read` returns after `random.seed(seed)`."""
+    """Returns the result of `_read` after `random.seed(seed)`."""
     before = _read()
     random.seed(seed)
     state = _read()

@@ -1,4 +1,4 @@
-"""Any gymnasium environment as a simulator; envs/spaces.py says which spaces are supported."""
+"""Makes a simulator of any gymnasium environment; envs/spaces.py lists the supported spaces."""
 
 import functools
 import pickle
@@ -24,12 +24,11 @@ STEP = ("observation", "reward", "terminated", "truncated", "info")
 
 
 class GymSimulator:
-    """Steps one gymnasium environment.
+    """A simulator of one gymnasium environment.
 
-    Observations become rows as envs/spaces.py describes, action masks as envs/masks.py does; Box actions are clipped to
-    the bounds when sent. Every step checks what the environment returns against its declared spaces, and every reset
-    checks the bounds of observations, too; methods raise RunError for a mismatch, the constructor UsageError for spaces
-    that are not supported.
+    Observations become rows as envs/spaces.py describes, action masks as envs/masks.py does. Box actions are clipped to
+    the bounds when sent. Every step checks the returned values against the declared spaces; every reset also checks the
+    bounds of observations. Methods raise RunError for a mismatch, the constructor UsageError for unsupported spaces.
     """
 
     def __init__(self, config: EnvConfig, seed: np.random.SeedSequence):
@@ -68,7 +67,7 @@ class GymSimulator:
         return Outcome(reward, reward, bool(terminated), bool(truncated), bool(terminated or truncated))
 
     def _number(self, name: str, value: Any) -> Any:
-        """Returns the number that a step returned, from an array of one as well. Raises RunError for anything else."""
+        """Returns a number from a step, which may come as an array of one. Raises RunError for anything else."""
         if isinstance(value, bool | int | float | np.bool_ | np.integer | np.floating):
             return value
         array = np.asarray(value)
@@ -82,7 +81,7 @@ class GymSimulator:
         return array.item()
 
     def _check_spaces(self) -> None:
-        """Raises RunError if the environment has other spaces than when it was built."""
+        """Raises RunError if the environment's spaces have changed since it was built."""
         found = layout(self._env.observation_space), layout(self._env.action_space)
         for kind, before, now in zip(("observation", "action"), self._layouts, found, strict=True):
             if before != now:
@@ -96,10 +95,10 @@ class GymSimulator:
         return int(sent) if isinstance(self._action_space, gymnasium.spaces.Discrete) else sent
 
     def _write(self, observation: Any, info: Any, row: Array, terminated: Any = False, truncated: Any = False) -> None:
-        """Raises RunError if the observation does not fit the declared space or is not finite, or for a wrong mask."""
+        """Writes an observation and its mask. Raises RunError if either does not fit, or numbers are not finite."""
         observed = self._observed
         if observed.mask_source:
-            has_none = terminated and observed.mask_source == "method"  # which may fail by then
+            has_none = terminated and observed.mask_source == "method"  # the method may fail by then
             mask = None if has_none else read_mask(observed.mask_source, self._env, observation, info)
             self._write_mask(mask, row, bool(terminated or truncated))
             row = self.spec.observation_in(row)
@@ -113,7 +112,7 @@ class GymSimulator:
             raise RunError(f"the observation at step {self._steps} of the episode{problem}")
 
     def _write_mask(self, mask: Any, row: Array, is_over: bool) -> None:
-        """Raises RunError for a mask of another shape, or one that allows nothing while the game goes on."""
+        """Writes a mask. Raises RunError for a wrong shape, or if it allows nothing while the game goes on."""
         try:
             allowed = (last_mask if is_over else flat_mask)(mask, self._action_space)
             if not allows_choice(allowed, self._action_space):
@@ -123,12 +122,12 @@ class GymSimulator:
         self.spec.mask_in(row)[...] = pack(allowed)
 
     def get_state(self) -> Any:
-        """Returns None if the environment's state cannot be saved (see envs/states.py)."""
+        """Returns the state, or None if it cannot be saved (see envs/states.py)."""
         is_hook = has_hook(self._env)
         try:
-            # Before the test of exactness, which builds a second environment: some can't be pickled at all.
+            # First, since the test of exactness builds a second environment, and some can't be pickled at all.
             state = {"steps": self._steps, "reset_seed": self._reset_seed, **capture(self._env)}
-        except Exception as error:  # pickling may raise anything, but a hook's own failure is one
+        except Exception as error:  # errors of pickling are expected, those of a hook are not
             if is_hook and not isinstance(error, pickle.PicklingError | AttributeError | TypeError):
                 raise
             return None
@@ -143,11 +142,11 @@ class GymSimulator:
 
     @functools.cached_property
     def _state_is_exact(self) -> bool:
-        with GlobalGenerators(np.random.SeedSequence(0)):  # a checkpoint changes nothing that is drawn later
+        with GlobalGenerators(np.random.SeedSequence(0)):  # a checkpoint must not change later draws
             return is_exact(lambda: make_gym_env(self._config, seed=0), self._choose_allowed)
 
     def _choose_allowed(self, env: gymnasium.Env[Any, Any], observation: Any, info: Any) -> Any:
-        """Returns a random action that is allowed after env has returned these."""
+        """Returns a random action that is allowed after this observation and info of env."""
         source = self._observed.mask_source
         if not source:
             return env.action_space.sample()
@@ -159,7 +158,7 @@ class GymSimulator:
 
 
 def call(env: Any, method: str, parts: tuple[str, ...], *arguments: Any, **options: Any) -> Any:
-    """Returns what a method of an environment returns. Raises RunError if it has not these parts."""
+    """Calls a method of an environment and returns its result. Raises RunError unless that has these parts."""
     try:
         returned = getattr(env, method)(*arguments, **options)
     except ValueError as error:
@@ -172,7 +171,7 @@ def call(env: Any, method: str, parts: tuple[str, ...], *arguments: Any, **optio
 
 
 def _is_gymnasiums(error: Exception) -> bool:
-    """Returns whether gymnasium's own code has raised the error."""
+    """Returns whether gymnasium's own code raised the error."""
     frames = [frame.f_globals["__name__"] for frame, _ in traceback.walk_tb(error.__traceback__)]
     return str(frames[-1]).startswith("gymnasium.")
 

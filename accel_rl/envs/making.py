@@ -1,5 +1,5 @@
-"""Makes the environment that an id names: a registered one, or what the user's factory returns, in its wrappers; or a
-batch of environments, where the id names one."""
+"""Makes the environment, or batch of environments, that an id names: a registered one, or one from the user's factory,
+in its wrappers."""
 
 import functools
 import importlib
@@ -24,9 +24,9 @@ from accel_rl.processes.spawning import search_current_folder
 
 Env = gymnasium.Env[Any, Any]
 
-VECTOR, ENVPOOL = "vector:", "envpool:"  # how the ids begin of what comes in batches
+VECTOR, ENVPOOL = "vector:", "envpool:"  # prefixes of ids for batches
 
-# Packages that register environments when they are imported, and how the ids of these begin.
+# Packages that register environments when they are imported, and the prefixes of their ids.
 PACKAGES = {
     "minigrid": ("MiniGrid-", "BabyAI-"),
     "highway_env": ("highway-", "merge-", "roundabout-", "parking-", "intersection-", "racetrack-", "exit-", "u-turn-"),
@@ -46,9 +46,9 @@ PACKAGES = {
 
 
 def import_name(name: str, kind: str) -> Any:
-    """Returns what `package.module:name` names.
+    """Returns the object called `package.module:name`.
 
-    Raises UsageError if there is no such module, or no such name in it."""
+    Raises UsageError if the module does not exist, or lacks the name."""
     module, attribute = _import_module(name, kind)
     if not hasattr(module, attribute):
         raise unknown(kind, attribute, _callables(module), _describe_module(module))
@@ -83,10 +83,10 @@ def _callables(module: ModuleType) -> list[str]:
 
 
 def make_gym_env(config: EnvConfig, seed: int | None = None, render_mode: str | None = None) -> Env:
-    """Makes a registered environment, or calls the user's factory with the arguments that it takes; wraps it.
+    """Makes a registered environment, or calls the user's factory with the arguments that it takes; then wraps it.
 
-    What comes in batches is made as one of one environment; of `vector:id`, gymnasium's single one if there is one.
-    Raises UsageError for an unknown id or option, or if a factory or wrapper does not return a gymnasium.Env."""
+    For ids of batches, this is a batch of one, or for `vector:id` gymnasium's single environment if it exists. Raises
+    UsageError for an unknown id or option, or if a factory or wrapper does not return a gymnasium.Env."""
     env_id = config.env_id.removeprefix(VECTOR)
     is_single = env_id in gymnasium.registry and gymnasium.registry[env_id].entry_point is not None
     if config.env_id.startswith((VECTOR, ENVPOOL)) and not is_single:
@@ -113,7 +113,7 @@ def _one_of_vector(config: EnvConfig, seed: int | None, render_mode: str | None)
 def make_device_env(config: EnvConfig, num_envs: int, seed: int, device: str) -> Any:
     """Makes a batch of environments whose arrays lie on a device (see envs/device_env.py), by the user's factory.
 
-    Raises UsageError for anything else, or if they are not as many."""
+    Raises UsageError for anything else, or for a different number of environments."""
     make = _factory(config)
     offered = {"seed": seed, "render_mode": None, **_batch(make, config, num_envs, device)}
     env = _call_factory(make, config, offered)
@@ -125,7 +125,7 @@ def make_device_env(config: EnvConfig, num_envs: int, seed: int, device: str) ->
 
 
 def _batch(factory: Any, config: EnvConfig, num_envs: int = 1, device: str = "cpu") -> dict[str, Any]:
-    """Returns what is offered to factories of batches besides, which are those that name num_envs."""
+    """Returns the additional arguments for a factory of batches, one that has the parameter num_envs."""
     is_batch = "num_envs" in _signature(factory, config.env_id).parameters
     return {"num_envs": num_envs, "device": device} if is_batch else {}
 
@@ -148,15 +148,14 @@ def _check_reset(env: Env, env_id: str) -> None:
 
 
 def _factory(config: EnvConfig) -> Callable[..., Any] | None:
-    """Returns the function that makes an environment; None if it is one of gymnasium's. Raises UsageError if there is
-    neither."""
+    """Returns the function that makes an environment; None for gymnasium's ids. Raises UsageError for unknown ids."""
     return unpickle_function(config.function) if config.function else _find(config.env_id.removeprefix(VECTOR))
 
 
 def _find(env_id: str) -> Callable[..., Any] | None:
-    """Returns the factory that an id names; None if it is one of gymnasium's, which may begin with a module to import.
+    """Returns the factory that an id names; None for gymnasium's ids, which may begin with a module to import.
 
-    Raises UsageError if there is neither."""
+    Raises UsageError for an unknown id."""
     from accel_rl.envs.foreign_ids import advise
 
     if env_id.startswith(FUNCTION):
@@ -185,7 +184,7 @@ def _find(env_id: str) -> Callable[..., Any] | None:
 
 
 def _make_registered(env_id: str, options: dict[str, Any], render_mode: str | None, **batch: Any) -> Any:
-    """batch: how many environments come together, and who makes them so."""
+    """Makes a registered environment. batch: the size of a batch, and the function that makes it."""
     if render_mode and sys.platform == "linux" and not os.environ.get("DISPLAY"):
         os.environ.setdefault("MUJOCO_GL", "egl")  # or MuJoCo would look for a display
     rendering = {"render_mode": render_mode} if render_mode else {}  # not all environments have this parameter
@@ -207,7 +206,7 @@ def _make_registered(env_id: str, options: dict[str, Any], render_mode: str | No
 
 
 def is_vector(config: EnvConfig) -> bool:
-    """Returns whether an id names environments that come in batches; of a factory's, its parameters say so."""
+    """Returns whether an id names a batch of environments; a factory's parameters tell whether it makes one."""
     if config.env_id.startswith((VECTOR, ENVPOOL)):
         return True
     make = _factory(config) if ":" in config.env_id else None
@@ -221,10 +220,10 @@ def is_vector(config: EnvConfig) -> bool:
 def make_vector_env(
     config: EnvConfig, seeds: Sequence[int], num_threads: int = 1, render_mode: str | None = None
 ) -> VectorEnv:
-    """Makes a batch of as many environments as there are seeds, which EnvPool and factories are given.
+    """Makes a batch with one environment per seed; EnvPool and factories receive the seeds.
 
-    num_threads: of a library with threads of its own. Raises UsageError for an unknown id or option, for wrappers, or
-    if there is no such batch."""
+    num_threads: for a library with its own threads. Raises UsageError for an unknown id or option, for wrappers, or if
+    there is no such batch."""
     env_id, num_envs = config.env_id, len(seeds)
     if config.wrappers:
         raise UsageError(
@@ -275,7 +274,7 @@ def _make_envpool(
     given = {"num_threads": num_threads, **rendering, **options, "num_envs": len(seeds), "seed": [*seeds]}
     try:
         with warnings.catch_warnings(action="ignore"):
-            # Bounds have fewer digits in float32, which is found out when spaces are first asked for.
+            # Bounds lose digits in float32, about which gymnasium warns when spaces are first read.
             env = envpool.make_gymnasium(name, **given)
             _ = env.observation_space, env.action_space
         return env
@@ -287,8 +286,8 @@ def _make_envpool(
 
 
 def _call_factory(factory: Any, config: EnvConfig, offered: dict[str, Any]) -> Any:
-    """Returns what a factory returns: offered values are given to parameters of these names, render_mode to **kwargs,
-    too, if anything is rendered."""
+    """Calls a factory and returns its result. Its parameters receive the offered values of their names; **kwargs also
+    receives render_mode, if anything is rendered."""
     signature = _signature(factory, config.env_id)
     arguments = {name: value for name, value in offered.items() if name in signature.parameters}
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values())
@@ -303,7 +302,7 @@ def _call_factory(factory: Any, config: EnvConfig, offered: dict[str, Any]) -> A
 
 
 def _signature(factory: Any, name: str) -> inspect.Signature:
-    """Raises UsageError if this cannot be called."""
+    """Returns a factory's signature; raises UsageError if it cannot be called."""
     if isinstance(factory, ModuleType) and factory.__name__.startswith("pettingzoo."):
         raise UsageError(f"{name} {_SEVERAL_AGENTS}")
     if not callable(factory):
@@ -315,7 +314,7 @@ def _signature(factory: Any, name: str) -> inspect.Signature:
 
 
 def _wrap(env: Env, name: str) -> Env:
-    """Returns env in a wrapper, named as package.module:Wrapper, that is called with env only."""
+    """Returns env in the wrapper package.module:Wrapper, which is called with env only."""
     wrapper = import_name(name, "wrapper")
     if isinstance(wrapper, type) and not issubclass(wrapper, gymnasium.Env):
         raise UsageError(
@@ -343,7 +342,7 @@ _SEVERAL_AGENTS = (
 
 
 def _check_env(env: Any, name: str, kind: str) -> Env:
-    """Raises UsageError, which says why, if this is no gymnasium.Env."""
+    """Returns env as a gymnasium.Env; raises UsageError, with the reason, if it is none."""
     if isinstance(env, gymnasium.Env):
         return env
     packages = {base.__module__.partition(".")[0] for base in type(env).__mro__}

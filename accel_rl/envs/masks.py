@@ -1,8 +1,8 @@
-"""Action masks: where an environment says which actions are allowed, and how that travels to the policy.
+"""Reads action masks from environments, and packs them into the rows that policies see.
 
 A mask has a number for each logit or action value: for the n actions of a Discrete space, or for those of all choices
 of a MultiDiscrete space, one choice after the other. It is stored as bits, 8 in a number, behind the observation's
-numbers in the observation's row, so that it is wherever the observation is.
+numbers in the same row, so it is available wherever the observation is.
 """
 
 import math
@@ -24,11 +24,11 @@ SOURCES = {
     "info": 'info["action_mask"]',
     "observation": 'observation["action_mask"]',
 }
-"""Where masks can come from; the first that an environment has is used."""
+"""Possible sources of masks; the first that an environment has is used."""
 
 
 def nums_choices(space: gymnasium.Space[Any]) -> list[int]:
-    """Returns how many actions each choice of a finite action space has."""
+    """Returns the number of actions of each choice of a finite action space."""
     if isinstance(space, spaces.Discrete):
         return [int(space.n)]
     if isinstance(space, spaces.MultiDiscrete):
@@ -37,9 +37,9 @@ def nums_choices(space: gymnasium.Space[Any]) -> list[int]:
 
 
 def find_sources(env: gymnasium.Env[Any, Any], seed: int | None, env_id: str) -> tuple[str, ...]:
-    """Returns where an environment's masks come from, the source that is used first; () if it has none.
+    """Returns the sources of an environment's masks, the one in use first; () without masks.
 
-    Resets it. Raises UsageError for masks of actions that are no finite choices."""
+    Resets the environment. Raises UsageError for masks of actions that are no finite choices."""
     space = env.observation_space
     found = {
         "method": env.has_wrapper_attr("action_masks"),
@@ -56,7 +56,7 @@ def find_sources(env: gymnasium.Env[Any, Any], seed: int | None, env_id: str) ->
 
 
 def _first_info(env: gymnasium.Env[Any, Any], seed: int | None) -> Mapping[str, Any]:
-    """Returns the info of a reset. If that fails, it is empty: a run's first reset will say what is wrong."""
+    """Returns the info of a reset, or an empty one if that fails: a run's first reset will report the error."""
     try:
         _, info = env.reset(seed=seed)
     except Exception:  # the environment's code may raise anything
@@ -65,8 +65,7 @@ def _first_info(env: gymnasium.Env[Any, Any], seed: int | None) -> Mapping[str, 
 
 
 def read_mask(source: str, env: Any, observation: Any, info: Any) -> Any:
-    """Returns the mask, or masks, of what an environment or a batch has just returned, as it gives them; None if it
-    does not."""
+    """Returns an environment's newest mask, or a batch's masks, in its own format; None without masks."""
     if source == "method":
         return (env.get_wrapper_attr("action_masks") if isinstance(env, gymnasium.Env) else env.action_masks)()
     where = info if source == "info" else observation
@@ -88,9 +87,9 @@ def without_mask(observation: Any) -> Any:
 
 
 def flat_mask(mask: Any, space: gymnasium.Space[Any]) -> Mask:
-    """Returns a mask of this action space as [A] bool; for several choices, it may be an array for each of them.
+    """Returns a mask of this action space as [A] bool; masks of several choices may be one array per choice.
 
-    Raises ValueError, whose message says what is wrong, for one of another shape or type."""
+    Raises ValueError, with the reason, for a wrong shape or type."""
     nums, parts = nums_choices(space), _parts(mask)
     if len(parts) > 1:
         if [np.size(part) for part in parts] != nums:
@@ -105,7 +104,7 @@ def flat_mask(mask: Any, space: gymnasium.Space[Any]) -> Mask:
 
 
 def flat_masks(masks: Any, space: gymnasium.Space[Any]) -> Mask:
-    """Returns the masks of a batch, N of what `flat_mask` takes, as [N, A] bool. Raises as that does."""
+    """Returns the N masks of a batch as [N, A] bool; takes and raises the same as `flat_mask`."""
     if isinstance(masks, np.ndarray) and masks.ndim == 2 and len(masks):
         flat_mask(masks[0], space)
         return masks.astype(np.bool_)
@@ -113,15 +112,15 @@ def flat_masks(masks: Any, space: gymnasium.Space[Any]) -> Mask:
 
 
 def _parts(mask: Any) -> list[Any]:
-    """Returns the arrays of a tuple of them, which may be nested; of anything else, just that."""
+    """Returns the arrays of a tuple, which may be nested; anything else as the only part."""
     if not (isinstance(mask, tuple | list) and mask and isinstance(mask[0], tuple | list | np.ndarray)):
         return [mask]
     return [leaf for part in mask for leaf in _parts(part)]
 
 
 def last_mask(mask: Any, space: gymnasium.Space[Any]) -> Mask:
-    """Returns the mask [A] of a last observation, after which nothing is played: if it is none, or allows nothing, all
-    that might be allowed is."""
+    """Returns the mask [A] of a game's last observation: one that is missing or allows nothing becomes one that allows
+    everything."""
     try:
         found = flat_mask(mask, space)
     except ValueError:
@@ -130,17 +129,17 @@ def last_mask(mask: Any, space: gymnasium.Space[Any]) -> Mask:
 
 
 def allows_choice(masks: Mask, space: gymnasium.Space[Any]) -> Any:
-    """Returns whether masks [..., A] allow something in every choice: bool [...]."""
+    """Returns whether masks [..., A] allow an action in every choice: bool [...]."""
     return np.logical_and.reduce([part.any(-1) for part in _split(masks, space)])
 
 
 def pack(mask: Mask) -> NDArray[np.uint8]:
-    """Returns a mask [..., A] as the numbers [..., ceil(A / 8)] that stand in rows."""
+    """Packs a mask [..., A] into the numbers [..., ceil(A / 8)] of a row."""
     return np.packbits(mask, axis=-1, bitorder="little")
 
 
 def random_allowed(mask: Any, space: gymnasium.Space[Any]) -> Any:
-    """Returns an action, counted from 0, drawn by the space's own generator among those that a mask [A] allows."""
+    """Draws an action that a mask [A] allows, by the space's own generator; actions are counted from 0."""
     chosen = [space.np_random.choice(np.flatnonzero(part)) for part in _split(mask, space)]
     return np.reshape(chosen, space.shape) if isinstance(space, spaces.MultiDiscrete) else chosen[0]
 
@@ -150,6 +149,6 @@ def _split(mask: Any, space: gymnasium.Space[Any]) -> list[Any]:
 
 
 def describe_sources(sources: tuple[str, ...]) -> str:
-    """Returns, as text, which source is used and which are ignored."""
+    """Describes which source is used and which are ignored."""
     used, *ignored = (SOURCES[name] for name in sources)
     return used + (f"; ignored: {', '.join(ignored)}" if ignored else "")

@@ -1,4 +1,4 @@
-"""Atari games on the project's own emulator: many environments step in one compiled call.
+"""Runs Atari games on the project's own emulator: one compiled call steps many environments.
 
 The rules of a step are in emulator/steps.py. Frames, rewards, lives, ends and random numbers are those of
 AtariSimulator (atari.py) with the same seed, so a run does not depend on which of the two simulates it.
@@ -27,7 +27,7 @@ from accel_rl.errors import RunError, UsageError
 
 GENERATOR = slice(words.AGENT_GENERATOR, words.AGENT_GENERATOR + GENERATOR_WORDS)
 RANDOM_NOOPS = -1
-# What a prepared start does not bring along: the generators, and how many games there were.
+# A prepared start leaves these unchanged: the generators, and the number of games.
 _KEPT = np.r_[
     words.SYSTEM_GENERATOR : words.SYSTEM_GENERATOR + 625,
     words.ACTION_GENERATOR : words.ACTION_GENERATOR + 625,
@@ -38,7 +38,7 @@ _KEPT = np.r_[
 
 
 class Start(NamedTuple):
-    """Holds a state that a reset has led to, with its first frame."""
+    """A state right after a reset, with its first frame."""
 
     words: Array
     frame: Array
@@ -53,14 +53,14 @@ def start_states(game: str, options: AtariOptions) -> list[list[Start]]:
 
 
 class NativeBatch(Consoles):
-    """Simulates several environments of one Atari game.
+    """A simulator of several environments of one Atari game.
 
-    seeds: one for each environment, as AtariSimulator takes it. reserve: resets restore prepared states, where these
-    can replace real ones.
+    seeds: one for each environment, as for AtariSimulator. reserve: resets restore prepared states, where these can
+    replace real resets.
 
-    counters: int32 [3, k]: raw score and length in steps of each game, age in steps of each episode; a step counts them
-    up. stepping: bool [k], which environments a step is for. events: int32 [k]: what a step has ended, as the bits of
-    emulator/steps.py. Raises UsageError as Consoles."""
+    counters: int32 [3, k]: raw score and length in steps of each game, age in steps of each episode; a step increments
+    them. stepping: bool [k], the environments that a step advances. events: int32 [k]: the endings in a step, as bits
+    of emulator/steps.py. Raises UsageError like Consoles."""
 
     def __init__(
         self, game: str, options: AtariOptions, seeds: Sequence[np.random.SeedSequence], reserve: bool = False
@@ -83,30 +83,30 @@ class NativeBatch(Consoles):
         self._made_last = self._last_frames
         if self._plan.enlarges:
             self._made_last = np.zeros((self.num_envs, *self._plan.made_shape), np.uint8)
-        # What single environments write, before it is copied to where it is wanted
+        # Buffers that single environments write before the values are copied
         self._single_rewards, self._single_ages = np.zeros(self.num_envs, np.float32), np.zeros(self.num_envs, np.int64)
 
     @property
     def simulators(self) -> "list[NativeSimulator]":
         """Returns the environments one by one."""
-        return [NativeSimulator(self, env) for env in range(self.num_envs)]  # kept here, no batch would ever be freed
+        return [NativeSimulator(self, env) for env in range(self.num_envs)]  # a kept list would keep the batch alive
 
     def bind_step(self, frames: Array, rewards: Array, ages: Array) -> Callable[[], int]:
-        """Returns a call that plays a step in each environment of `stepping`, with the actions of `set_actions`.
+        """Returns a function that plays a step in each environment of `stepping`, with the actions of `set_actions`.
 
-        It writes the new observation frames uint8 [k, ...], rewards float32 [k] and ages int64 [k], each C-contiguous,
-        and returns how many environments have events. Raises UsageError for other arrays."""
+        The function writes the new frames uint8 [k, ...], rewards float32 [k] and ages int64 [k], each C-contiguous,
+        and returns the number of environments with events. Raises UsageError for other arrays."""
         check_array("frames", frames, np.uint8, (self.num_envs, *self.spec.row_shape))
         check_array("rewards", rewards, np.float32, (self.num_envs,))
         check_array("ages", ages, np.int64, (self.num_envs,))
         return self._bind_frames(AGENT_STEP, 0, frames, rewards, ages)
 
     def set_actions(self, actions: Array) -> None:
-        """Takes the actions of the next step, integers [k]."""
+        """Sets the actions of the next step, integers [k]."""
         self._numbers[:] = actions
 
     def outcome(self, env: int, reward: float) -> Outcome:
-        """Returns what the last step did in an environment; raises IndexError if its action does not exist."""
+        """Returns the outcome of the last step in an environment; raises IndexError if its action does not exist."""
         event = int(self.events[env])
         if event & steps.BAD_ACTION:
             raise IndexError(f"there is no action {self._numbers[env]} among {len(self.actions)}")
@@ -147,18 +147,18 @@ class NativeBatch(Consoles):
         s[:] = start.words
         s[_KEPT] = kept
         s[words.NUM_STARTS] += 1
-        # As in ale-py, lines that a short frame does not reach go on to show the game before.
+        # As in ale-py, lines that a short frame does not reach still show the game before.
         s[[words.DRAWN_END, words.DRAWN_END + 1]] = 0
         s[[words.PAINTED, words.PAINTED + 1]] = 1
         row[...] = start.frame
 
     def make_start(self, noops: int) -> Start:
-        """Resets the first environment and returns the state that this has led to."""
+        """Resets the first environment and returns the resulting state."""
         frame = self._start_game(0, noops).copy()
         return Start(self._states[0].copy(), frame)
 
     def rebuild(self, env: int, seed: np.random.SeedSequence) -> None:
-        """Puts a new environment in place of one."""
+        """Replaces an environment by a new one."""
         rng = np.random.default_rng(seed)
         self._power_on(np.arange(self.num_envs) == env, int(rng.integers(2**31 - 1)))
         self._states[env, GENERATOR] = to_words(rng)
@@ -168,9 +168,9 @@ class NativeBatch(Consoles):
         return pack(self.rules.md5, self._states[env], self._screens[env, : 2 * steps.PICTURE])
 
     def set_env_state(self, env: int, state: dict[str, Any]) -> None:
-        """Continues where get_env_state was called, or AtariSimulator's get_state.
+        """Continues from a state of get_env_state, or of AtariSimulator's get_state.
 
-        Raises UsageError if that is of another game, or AtariSimulator's does not continue exactly here."""
+        Raises UsageError for another game's state, or if AtariSimulator's does not continue exactly here."""
         rom, console, pictures = unpack(state if is_native_state(state) else to_native(state))
         if rom != self.rules.md5:
             raise UsageError(f"a state of {rules_for(rom).name} does not fit {self.rules.name}")
@@ -188,7 +188,7 @@ class NativeBatch(Consoles):
         self.stepping[env] = True
 
     def _call_single(self, order: int, count: int = 0) -> int:
-        """Gives one of core.py's orders of an agent's game to the environments in `stepping`, as single ones."""
+        """Runs one of core.py's orders for an agent's game on the environments in `stepping`, as single ones."""
         key = order, count, False
         if key not in self._calls:
             arrays = self._frames, self._single_rewards, self._single_ages
@@ -196,7 +196,7 @@ class NativeBatch(Consoles):
         return self._calls[key]()
 
     def _bind_frames(self, order: int, count: int, frames: Array, rewards: Array, ages: Array) -> Callable[[], int]:
-        """Returns one of core.py's orders of an agent's game, which writes frames [k, ...]."""
+        """Returns a call of one of core.py's orders for an agent's game, which writes frames [k, ...]."""
         plan = self._plan
         made = np.zeros((self.num_envs, *plan.made_shape), np.uint8) if plan.enlarges else frames
         last = self._made_last.reshape(self.num_envs, -1)
@@ -205,7 +205,7 @@ class NativeBatch(Consoles):
         if not plan.enlarges:
             return command
 
-        stepping = self.stepping  # not self, which holds this call
+        stepping = self.stepping  # self would make a cycle: it holds this call
 
         def call() -> int:
             result = command()
@@ -216,7 +216,7 @@ class NativeBatch(Consoles):
         return call
 
     def _make_options(self) -> Array:
-        """Returns the rules of a step as steps.py reads them."""
+        """Returns the rules of a step in the format of steps.py."""
         options, made = self.options, np.zeros(steps.OPTION_WORDS, np.int32)
         made[steps.FRAME_SKIP] = options.frame_skip
         made[steps.NOOP_MAX] = options.noop_max
@@ -236,7 +236,7 @@ class NativeBatch(Consoles):
 
 
 class NativeSimulator:
-    """Presents one environment of a batch as a Simulator."""
+    """A Simulator made of one environment of a batch."""
 
     def __init__(self, batch: NativeBatch, env: int = 0):
         self._batch, self._env = batch, env
@@ -269,5 +269,5 @@ class NativeSimulator:
 def make_native(
     game: str, options: AtariOptions, seed: np.random.SeedSequence, reserve: bool = False
 ) -> NativeSimulator:
-    """Returns a single environment, as AtariSimulator(...) does on ale-py."""
+    """Returns a single environment, the counterpart of AtariSimulator(...)."""
     return NativeBatch(game, options, [seed], reserve).simulators[0]

@@ -1,4 +1,4 @@
-"""What is learned from of a gymnasium environment's observations; the same for single environments and for batches."""
+"""Extracts the learnable parts of gymnasium observations, for single environments and for batches."""
 
 import math
 from typing import Any
@@ -14,18 +14,18 @@ LARGEST = float(np.finfo(np.float32).max)
 
 
 def not_finite(value: float) -> str:
-    """Says what is wrong with a number that is not finite, or would not be in float32."""
+    """Describes a number that is not finite, or would not be in float32."""
     if math.isfinite(value):
         return f"is {value:g}, beyond the largest number of float32, {LARGEST:.4g}: scale it"
     return f"is not finite: {value}"
 
 
 class Observed:
-    """Takes what is learned from out of observations: they lose their mask and the parts that are left out.
+    """An extractor of the learnable parts of observations: it removes their mask and the parts that are left out.
 
-    observation_space, action_space: of one environment. mask_sources: where its masks are, the used one first.
-    space: of what remains. spec: of its rows, with masks behind it. mask_source: the used one, or None.
-    Raises UsageError for spaces that are not supported."""
+    observation_space, action_space: those of one environment. mask_sources: where its masks are, the one in use first.
+    space: that of the remaining parts. spec: that of their rows, with masks behind. mask_source: in use, or None.
+    Raises UsageError for unsupported spaces."""
 
     def __init__(
         self,
@@ -44,23 +44,22 @@ class Observed:
         self._is_float = np.issubdtype(self.spec.row_dtype, np.floating)
 
     def part_of(self, observation: Any) -> Any:
-        """Returns what remains of an observation, or of a batch of them."""
+        """Returns the remaining parts of an observation, or of a batch of them."""
         if self._shows_mask:
             observation = without_mask(observation)
         return observation if self.space is self._declared_space else remaining(observation, self._declared_space)
 
     def write(self, found: NDArray[Any], seen: NDArray[Any]) -> NDArray[np.bool_] | None:
-        """Copies what has become of observations into rows. Returns which numbers are not finite there, None if all
-        are."""
+        """Copies converted observations into rows. Returns which numbers there are not finite, or None."""
         if found.dtype == seen.dtype:
             seen[...] = found
         else:
-            with np.errstate(over="ignore"):  # what is beyond float32's range is named by the caller
+            with np.errstate(over="ignore"):  # the caller reports numbers beyond float32's range
                 seen[...] = found
         if not self._is_float or (is_finite := np.isfinite(seen)).all():
             return None
         return np.asarray(~is_finite)
 
     def wrong_part(self, wrong: NDArray[np.bool_]) -> str:
-        """Returns, as text, the first part with numbers that are marked as wrong in an observation's row."""
+        """Describes the first part with numbers marked as wrong in an observation's row."""
         return wrong_part(wrong, self._declared_space)

@@ -1,4 +1,4 @@
-"""A vector environment of one environment, presented as a single one: to be watched, and for policies that are used."""
+"""Presents a vector environment of one as a single environment: to watch it, and to use policies in it."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -15,14 +15,14 @@ VectorEnv = gymnasium.vector.VectorEnv[Any, Any, Any]
 
 
 def is_envpool(envs: VectorEnv) -> bool:
-    """Returns whether this is EnvPool's, which takes its seeds when it is made and can reset single environments."""
+    """Returns whether EnvPool made this: it takes seeds when it is made, and can reset single environments."""
     return any(base.__module__.startswith("envpool.") for base in type(envs.unwrapped).__mro__)
 
 
 def last_observation(info: dict[str, Any], space: Space, env: int) -> Any:
-    """Returns the true last observation of a game that has ended, of environments that reset within the step.
+    """Returns a finished game's true last observation, for environments that reset within the step.
 
-    Raises RunError if info has none, by the names that gymnasium has given it."""
+    Raises RunError if info has it under none of gymnasium's names."""
     for name in FINAL_OBSERVATION:
         mask = info.get(f"_{name}")
         if name in info and (mask is None or mask[env]):
@@ -34,9 +34,9 @@ def last_observation(info: dict[str, Any], space: Space, env: int) -> Any:
 
 
 def overwrites_last(envs: VectorEnv, last: Any, env: int) -> bool:
-    """Returns whether a last observation lies in the array of the next game's first one, as far as that can be seen.
+    """Returns whether a last observation visibly shares the array of the next game's first one.
 
-    An environment that reuses its array has overwritten it, where gymnasium's SyncVectorEnv resets within the step."""
+    An environment that reuses its array overwrites it when gymnasium's SyncVectorEnv resets within the step."""
     newest = getattr(envs.unwrapped, "_env_obs", None)
     return newest is not None and _shares_an_array(last, newest[env])
 
@@ -51,7 +51,8 @@ def _shares_an_array(first: Any, second: Any) -> bool:
 
 
 class OneOfVector(gymnasium.Env[Any, Any]):
-    """Presents a vector environment of one. make: returns it, given a seed; EnvPool is made anew for each seed."""
+    """A vector environment of one as a single environment. make: returns it for a seed; EnvPool's is made for each
+    seed."""
 
     def __init__(self, make: Callable[[int], VectorEnv], seed: int):
         self._make, self._seed = make, seed
@@ -60,7 +61,7 @@ class OneOfVector(gymnasium.Env[Any, Any]):
         self.metadata, self.render_mode, self.spec = envs.metadata, envs.render_mode, envs.spec
         if hasattr(envs, "action_masks"):
             self.action_masks = lambda: self._envs.action_masks()[0]  # type: ignore[attr-defined]
-        self._begun: Any = None  # the next game's first observation and info, where it began within the last step
+        self._begun: Any = None  # the next game's first observation and info, if it began within the last step
 
     def __str__(self) -> str:
         return str(self._envs)

@@ -1,6 +1,6 @@
-"""Pictures among the observations: which arrays are pictures, where their channels are, and what their numbers mean.
+"""Finds the pictures among observations, their channel axis, and the range of their numbers.
 
-Pictures are arrays of three axes, [H, W, C] or [C, H, W], of uint8 or floating-point numbers; grey ones [H, W] of
+Pictures are arrays of three axes, [H, W, C] or [C, H, W], of uint8 or floating-point numbers; grey arrays [H, W] of
 uint8; and stacks of pictures, [S, H, W, C] or [S, C, H, W], whose S x C channels become those of one picture.
 """
 
@@ -28,7 +28,7 @@ def is_picture(space: gymnasium.Space[Any]) -> bool:
 def is_channels_last(shape: tuple[int, ...]) -> bool:
     """Returns whether pictures of this shape are [H, W, C].
 
-    Square ones show where the channels are; of others, the channels are first if that axis is the shortest."""
+    The sides of square pictures show it; in others, the channels come first if that axis is the shortest."""
     first, second, third = shape
     if (first == second) != (second == third):
         return first == second
@@ -36,8 +36,8 @@ def is_channels_last(shape: tuple[int, ...]) -> bool:
 
 
 def channels_first(pictures: NDArray[Any], batch_axes: int = 0) -> NDArray[Any]:
-    """Returns a picture of any of the shapes above as [C, H, W], or a batch of such with batch_axes axes more in front;
-    a view where that is possible."""
+    """Returns a picture of any shape above as [C, H, W], or a batch of them with batch_axes more axes in front; a view
+    where possible."""
     batch, shape = pictures.shape[:batch_axes], pictures.shape[batch_axes:]
     if len(shape) > 2 and is_channels_last(shape[-3:]):
         pictures = np.moveaxis(pictures, -1, -3)
@@ -51,7 +51,7 @@ def is_small(shape: tuple[int, ...]) -> bool:
 
 
 def value_range(space: gymnasium.Space[Any]) -> tuple[float, float] | None:
-    """Returns the lowest and the highest number that pictures of this space may hold; None if they are not bounded."""
+    """Returns the lowest and highest number that pictures of this space may hold; None without bounds."""
     assert isinstance(space, spaces.Box)
     low, high = float(space.low.min()), float(space.high.max())
     return (low, high) if np.isfinite([low, high]).all() and low < high else None

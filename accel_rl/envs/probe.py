@@ -1,6 +1,6 @@
 """Finds out an environment's spaces and action masks without running its code in the learner's process.
 
-It is built, and reset, in a short-lived process of its own, so that it may hang, exit or crash.
+The environment is built and reset in a short-lived process of its own, where it may hang, exit or crash.
 """
 
 import os
@@ -26,23 +26,23 @@ from accel_rl.processes.streams import secure_streams
 
 
 def probe_spec(config: EnvConfig, timeout_s: float = 60.0) -> EnvSpec:
-    """Returns the observation and action of config's environment, and where its action masks are.
+    """Returns the spec of config's environment, with the sources of its action masks.
 
     Raises UsageError for unknown names and unsupported spaces, RunError if building the environment fails or takes
     longer than timeout_s."""
     if game_name(config.env_id) is not None:  # the framework's own code: no need for a process
-        # Both simulators have the same spec, and that of ale-py needs no machine code.
+        # Both simulators have the same spec, and ale-py's needs no machine code.
         return make_simulator(replace(config, simulator="ale"), np.random.SeedSequence(0)).spec
     result: Any = None
     try:
         status, data, _ = ask_process(__name__, request=pickle.dumps(config), timeout_s=timeout_s)
         problem = f": the process that built it {describe_exit(status)}"
         result = pickle.loads(data)
-    except (EOFError, pickle.UnpicklingError):  # it has ended before it had answered
+    except (EOFError, pickle.UnpicklingError):  # it ended before it answered
         pass
     except subprocess.TimeoutExpired:
         problem = f" was not built within {timeout_s:g} s (--env-build-timeout-s)"
-    if result is None and config.mask_sources is None:  # perhaps it was the reset: then a worker will say more
+    if result is None and config.mask_sources is None:  # perhaps the reset failed: a worker will report more
         return probe_spec(replace(config, mask_sources=()), timeout_s)
     if result is None:
         raise RunError(f"{config.env_id}{problem}")
@@ -53,7 +53,7 @@ def probe_spec(config: EnvConfig, timeout_s: float = 60.0) -> EnvSpec:
 
 
 def find_spec(config: EnvConfig) -> EnvSpec:
-    """Returns the same of an environment that is built, and reset, in this process. Raises what that raises."""
+    """Builds and resets an environment in this process, and returns its spec. Raises the errors of both."""
     seed = np.random.SeedSequence(0)
     simulator: Any = make_simulator(config, seed)
     if is_vector(config) and not simulator.spec.on_device:

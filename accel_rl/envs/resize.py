@@ -1,4 +1,4 @@
-"""Resizes screens of 210x160 (most games) to 84x84, bit for bit like cv2's INTER_AREA, only where they changed.
+"""Resizes screens from 210x160 (most games) to 84x84, bit for bit like cv2's INTER_AREA, only where they changed.
 
 5 rows of the screen make 2 rows of the frame, and 40 columns make 21. So the screen consists of 42x4 tiles that can be
 resized independently; a strip of 40 pixels is one row of a tile. Few tiles change in a step.
@@ -13,15 +13,15 @@ SCREEN, FRAME = (210, 160), (84, 84)
 NUM_TILES = 42 * 4
 MOST_CHANGED = 100  # tiles; with more, resizing the whole screen is as fast
 _TOP, _LEFT = np.divmod(np.arange(NUM_TILES)[:, None], 4)
-STRIPS = (5 * _TOP + np.arange(5)) * 4 + _LEFT  # [168, 5]: for each tile, which of the screen's 840
-FRAME_STRIPS = (2 * _TOP + np.arange(2)) * 4 + _LEFT  # [168, 2]: for each tile, which of the frame's 336
+STRIPS = (5 * _TOP + np.arange(5)) * 4 + _LEFT  # [168, 5]: each tile's strips among the screen's 840
+FRAME_STRIPS = (2 * _TOP + np.arange(2)) * 4 + _LEFT  # [168, 2]: each tile's strips among the frame's 336
 TILE_OF_WORD = np.empty(210 * 4, int)  # a word is 8 pixels, a strip 5 words
 TILE_OF_WORD[STRIPS] = np.arange(NUM_TILES)[:, None]
 TILE_OF_WORD = TILE_OF_WORD.repeat(5)
 
 
 class ScreenResizer:
-    """Resizes a sequence of screens, remembering the last one. Each result depends on its own screen only."""
+    """A resizer for a sequence of screens, which remembers the last one. Each result depends on its own screen only."""
 
     def __init__(self) -> None:
         self._screen = np.zeros(SCREEN, np.uint8)

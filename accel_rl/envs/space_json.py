@@ -1,4 +1,4 @@
-"""Spaces as plain JSON, so that a policy can be shared without a pickle.
+"""Writes spaces as plain JSON, so that a policy can be shared without a pickle.
 
 A space is an object with its type: Box (shape, dtype, low, high), Discrete (n, start), MultiDiscrete (nvec, start),
 MultiBinary (shape), Dict (parts: [name, space] in their order), Tuple (parts). Bounds are one number if they are all
@@ -22,7 +22,7 @@ from accel_rl.errors import UsageError
 Space = gymnasium.Space[Any]
 
 MOST_NUMBERS = 2**25  # in an observation: five pictures of 1080 x 1920 in colour
-MOST_LEVELS = 32  # Dict and Tuple spaces inside each other
+MOST_LEVELS = 32  # nesting depth of Dict and Tuple spaces
 
 
 def to_json(space: Space) -> dict[str, Any]:
@@ -57,9 +57,9 @@ def _bound(value: Any) -> Any:
 
 
 def from_json(value: Any) -> Space:
-    """Returns the space that `to_json` has described.
+    """Returns the space that `to_json` described.
 
-    Raises UsageError, before it takes memory, for what describes no space or one that is too large."""
+    Raises UsageError, before it takes memory, for a value that describes no space or too large a space."""
     if (size := _size(value)) > MOST_NUMBERS:
         raise UsageError(f"a space of {size:,} numbers is too large; {MOST_NUMBERS:,} is the most")
     try:
@@ -71,7 +71,7 @@ def from_json(value: Any) -> Space:
 
 
 def _size(value: Any, level: int = 0) -> int:
-    """Returns how many numbers a described space holds, as one row. Raises UsageError for what describes no space."""
+    """Returns how many numbers a described space holds, as one row. Raises UsageError if it is no description."""
     if level > MOST_LEVELS:
         raise UsageError(f"spaces lie inside each other more than {MOST_LEVELS} levels deep")
     try:
@@ -82,7 +82,7 @@ def _size(value: Any, level: int = 0) -> int:
             return _natural(value["n"])
         if kind == "MultiDiscrete":
             counts = list(_leaves(value["nvec"]))
-            return len(counts) * max(counts, default=0)  # what choosing among them takes
+            return len(counts) * max(counts, default=0)  # numbers in a padded table of the choices
         if kind in ("Dict", "Tuple"):
             parts = [part for _, part in value["parts"]] if kind == "Dict" else value["parts"]
             return sum(_size(part, level + 1) for part in parts)
@@ -117,7 +117,7 @@ def _from_json(value: Any) -> Space:
             return spaces.Box(low, high, shape, dtype.type)
         case "Discrete":
             n, start, dtype = value["n"], value["start"], _dtype(value["dtype"], "iu")
-            if dtype == np.int64:  # the only type in older versions of gymnasium, which do not take it
+            if dtype == np.int64:  # the only dtype in older versions of gymnasium, which have no such parameter
                 return spaces.Discrete(n, start=start)
             return spaces.Discrete(n, start=start, dtype=dtype.type)
         case "MultiDiscrete":
@@ -142,10 +142,10 @@ def _dtype(name: Any, kinds: str) -> np.dtype[Any]:
 
 
 def _array(bounds: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
-    """Returns the bounds [*shape] of one number for all, or of a flat list of them."""
+    """Returns bounds [*shape] from one number for all, or from a flat list."""
     if isinstance(bounds, list):
         return np.array([_value(bound) for bound in bounds], dtype).reshape(shape)
-    with np.errstate(invalid="ignore"):  # gymnasium says what is wrong
+    with np.errstate(invalid="ignore"):  # gymnasium reports what is wrong
         return np.full(shape, _value(bounds), dtype)
 
 
@@ -154,6 +154,6 @@ def _value(bound: Any) -> Any:
 
 
 def _short(value: Any) -> str:
-    """Returns text of one line and at most 100 characters, also of a value that is huge."""
+    """Returns a value as text of one line and at most 100 characters, however large it is."""
     text = " ".join((str(value) if isinstance(value, Exception) else reprlib.repr(value)).split())
     return text if len(text) <= 100 else f"{text[:97]}..."

@@ -1,10 +1,10 @@
 """Translates between gymnasium's spaces and arrays: observations become rows, actions what the environment expects.
 
-Supported observations: Box and Discrete as they are, pictures with their channels first (see pictures.py);
-MultiDiscrete, MultiBinary, and Dict and Tuple of all these as one flat float32 row, by gymnasium's own rules
-(`gymnasium.spaces.flatten`: parts in the space's order, finite choices one-hot). Parts of a Dict or Tuple that are none
-of these, such as texts, are left out. Supported actions: Discrete, MultiDiscrete, MultiBinary, Box, and Dict and Tuple
-of these, which policies choose as one flat row (see spec.py: stored_action).
+Supported observations: Box and Discrete stay as they are, pictures with channels first (see pictures.py).
+MultiDiscrete, MultiBinary, and Dict and Tuple of all these become one flat float32 row, by gymnasium's own rules
+(`gymnasium.spaces.flatten`: parts in the space's order, finite choices one-hot). Other parts of a Dict or Tuple, such
+as texts, are left out. Supported actions: Discrete, MultiDiscrete, MultiBinary, Box, and Dict and Tuple of these, which
+policies choose as one flat row (see spec.py: stored_action).
 """
 
 import math
@@ -29,7 +29,7 @@ _NESTED = (spaces.Dict, spaces.Tuple)
 
 
 class LeftOut(Space):
-    """Stands for a part of observations that cannot be learned from; kind: the name of its type, as "Text"."""
+    """A placeholder for a part of observations that cannot be learned from; kind: the name of its type, as "Text"."""
 
     def __init__(self, kind: str):
         super().__init__()
@@ -43,7 +43,7 @@ class LeftOut(Space):
 
 
 class Part(NamedTuple):
-    """A space without parts of its own, and the numbers of the flat row that belong to it.
+    """A space that has no parts, and its numbers in the flat row.
 
     name: "camera", "arm/joints", or a number for a Tuple's parts; "" for a space that has no parts."""
 
@@ -53,7 +53,7 @@ class Part(NamedTuple):
 
 
 def parts_of(space: Space) -> list[Part]:
-    """Returns the parts of a space, in the order in which they stand in the flat row, without those left out."""
+    """Returns the parts of a space in the order of the flat row, without those left out."""
     parts, start = [], 0
     for name, leaf in _leaves(space):
         if not isinstance(leaf, LeftOut):
@@ -131,8 +131,8 @@ def remaining(observation: Any, space: Space) -> Any:
 
 
 def layout(space: Space) -> str:
-    """Returns, as text, what must not change while an environment is used: parts, shapes, types and choices of a space,
-    but no bounds."""
+    """Describes the parts, shapes, types and choices of a space, which must not change while an environment is used;
+    bounds may."""
     if isinstance(space, _NESTED):
         return f"{type(space).__name__}({', '.join(f'{key}: {layout(child)}' for key, child in _children(space))})"
     if isinstance(space, spaces.Box):
@@ -141,7 +141,7 @@ def layout(space: Space) -> str:
 
 
 def check_action_space(space: Space, env_id: str, name: str = "") -> None:
-    """Raises UsageError for a space that is not supported or leaves nothing to choose; name: of a part of actions."""
+    """Raises UsageError for a space that is unsupported or leaves no choice; name: that of an action's part."""
     if isinstance(space, _NESTED) and len(space.spaces):
         for key, child in _children(space):
             check_action_space(child, env_id, _join(name, key))
@@ -176,14 +176,14 @@ def row_space(space: Space) -> Space:
     low, high = (channels_first(bound) if is_picture(space) else bound for bound in (flat.low, flat.high))
     if flat is space and not np.issubdtype(flat.dtype, np.floating):
         return spaces.Box(low, high, dtype=flat.dtype)  # type: ignore[arg-type]
-    with np.errstate(over="ignore"):  # beyond float32's range there is no bound
+    with np.errstate(over="ignore"):  # bounds beyond float32's range become infinite
         return spaces.Box(low.astype(np.float32), high.astype(np.float32), dtype=np.float32)
 
 
 def make_spec(space: Space, action_space: Space, mask_sources: tuple[str, ...] = ()) -> EnvSpec:
     """Returns the spec of an environment with this `learnable` space, without masks, and these actions."""
     rows = row_space(remaining_space(space))
-    if mask_sources and rows.dtype == np.bool_:  # a mask's numbers would not fit in
+    if mask_sources and rows.dtype == np.bool_:  # a mask's numbers do not fit into booleans
         rows = spaces.Box(0, 1, rows.shape, np.uint8)
     if is_flattened(space):
         return EnvSpec(rows, action_space, nested_space=space, mask_sources=mask_sources)
@@ -192,7 +192,7 @@ def make_spec(space: Space, action_space: Space, mask_sources: tuple[str, ...] =
 
 
 def to_row(observation: Any, space: Space) -> NDArray[Any]:
-    """Returns an environment's observation as networks see it: flat, or a picture with its channels first."""
+    """Converts an environment's observation to a network's input: flat, or a picture with channels first."""
     if is_flattened(space):
         return np.asarray(spaces.flatten(space, observation))
     array = np.asarray(observation)
@@ -200,7 +200,7 @@ def to_row(observation: Any, space: Space) -> NDArray[Any]:
 
 
 def to_row_batch(observations: Any, space: Space) -> NDArray[Any]:
-    """Returns a batch of N observations, in a Dict or Tuple within each part, as `to_row` returns each: [N, *row]."""
+    """Converts a batch of N observations (each part of a Dict or Tuple is a batch) as `to_row` does: [N, *row]."""
     if is_flattened(space):
         return np.concatenate([_flat_batch(values, leaf) for values, leaf in _leaf_values(observations, space)], axis=1)
     array = np.asarray(observations)
@@ -233,11 +233,11 @@ def one_of(observations: Any, space: Space, index: int) -> Any:
 
 
 def to_rows(observation: Any, spec: EnvSpec) -> tuple[NDArray[Any], bool]:
-    """Returns what a network sees of an observation [N, ...], and whether the observation is a batch of N.
+    """Returns a network's input for an observation [N, ...], and whether the observation is a batch of N.
 
-    It is as the environment returns it, with or without the parts that are left out; pictures may have their channels
-    first or last. A batch has one axis more, first; in a Dict or Tuple, each part has it. Raises ValueError if the
-    observation is not one of spec's."""
+    observation: as the environment returns it, with or without the parts that are left out; pictures may have their
+    channels first or last. A batch has one more axis in front; in a Dict or Tuple, each part has it. Raises ValueError
+    if the observation does not fit spec."""
     if spec.nested_space is not None:
         space = remaining_space(spec.nested_space)
         observation = remaining(observation, spec.nested_space)
@@ -262,10 +262,10 @@ def to_rows(observation: Any, spec: EnvSpec) -> tuple[NDArray[Any], bool]:
 
 
 def to_policy_rows(observation: Any, masks: Any, spec: EnvSpec) -> tuple[NDArray[Any], bool]:
-    """Returns the rows [N, *row] that a policy is given, and whether the observation is a batch; see `to_rows`.
+    """Returns a policy's rows [N, *row], and whether the observation is a batch; see `to_rows`.
 
-    masks: of the observation, or one for each of a batch; None: the observation has them. Raises ValueError for an
-    observation or masks that are not as in spec."""
+    masks: that of the observation, or those of a batch; None: the observation has them. Raises ValueError for an
+    observation or masks that do not fit spec."""
     if not spec.mask_sources:
         if masks is not None:
             raise ValueError("the policy was trained without action masks; omit action_masks")
@@ -291,8 +291,8 @@ def to_policy_rows(observation: Any, masks: Any, spec: EnvSpec) -> tuple[NDArray
 
 
 def check_batch(observations: Any, space: Space) -> None:
-    """Raises ValueError, whose message says what is wrong, if this is no batch of observations: arrays with one more
-    axis, in a Dict or Tuple within each part."""
+    """Raises ValueError, with the reason, if this is no batch of observations: arrays with one more axis, for a Dict or
+    Tuple in each part."""
     first, leaf = observations, space
     while isinstance(leaf, _NESTED):
         key, leaf = next(iter(_children(leaf)))
@@ -306,9 +306,9 @@ def check_batch(observations: Any, space: Space) -> None:
 
 
 def find_mismatch(observation: Any, space: Space, name: str = "") -> str | None:
-    """Returns what is wrong with an observation's structure, shapes and types, or None.
+    """Describes what is wrong with an observation's structure, shapes and types; returns None if nothing is.
 
-    The bounds of a Box, and whether its numbers are finite, are not checked here: that is faster in the row."""
+    Does not check a Box's bounds, nor whether its numbers are finite: that is faster in the row."""
     if not isinstance(space, _NESTED):
         return _leaf_misfit(observation, space, name)
     names = space.spaces.keys() if isinstance(space, spaces.Dict) else range(len(space.spaces))
@@ -352,17 +352,17 @@ def _part(name: str) -> str:
 
 
 def wrong_part(wrong: NDArray[np.bool_], space: Space) -> str:
-    """Returns, as text, the first part of an observation with numbers that are marked as wrong in its row."""
+    """Describes the first part of an observation with numbers marked as wrong in its row."""
     if not is_flattened(space):
         return ""
     return next(_part(part.name) for part in parts_of(space) if wrong[part.columns].any())
 
 
 def to_env_action(action: Any, space: Space) -> Any:
-    """Returns a policy's action, or a batch of them, as the environment takes it: its numbering, type and bounds.
+    """Converts a policy's action, or a batch of them, to the environment's numbering, type and bounds.
 
-    A Dict or Tuple has its parts again; those of a batch are arrays with its axis, first. Only what is sent is clipped;
-    log-probabilities are those of the action that was chosen."""
+    A Dict or Tuple gets its parts back; in a batch, each part is an array with the batch axis first. Only the sent
+    action is clipped; log-probabilities are those of the chosen one."""
     if isinstance(space, _NESTED):
         parts, stop = {}, 0
         for key, child in _children(space):
@@ -379,8 +379,8 @@ def to_env_action(action: Any, space: Space) -> Any:
 
 
 def random_action(row: NDArray[Any], spec: EnvSpec) -> Any:
-    """Returns an action as a policy would have chosen it, drawn by the action space's own generator, among those that
-    the mask in an observation's row allows, if there is one."""
+    """Draws an action in a policy's format by the action space's own generator, among those that a mask in the
+    observation's row allows."""
     space = spec.action_space
     if not spec.mask_sources:
         return from_env_action(space.sample(), space)
@@ -389,7 +389,7 @@ def random_action(row: NDArray[Any], spec: EnvSpec) -> Any:
 
 
 def from_env_action(action: Any, space: Space) -> Any:
-    """Returns an element of the action space as a policy would have chosen it."""
+    """Converts an element of the action space to a policy's format."""
     if isinstance(space, _NESTED):
         parts = [np.ravel(from_env_action(action[key], child)) for key, child in _children(space)]
         return np.concatenate(parts).astype(stored_action(space)[1])

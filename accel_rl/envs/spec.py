@@ -1,4 +1,4 @@
-"""What the rest of the framework knows about an environment, and the interface of a simulator.
+"""Defines the framework's description of an environment, and the interface of a simulator.
 
 Glossary of shapes: T steps of a rollout, B environments, S frames in a stack, H x W one frame, D action dimensions.
 """
@@ -19,10 +19,10 @@ Array = NDArray[Any]
 
 
 def stored_action(space: gymnasium.Space[Any]) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Returns the shape and the type in which actions are stored and learned from.
+    """Returns the shape and dtype in which actions are stored and learned from.
 
-    Those of a Dict or Tuple are one flat row [D]: the numbers of its parts, in the space's order, in float32 if one of
-    them is a Box."""
+    Actions of a Dict or Tuple are one flat row [D]: the numbers of its parts, in the space's order, in float32 if one
+    part is a Box."""
     if not isinstance(space, spaces.Dict | spaces.Tuple):
         return tuple(space.shape or ()), np.dtype(np.float32 if isinstance(space, spaces.Box) else np.int64)
     parts = [stored_action(part) for part in (space.values() if isinstance(space, spaces.Dict) else space)]
@@ -34,17 +34,17 @@ def stored_action(space: gymnasium.Space[Any]) -> tuple[tuple[int, ...], np.dtyp
 class EnvSpec:
     """The observations that a simulator writes, and the actions that it takes.
 
-    A row is what is written at each step: an observation, and behind it the action mask, if there is one.
+    Each step writes a row: an observation, followed by the action mask, if there is one.
 
-    observation_space: of the observation in a row: a frame [H, W] if frame_stack > 0, else all of it.
-    frame_stack: the network sees this many newest frames, oldest first; 0: observations are complete as they are.
+    observation_space: that of a row's observation: a frame [H, W] if frame_stack > 0, else all of it.
+    frame_stack: the network sees this many newest frames, oldest first; 0: observations are not stacked.
     nested_space: the environment's own space, if its observations become flat rows (see envs/spaces.py); `parts_of`
         returns which numbers of a row belong to which part. Parts that cannot be learned from are a `spaces.LeftOut`.
-    picture_shape: of the environment's own pictures, if their rows have another (channels last, or grey [H, W]).
+    picture_shape: that of the environment's pictures, if their rows have another (channels last, or grey [H, W]).
     on_device: environments come as one batch, whose arrays stay on the policy's device (see envs/device_env.py).
-    vector: of environments that come in batches: how these are reset and seeded, as text; "" for single ones.
-    mask_sources: where the environment has action masks, the used one first (see envs/masks.py); (): nowhere. Rows with
-        masks are flat, and have no frame_stack.
+    vector: how environments that come in batches are reset and seeded, as text; "" for single ones.
+    mask_sources: sources of action masks, the one in use first (see envs/masks.py); (): no masks. Rows with masks are
+        flat, and have no frame_stack.
     """
 
     observation_space: gymnasium.Space[Any]
@@ -73,17 +73,17 @@ class EnvSpec:
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """Shape of what a policy is given, without the batch dimension: a row, or a stack of rows."""
+        """Shape of a policy's input, without the batch dimension: a row, or a stack of rows."""
         return (self.frame_stack, *self.row_shape) if self.frame_stack else self.row_shape
 
     @property
     def observation_shape(self) -> tuple[int, ...]:
-        """Shape of what the network sees, without the batch dimension and without masks."""
+        """Shape of the network's input, without the batch dimension and without masks."""
         shape = tuple(self.observation_space.shape or ())
         return (self.frame_stack, *shape) if self.frame_stack else shape
 
     def without_masks(self) -> "EnvSpec":
-        """Returns the spec of what networks see: rows are observations."""
+        """Returns the same spec without masks, as networks need it: rows are observations."""
         return replace(self, mask_sources=()) if self.mask_sources else self
 
     def observation_in(self, rows: Any) -> Any:
@@ -99,19 +99,19 @@ class EnvSpec:
 
     @property
     def is_pixels(self) -> bool:
-        """Whether observations are pictures of bytes."""
+        """True if observations are pictures of bytes."""
         return self.is_picture and self.row_dtype == np.uint8
 
     @property
     def is_picture(self) -> bool:
-        """Whether observations are pictures [C, H, W], of bytes or of floating-point numbers."""
+        """True if observations are pictures [C, H, W], of bytes or of floating-point numbers."""
         is_box = isinstance(self.observation_space, spaces.Box)
         is_byte_or_float = self.row_dtype == np.uint8 or np.issubdtype(self.row_dtype, np.floating)
         return is_box and len(self.observation_shape) == 3 and bool(is_byte_or_float)
 
     @property
     def is_numbers(self) -> bool:
-        """Whether observations are numbers of any scale: no bounded picture, no discrete choice, nothing nested."""
+        """True if observations are numbers of any scale: no bounded picture, no discrete choice, nothing nested."""
         is_box = isinstance(self.observation_space, spaces.Box)
         is_bounded = self.is_pixels or (self.is_picture and value_range(self.observation_space) is not None)
         return is_box and not is_bounded and self.nested_space is None
@@ -126,20 +126,20 @@ class EnvSpec:
 
     @property
     def has_box_actions(self) -> bool:
-        """Whether actions, or a part of them, are a Box."""
+        """True if actions, or a part of them, are a Box."""
         return self.action_dtype == np.float32
 
 
 @dataclass(frozen=True)
 class EnvConfig:
-    """Names one kind of environment, so that a worker process can build it.
+    """A description of one kind of environment, from which a worker process can build it.
 
     env_id: an Atari game, a gymnasium id, `module:id` or `package.module:factory`; `vector:id` and `envpool:id` come in
-        batches, as from a factory that takes num_envs. preset: of Atari games. options: keyword arguments. simulator:
-        of Atari games: native, ale or auto (see envs/choice.py). wrappers: put around any other environment, each named
-        as `package.module:Wrapper`, the innermost first. mask_sources: of the spec; None: whoever builds the
-        environment finds them out, by a reset. function: of ids that begin with `function:`, that function, pickled
-        (see envs/functions.py); None: only its name is known.
+        batches, as from a factory that takes num_envs. preset: for Atari games. options: keyword arguments. simulator:
+        for Atari games: native, ale or auto (see envs/choice.py). wrappers: for other environments, each named as
+        `package.module:Wrapper`, the innermost first. mask_sources: as in the spec; None: the process that builds the
+        environment finds them by a reset. function: for ids that begin with `function:`, the pickled function (see
+        envs/functions.py); None: only its name is known.
     """
 
     env_id: str
@@ -152,11 +152,11 @@ class EnvConfig:
 
 
 class Outcome(NamedTuple):
-    """What one step of one environment did.
+    """The results of one step of one environment.
 
-    reward: what the learner sees. score: the raw reward. terminated: the learner's episode is over (a lost life may be
-        enough). truncated: a limit cut it; the observation is the true last one. game_over: the next call is `reset`.
-    last_frame: the episode's true last frame, where the row already shows the next life's first one; it may change with
+    reward: the learner's. score: the raw reward. terminated: the learner's episode is over (a lost life may be enough).
+        truncated: a limit cut it; the observation is the true last one. game_over: the next call is `reset`.
+    last_frame: the episode's true last frame, if the row already shows the next life's first frame; it may change with
     the next step. None: the row is the true last one.
     """
 
@@ -169,7 +169,8 @@ class Outcome(NamedTuple):
 
 
 class Simulator(Protocol):
-    """Simulates one environment, writing its newest frame or observation into a given row [row_shape]."""
+    """The interface of one environment's simulator, which writes the newest frame or observation into a row
+    [row_shape]."""
 
     spec: EnvSpec
 
@@ -177,7 +178,7 @@ class Simulator(Protocol):
         """Starts a new game and writes its first frame or observation."""
 
     def step(self, action: Any, row: Array) -> Outcome:
-        """Takes one step and writes what is seen after it; after a lost life, that is the next life's first frame."""
+        """Takes one step and writes the observation after it; after a lost life, the next life's first frame."""
 
     def get_state(self) -> Any:
         """Returns everything that decides the future, picklable, or None if this environment cannot save its state."""

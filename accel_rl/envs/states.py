@@ -1,9 +1,8 @@
-"""States of gymnasium environments: what must be saved so that a resumed run continues exactly.
+"""Saves and restores states of gymnasium environments, so that a resumed run continues exactly.
 
-In order of preference: the environment's own `get_state` and `set_state`; MuJoCo's simulation data with the other
-attributes of the environment (its pickle would start over); a pickle of the whole environment; or, if that is
-impossible since wrappers hold functions, of all attributes but these functions. The latter three are tested before they
-are trusted.
+In order of preference, a state comes from: the environment's own `get_state` and `set_state`; MuJoCo's simulation data
+with the environment's other attributes (its pickle would start over); a pickle of the whole environment; a pickle of
+all attributes except functions, if wrappers hold such. The latter three are tested before they are trusted.
 """
 
 import pickle
@@ -23,7 +22,7 @@ from accel_rl.envs.global_generators import GlobalGenerators
 Env = gymnasium.Env[Any, Any]
 State = dict[str, Any]
 Choose = Callable[[Env, Any, Any], Any]
-"""Chooses a random action by an environment's own generator, after it has returned an observation and an info."""
+"""Chooses a random action by an environment's own generator, given its newest observation and info."""
 
 
 def has_hook(env: Env) -> bool:
@@ -32,7 +31,7 @@ def has_hook(env: Env) -> bool:
 
 
 def capture(env: Env) -> State:
-    """Returns everything that decides env's future; raises what pickling raises if it cannot be pickled."""
+    """Returns everything that decides env's future; raises pickling's error if it cannot be pickled."""
     inner: Any = env.unwrapped
     if has_hook(env):
         return {"hook": inner.get_state(), "wrappers": pickle.dumps(_wrapper_states(env))}
@@ -49,7 +48,7 @@ def capture(env: Env) -> State:
 
 
 def restore(state: State, get_env: Callable[[], Env]) -> Env:
-    """Returns an environment in that state: the one that get_env() returns, of the same kind, or a new one."""
+    """Returns an environment in this state: a new one, or the one that get_env() returns, of the same kind."""
     if "pickle" in state:
         unpickled: Env = pickle.loads(state["pickle"])
         return unpickled
@@ -73,7 +72,7 @@ def restore(state: State, get_env: Callable[[], Env]) -> Env:
 
 
 def is_exact(build: Callable[[], Env], choose: Choose) -> bool:
-    """Returns whether an environment and one restored from its state continue equally."""
+    """Returns whether an environment and its copy restored from a state continue equally."""
     original = build()
     try:
         seen: Any = original.reset(seed=0)
@@ -91,9 +90,9 @@ def is_exact(build: Callable[[], Env], choose: Choose) -> bool:
 
 
 def _continue_equally(first: Env, second: Env, seen: Any, choose: Choose, num_steps: int = 5) -> bool:
-    """Returns whether two environments return the same in a few steps and after the next reset; seen: by the last.
+    """Returns whether two environments agree in a few steps and after the next reset; seen: results of the last step.
 
-    Both draw the same from `np.random` and `random`, whose states a checkpoint holds, too."""
+    Both draw the same from `np.random` and `random`, as a checkpoint holds their states, too."""
     of_first, of_second = (GlobalGenerators(np.random.SeedSequence(1)) for _ in range(2))
     for _ in range(num_steps):
         action = choose(first, seen[0], seen[-1])
@@ -111,7 +110,7 @@ def _continue_equally(first: Env, second: Env, seen: Any, choose: Choose, num_st
         return data_equivalence(observation, second.reset()[0], exact=True)
 
 
-_MUJOCO_OBJECTS = ("model", "data", "mujoco_renderer")  # the model is the same for all of a kind
+_MUJOCO_OBJECTS = ("model", "data", "mujoco_renderer")  # all environments of a kind have the same model
 
 
 def _is_mujoco(env: Any) -> bool:

@@ -1,6 +1,6 @@
-"""First-person 3-D environments: the scenarios of ViZDoom (Kempka et al. 2016), as `--env accel_rl.envs.threed:doom`.
+"""Makes first-person 3-D environments: ViZDoom's scenarios (Kempka et al. 2016), `--env accel_rl.envs.threed:doom`.
 
-They need the extra `threed`. Each environment has a game engine of its own, a process beside the one that steps it.
+They need the extra `threed`. Each environment has its own game engine, a process beside the one that steps it.
 """
 
 import os
@@ -19,7 +19,7 @@ from accel_rl.errors import UsageError, unknown
 
 TICS_PER_SECOND = 35  # the engine's; a tic is one frame
 RESOLUTIONS = ((160, 120), (320, 240), (640, 480))  # width and height in which the engine can draw; 4 to 3
-# Starts the engine in a folder of its own, where it leaves a folder, so that it neither obeys Ctrl-C nor outlives us.
+# Starts the engine in its own folder, where it leaves a folder. It neither obeys Ctrl-C nor outlives this process.
 LAUNCHER = """#!/bin/sh
 cd {folder}
 printf '%s\\n' "$@" > arguments
@@ -39,9 +39,9 @@ def doom(
 ) -> "DoomEnv":
     """Makes a scenario of ViZDoom.
 
-    scenario: the name of one that comes with ViZDoom, or the path of a .cfg file. size: height x width of the
-    observed pictures. frame_skip: tics for which an action is repeated. Raises UsageError for a wrong value, or if
-    ViZDoom is not installed."""
+    scenario: one of ViZDoom's names, or the path of a .cfg file. size: height x width of the observed pictures.
+    frame_skip: tics for which an action is repeated. Raises UsageError for a wrong value, or if ViZDoom is not
+    installed."""
     try:
         height, width = (int(part) for part in size.split("x"))
     except (AttributeError, ValueError):
@@ -51,7 +51,7 @@ def doom(
     if not isinstance(frame_skip, int) or frame_skip < 1:
         raise UsageError(f"frame_skip={frame_skip!r} must be an integer of at least 1")
     try:
-        import vizdoom  # here: only this environment needs it
+        import vizdoom  # imported here: only this environment needs it
     except ModuleNotFoundError as error:
         raise UsageError('Doom needs ViZDoom; install it with: pip install "accel-rl[threed]"') from error
     return DoomEnv(_find_scenario(scenario, Path(vizdoom.scenarios_path)), (height, width), frame_skip, render_mode)
@@ -69,7 +69,7 @@ def _find_scenario(name: str, folder: Path) -> Path:
 
 
 class DoomEnv(gymnasium.Env[Array, np.int64]):
-    """Plays one scenario of ViZDoom without a window, step by step.
+    """An environment that plays one scenario of ViZDoom without a window, step by step.
 
     Observations are pictures uint8 [3, H, W] in colour. Action 0 does nothing, action k presses the scenario's k-th
     button. Rewards are the scenario's, summed over the repeated tics, neither clipped nor rounded. The scenario's
@@ -93,7 +93,7 @@ class DoomEnv(gymnasium.Env[Array, np.int64]):
         game.set_screen_format(vizdoom.ScreenFormat.RGB24)
         width, height = next(size for size in RESOLUTIONS if size[0] >= shape[1] and size[1] >= shape[0])
         game.set_screen_resolution(getattr(vizdoom.ScreenResolution, f"RES_{width}X{height}"))
-        # The engine shows no picture once its timeout is reached, so it is counted here.
+        # The engine shows no picture once its timeout is reached, so tics are counted here.
         self._timeout = game.get_episode_timeout()  # tics; 0: none
         game.set_episode_timeout(0)
         buttons = game.get_available_buttons()
@@ -127,7 +127,7 @@ class DoomEnv(gymnasium.Env[Array, np.int64]):
         return np.ascontiguousarray(picture.transpose(2, 0, 1))
 
     def render(self) -> Any:
-        """Returns the screen as the engine has drawn it [height, width, 3]."""
+        """Returns the engine's screen [height, width, 3]."""
         return self._screen
 
     def close(self) -> None:
@@ -135,8 +135,8 @@ class DoomEnv(gymnasium.Env[Array, np.int64]):
 
 
 def _start(game: Any, engine: Path) -> None:
-    """Starts the engine of a vizdoom.DoomGame. On Linux, nothing of it is left however this process ends."""
-    game.set_doom_config_path(os.devnull)  # or it would write its settings into the current directory
+    """Starts the engine of a vizdoom.DoomGame. On Linux it leaves nothing behind, however this process ends."""
+    game.set_doom_config_path(os.devnull)  # else it would write its settings into the current directory
     if sys.platform != "linux":
         game.init()
         return

@@ -1,4 +1,4 @@
-"""Environments that come in batches, in a worker's columns of a rollout; and which kind of batch an id needs."""
+"""Steps environments that come in batches, in a worker's columns of a rollout; chooses the kind of batch for an id."""
 
 import contextlib
 import logging
@@ -32,13 +32,13 @@ def make_batch(
     first_env: int,
     heartbeat: Callable[[int], None] = lambda env: None,
 ) -> EnvBatch:
-    """Builds the environments of these columns; arguments and errors are those of EnvBatch."""
+    """Builds the environments of these columns; takes and raises the same as EnvBatch."""
     kind = VectorBatch if is_vector(config.env) else BatchSimulator
     return kind(config, arrays, first_env, heartbeat)
 
 
 def check_reset_mode(name: str, env_id: str) -> None:
-    """Raises UsageError for a way to reset that environments which come in batches do not have."""
+    """Raises UsageError for a reset mode that environments in batches do not have."""
     if name == "wait":
         raise UsageError(
             f"reset_mode=wait leaves single environments alone, which {env_id} cannot, since it comes in batches; use "
@@ -47,7 +47,7 @@ def check_reset_mode(name: str, env_id: str) -> None:
 
 
 class VectorBatch(EnvBatch):
-    """Steps its environments in one call, so that none of them can wait for the others, and all fail together.
+    """A batch that one call steps, so that no environment can wait for another, and all fail together.
 
     A step that only resets an environment is not valid; the row after it shows the new game. All environments begin
     with decorrelation_steps random actions."""
@@ -113,7 +113,7 @@ class VectorBatch(EnvBatch):
         return envs
 
     def _start(self, _: int) -> None:
-        """Starts all games, and plays random actions of each environment's own generator."""
+        """Starts all games, and plays random actions from each environment's own generator."""
         self._envs.reset(self._pending)
         specs = [deepcopy(self._envs.spec) for _ in range(self.num_envs)]
         for column, spec in enumerate(specs):

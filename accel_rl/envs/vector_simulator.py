@@ -1,4 +1,4 @@
-"""Environments that come in batches: gymnasium's vector environments and EnvPool, whatever they do when a game ends."""
+"""Simulates environments in batches: gymnasium's vector environments and EnvPool, whatever they do when games end."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -27,10 +27,10 @@ _AT_THE_END = {
 
 
 class VectorOutcome(NamedTuple):
-    """What one step of k environments did.
+    """The results of one step of k environments.
 
-    reward: float64 [k], raw, 0 where the step was none. terminated, truncated: bool [k], as in gymnasium. is_step:
-    bool [k], False where an environment has only reset. is_start: bool [k], the row shows a game's first observation.
+    reward: float64 [k], raw, 0 if is_step is False. terminated, truncated: bool [k], as in gymnasium. is_step: bool
+    [k], False if an environment only reset. is_start: bool [k], True if the row shows a game's first observation.
     """
 
     reward: Array
@@ -41,12 +41,12 @@ class VectorOutcome(NamedTuple):
 
 
 class VectorSimulator:
-    """Steps k environments in one call.
+    """A simulator of k environments, which one call steps.
 
-    seeds: of each environment; one that takes a single seed is given the first. num_threads: of a library with threads
-    of its own. Observations, masks, actions and their checks are those of GymSimulator, but it does not look for masks
-    itself. Methods raise RunError for what does not fit the declared spaces or the declared autoreset mode, the
-    constructor UsageError for what is not supported.
+    seeds: one per environment; a batch that takes a single seed receives the first. num_threads: for a library with its
+    own threads. Observations, masks, actions and their checks are those of GymSimulator, but this class does not look
+    for masks. Methods raise RunError for values that do not fit the declared spaces or autoreset mode, the constructor
+    UsageError for unsupported environments.
     """
 
     def __init__(self, config: EnvConfig, seeds: Sequence[np.random.SeedSequence], num_threads: int = 1):
@@ -60,10 +60,10 @@ class VectorSimulator:
         self._observed = Observed(self._whole_space, self._action_space, config.mask_sources or (), config.env_id)
         self._batch_space = batch_space(self._observed.space, self.num_envs)
         self.spec = replace(self._observed.spec, vector=self._describe())
-        self.overwrites_last = False  # some last observations were lost (see `overwrites_last`)
-        self._steps = 0  # since all games were started together
+        self.overwrites_last = False  # last observations were lost (see `overwrites_last`)
+        self._steps = 0  # steps since all games were started together
         self._resets_next = np.zeros(self.num_envs, np.bool_)  # the next step only resets these
-        # The last step's rows, its info, and the last rows of the games that it has ended
+        # The last step's rows, its info, and the last rows of the games that it ended
         self._rows, self._info, self._last_rows = np.zeros(0), {}, {}  # type: Array, dict[str, Any], dict[int, Array]
 
     def reset(self, rows: Array) -> None:
@@ -78,7 +78,7 @@ class VectorSimulator:
             raise RunError(f"the first observation of an episode {self._where(wrong)} is out of the declared bounds")
 
     def step(self, actions: Array, rows: Array) -> VectorOutcome:
-        """Takes one step in each environment, and writes what is seen after it."""
+        """Takes one step in each environment, and writes the observations after it."""
         self._steps += 1
         returned = call(self._envs, "step", STEP, to_env_action(actions, self._action_space))
         observation, reward, terminated, truncated, self._info = returned
@@ -101,7 +101,7 @@ class VectorSimulator:
         return VectorOutcome(reward, terminated, truncated, is_step, is_start)
 
     def last_row(self, env: int) -> Array:
-        """Returns the true last observation, as a row, of a game that the last step has ended."""
+        """Returns the true last observation, as a row, of a game that the last step ended."""
         if self._mode == AutoresetMode.NEXT_STEP:
             return np.asarray(self._rows[env])
         if self._mode == AutoresetMode.DISABLED:
@@ -125,7 +125,7 @@ class VectorSimulator:
         self._envs.close()
 
     def _start_next_games(self, ended: Array, rows: Array) -> Array:
-        """Starts the next games where that takes a call of its own; returns which rows show a first observation."""
+        """Starts the next games if that needs a separate call; returns which rows show a first observation."""
         if self._mode == AutoresetMode.SAME_STEP:
             return ended
         if any(name in self._info for name in FINAL_OBSERVATION):
@@ -138,7 +138,7 @@ class VectorSimulator:
             return np.zeros_like(ended)
         self._last_rows = {env: rows[env].copy() for env in ended.nonzero()[0].tolist()}
         observation, info = call(self._envs, "reset", RESET, options={"reset_mask": ended.copy()})
-        if self._is_envpool:  # it returns those alone
+        if self._is_envpool:  # EnvPool returns only those that were reset
             rows[ended] = to_row_batch(self._observed.part_of(observation), self._observed.space)
             return ended
         others = rows[~ended].copy()
@@ -152,7 +152,7 @@ class VectorSimulator:
         return ended
 
     def _write(self, observation: Any, rows: Array) -> None:
-        """Raises RunError if observations do not fit the declared space or are not finite."""
+        """Writes observations. Raises RunError if they do not fit the declared space or are not finite."""
         observation = self._observed.part_of(observation)
         if problem := find_mismatch(observation, self._batch_space):
             raise RunError(f"the observation of {self.num_envs} environments{problem}")
@@ -163,9 +163,9 @@ class VectorSimulator:
             raise RunError(f"the observation {self._where(wrong)} {not_finite(found[wrong][0])}")
 
     def _write_masks(self, observation: Any, info: Any, rows: Array, is_over: Any = False, which: Any = True) -> None:
-        """Writes the masks of `which` environments; where a game is over, they may allow nothing.
+        """Writes the masks of the environments `which`; if a game is over, its mask may allow nothing.
 
-        Raises RunError for masks of another shape, missing ones, and those that allow nothing while a game goes on."""
+        Raises RunError for masks that are missing, have a wrong shape, or allow nothing while a game goes on."""
         if not self._observed.mask_source:
             return
         masks = read_mask(self._observed.mask_source, self._envs, observation, info)
@@ -182,7 +182,7 @@ class VectorSimulator:
         np.copyto(self.spec.mask_in(rows), pack(found), where=np.broadcast_to(which, self.num_envs)[:, None])
 
     def _last_mask(self, observation: Any, infos: Any, env: int) -> Array:
-        """Returns the mask [A] of a game's last observation. infos: of all environments' last steps."""
+        """Returns the mask [A] of a game's last observation. infos: those of all environments' last steps."""
         mask, source = None, self._observed.mask_source
         if source == "observation":
             mask = observation[KEY]
@@ -191,8 +191,8 @@ class VectorSimulator:
         return last_mask(mask, self._action_space)
 
     def _where(self, wrong: Array) -> str:
-        """Returns, as text, the first environment with numbers that are marked as wrong, its step since the batch was
-        started, and the part they are of."""
+        """Describes the first environment with numbers marked as wrong, its step since the batch was started, and their
+        part."""
         env = int(wrong.reshape(self.num_envs, -1).any(1).argmax())
         part = self._observed.wrong_part(wrong[env]) if wrong.ndim > 1 else ""
         return f"of environment {env} of {self.num_envs} at step {self._steps}{part}"
@@ -215,7 +215,7 @@ class VectorSimulator:
 
 
 def _autoreset_mode(envs: VectorEnv, env_id: str) -> AutoresetMode:
-    """Raises UsageError unless the environment says what it does at the end of a game."""
+    """Returns an environment's autoreset mode; raises UsageError if it does not declare one."""
     mode = (envs.metadata or {}).get("autoreset_mode")
     try:
         return AutoresetMode(mode)

@@ -1,1 +1,1 @@
-"""Networks: trunks that turn observations into features, and the policies that act on them."""
+"""Contains networks: trunks that turn observations into features, and policies that act on these."""

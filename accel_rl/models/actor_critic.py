@@ -1,4 +1,4 @@
-"""The network of A2C, A3C, PPO and V-trace: a policy and a state value."""
+"""Defines the network of A2C, A3C, PPO and V-trace: a policy and a state value."""
 
 from collections.abc import Callable
 
@@ -21,10 +21,10 @@ Network = Callable[[EnvSpec], nn.Module]
 
 
 class Encoder(nn.Module):
-    """Chains a trunk and, unless core is "none", a recurrent core.
+    """A trunk and, unless core is "none", a recurrent core behind it.
 
-    The core sees num_extra_inputs numbers in addition to the features. A trunk may give its number of features F as
-    `num_features`; otherwise it is run once on zeros to find out."""
+    The core sees num_extra_inputs numbers in addition to the features. A trunk may declare its number of features F as
+    `num_features`; otherwise it is run once on zeros to find F."""
 
     def __init__(self, spec: EnvSpec, network: Network | None, core: str, core_size: int, num_extra_inputs: int):
         super().__init__()
@@ -42,22 +42,22 @@ class Encoder(nn.Module):
     def convolve(self, observation: Tensor) -> Tensor:
         """Returns the output of the trunk's convolutions float32 [N, F'] of observation [N, *O].
 
-        These are the trunk's attribute `convolutions`; of a trunk without it, its features."""
+        The convolutions are the trunk's attribute `convolutions`; without it, returns the trunk's features."""
         layers = getattr(self.trunk, "convolutions", self.trunk)
         return layers(observation).flatten(1).float()  # type: ignore[no-any-return]
 
 
 class ActorCritic(nn.Module):
-    """Maps observations to the parameters of an action distribution and a state value.
+    """A network that maps observations to the parameters of an action distribution and a state value.
 
     network: builds the trunk; None: `make_trunk`.
-    separate_value: gives the value a trunk and a core of its own, so that its large errors do not disturb the policy's.
+    separate_value: gives the value its own trunk and core, so that its large errors do not disturb the policy's.
     core: none, lstm or gru, with core_size units.
     previous_inputs: the core also sees the action and the reward of the previous step.
     gaussian: the distribution over Box actions, see `make_distribution`.
-    normalize: normalizes observations to mean 0 and variance 1; of pictures of bytes, subtracts the background.
-    Observations are rows of spec. With action masks, trunks see what is before these, and the logits of what is not
-    allowed are replaced before they become parameters of the distribution.
+    normalize: normalizes observations to mean 0 and variance 1; pictures of bytes have the background subtracted.
+    Observations are rows of spec. With action masks, trunks see the observation without them, and logits of disallowed
+    actions are replaced before they become parameters of the distribution.
     The attribute `bf16` makes the trunks' convolutions and matrix products run in bfloat16, both when acting and when
     learning.
     """
@@ -127,14 +127,14 @@ class ActorCritic(nn.Module):
         return self._heads(self.encode(observation, recurrent_inputs), observation)
 
     def encode(self, observation: Tensor, recurrent_inputs: RecurrentInputs | None = None) -> list[Tensor]:
-        """Returns what the heads see of each step [..., F], of arguments as `evaluate` takes them: of the policy, and
-        of the value if they are separate."""
+        """Returns the heads' inputs at each step [..., F]: the policy's, and the value's if that is separate. Arguments
+        are those of `evaluate`."""
         if recurrent_inputs is None:
             return self._features(observation)
         return self._unroll(observation, recurrent_inputs)[0]
 
     def value(self, encoded: list[Tensor]) -> Tensor:
-        """Returns the value [...] of what `encode` has returned."""
+        """Returns the value [...] for a result of `encode`."""
         return self.value_head(encoded[-1]).squeeze(-1)  # type: ignore[no-any-return]
 
     def convolve(self, observation: Tensor) -> Tensor:
@@ -144,7 +144,7 @@ class ActorCritic(nn.Module):
             return self.encoder.convolve(x).reshape(*leading, -1)
 
     def count_convolved(self) -> int:
-        """Returns how many numbers `convolve` makes of an observation."""
+        """Returns the number of outputs of `convolve` per observation."""
         return _count_outputs(self.encoder.convolve, self.spec)
 
     def draw_noise(self, num_steps: int, num_envs: int, generator: torch.Generator) -> Tensor:
@@ -157,7 +157,7 @@ class ActorCritic(nn.Module):
     ) -> PolicyStep:
         """Returns actions [b, ...], {"distribution": parameters [b, P], "value": [b]}, and the next state.
 
-        Actions are sampled from noise [b, ...]; without noise they are the most likely ones."""
+        Noise [b, ...] samples the actions; without noise they are the most likely ones."""
         parameters, value, state = self.step(observation, recurrent_inputs)
         distribution = self.distribution
         action = distribution.mode(parameters) if noise is None else distribution.sample(parameters, noise)
@@ -165,15 +165,15 @@ class ActorCritic(nn.Module):
 
     @torch.inference_mode()
     def predict_auxiliary(self, task: str, observation: Tensor) -> Tensor:
-        """Returns what agents bootstrap a replayed sequence from, of the observation [b, *O] behind it: for
-        pixel_control max_a Q [b, h, w], for value_replay V [b]. For networks without a core."""
+        """Returns the values from which agents bootstrap a replayed sequence, for the observation [b, *O] behind it:
+        for pixel_control max_a Q [b, h, w], for value_replay V [b]. For networks without a core."""
         encoded = self.encode(observation)
         if task == "value_replay":
             return self.value(encoded)
         return self.best_value(self.auxiliary_heads[task](encoded[0]), observation)
 
     def best_value(self, q: Tensor, observation: Tensor) -> Tensor:
-        """Returns max_a q [b, ...] of q [b, A, ...] over the actions that are allowed in observation [b, *O]."""
+        """Returns the maximum [b, ...] of q [b, A, ...] over the actions that observation [b, *O] allows."""
         if self.spec.mask_size:
             allowed = allowed_actions(observation, self.spec)
             q = disallow(q, allowed.view(*allowed.shape, *[1] * (q.dim() - 2)))
@@ -223,6 +223,6 @@ class ActorCritic(nn.Module):
 
 @torch.no_grad()
 def _count_outputs(function: Callable[[Tensor], Tensor], spec: EnvSpec) -> int:
-    """Returns how many numbers a function of observations [N, *O] makes of each: the size of its last dimension."""
+    """Returns the size of the last dimension of a function's result for observations [N, *O]."""
     dtype = torch.from_numpy(torch.zeros(()).numpy().astype(spec.row_dtype)).dtype
     return int(function(torch.zeros(1, *spec.observation_shape, dtype=dtype)).shape[-1])

@@ -1,7 +1,7 @@
-"""Heads of the auxiliary tasks that need one: pixel control and reward prediction (Jaderberg et al. 2017, UNREAL).
+"""Defines the heads of auxiliary tasks: pixel control and reward prediction (Jaderberg et al. 2017, UNREAL).
 
-They share the layers below with policy and value, and so train these, too. Value replay has no head of its own. Like
-those of policy and value, heads compute in float32.
+They share the layers below with policy and value, and so train these, too. Value replay needs no additional head. Like
+the heads of policy and value, they compute in float32.
 """
 
 import math
@@ -12,16 +12,15 @@ from accel_rl.models.layers import Linear
 from accel_rl.models.trunks import initialize, linear
 
 NUM_MAPS = 32
-KERNEL, STRIDE = 4, 2  # the deconvolutions'
+KERNEL, STRIDE = 4, 2  # of the deconvolutions
 
 
 class PixelControlHead(nn.Module):
-    """Maps a step's features [N, F] to Q [N, A, h, w]: for each cell of the picture, how much each action changes it
-    from now on.
+    """A head that maps features [N, F] to Q [N, A, h, w]: how much each action will change each cell of the picture.
 
-    A hidden layer makes 32 maps of (h / 2 - 1) x (w / 2 - 1), deconvolutions of 4x4 with stride 2 make h x w values V
-    and advantages A of them, as in a dueling network:  Q_a = V + A_a - mean_a A.  No ReLU follows the deconvolutions:
-    it would keep V and A from being negative.
+    A hidden layer makes 32 maps of (h / 2 - 1) x (w / 2 - 1). Deconvolutions of 4x4 with stride 2 turn them into h x w
+    values V and advantages A, as in a dueling network:  Q_a = V + A_a - mean_a A.  No ReLU follows the deconvolutions,
+    since V and A may be negative.
     cells: (h, w), even numbers of at least 4.
     Source: Jaderberg et al. 2017, appendix; Shirahata et al. 2018 (GUNREAL), section 3 and figure 6.
     """
@@ -32,7 +31,7 @@ class PixelControlHead(nn.Module):
         self.maps_shape = (h // STRIDE - 1, w // STRIDE - 1, NUM_MAPS)  # channels-last, as convolutions want them
         self.hidden = Linear(num_features, math.prod(self.maps_shape))
         initialize(self.hidden)
-        # Value and advantages in one deconvolution, the value first.
+        # One deconvolution makes value and advantages, the value first.
         self.deconvolution = nn.ConvTranspose2d(NUM_MAPS, 1 + num_actions, KERNEL, STRIDE)
         nn.init.xavier_uniform_(self.deconvolution.weight[:, :1])
         nn.init.xavier_uniform_(self.deconvolution.weight[:, 1:])
@@ -43,7 +42,7 @@ class PixelControlHead(nn.Module):
         maps = self.hidden(features, relu=True).view(-1, *self.maps_shape).permute(0, 3, 1, 2)
         weight, bias = self.deconvolution.weight, self.deconvolution.bias
         assert bias is not None
-        # Deconvolutions are linear, so the few weights are combined in place of the many values.
+        # Deconvolutions are linear, so it is cheaper to combine the few weights than the many values.
         return nn.functional.conv_transpose2d(maps, _dueling(weight, 1), _dueling(bias, 0), STRIDE)
 
 
@@ -54,8 +53,8 @@ def _dueling(parameter: Tensor, axis: int) -> Tensor:
 
 
 class RewardPredictionHead(nn.Module):
-    """Maps the convolutions' outputs for three consecutive states [N, 3 F] to logits [N, 3] of the next reward's sign:
-    zero, positive, negative.
+    """A head that maps the convolutions' outputs for three consecutive states [N, 3 F] to logits [N, 3] of the next
+    reward's sign: zero, positive, negative.
 
     Source: Shirahata et al. 2018 (GUNREAL), section 3: two fully connected layers; num_units is 128 in UNREAL."""
 

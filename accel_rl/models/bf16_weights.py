@@ -1,7 +1,7 @@
-"""Weights in bfloat16 on a GPU: cast once for each change of the parameters, for acting and learning alike.
+"""Keeps bfloat16 weights on a GPU: cast once per change of the parameters, for acting and learning alike.
 
-A CUDA graph reads memory where it was at its capture. So the copies stay where they are, and each graph that changes
-parameters ends with `refresh`. Call it before another one is replayed, too: something else may have changed them.
+A CUDA graph reads the memory of its capture. So the copies stay where they are, and each graph that changes parameters
+ends with `refresh`. Call it before another graph is replayed, too: something else may have changed the parameters.
 """
 
 import torch
@@ -11,10 +11,10 @@ from accel_rl.models.layers import Conv2d
 
 
 class Bf16Weights:
-    """Holds copies of a network's parameters in bfloat16: that of `parameter` is its attribute `bf16`.
+    """The bfloat16 copies of a network's parameters; a parameter's copy is its attribute `bf16`.
 
-    Those of flat parameters (updates/flat.py) are one vector, cast by one kernel. The copy of a weight that its layer
-    scales is that of the scaled weight."""
+    Copies of flat parameters (updates/flat.py) are one vector, cast by one kernel. If a layer scales its weight, the
+    copy is of the scaled weight."""
 
     def __init__(self, network: nn.Module):
         self._parameters = list(network.parameters())
@@ -33,7 +33,7 @@ class Bf16Weights:
 
     @torch.no_grad()
     def refresh(self, always: bool = False) -> None:
-        """Casts the parameters if PyTorch has counted changes of them in place, or always: not all are counted."""
+        """Casts the parameters if PyTorch counted changes in place, or always, since it does not count all."""
         version = [tensor._version for tensor in (*self._sources, *self._parameters)]
         if version == self._version and not always:
             return
@@ -45,7 +45,7 @@ class Bf16Weights:
 
 
 def keep_copies(network: nn.Module) -> Bf16Weights | None:
-    """Gives a network that computes in bfloat16 on a GPU copies of its weights; for any other it returns None."""
+    """Gives a network that computes in bfloat16 on a GPU copies of its weights; returns None for any other network."""
     if getattr(network, "bf16", False) and next(network.parameters()).is_cuda:
         return Bf16Weights(network)
     return None

@@ -1,6 +1,6 @@
-"""Action distributions, parameterized by a network's output.
+"""Defines action distributions, parameterized by a network's output.
 
-A sample is a function of given noise, so that acting is reproducible in whatever order environments are served.
+A sample is a function of given noise, so acting is reproducible whatever the order in which environments are served.
 
 Every distribution has
     num_outputs               the size of the linear layer that feeds it
@@ -9,8 +9,8 @@ Every distribution has
     sample, mode, log_probability, entropy      functions of the parameters
     encoded_size, encode      an action as input of a network
 
-Probabilities and entropies are those of actions as they were chosen: what is sent to the environment may be clipped to
-its bounds (envs/spaces.py: to_env_action), which changes nothing here.
+Probabilities and entropies are those of the chosen actions. The sent action may be clipped to the environment's bounds
+(envs/spaces.py: to_env_action), which changes nothing here.
 """
 
 import math
@@ -30,9 +30,9 @@ MIN_VARIANCE = 1e-4  # for the spherical Gaussian, since softplus underflows to 
 
 
 class Categorical(nn.Module):
-    """Chooses one of A actions. Parameters are logits [..., A], actions int64 [...], noise uniform [...].
+    """A choice among A actions. Parameters are logits [..., A], actions int64 [...], noise uniform [...].
 
-    log_epsilon: e; log-probability and entropy are log(p + e) and -sum p log(p + e), whose gradients stay bounded where
+    log_epsilon: e; log-probability and entropy are log(p + e) and -sum p log(p + e); their gradients stay bounded where
     p vanishes (Babaeizadeh et al. 2017, GA3C, equation 5). is_masked: no action of p = 0 is ever sampled.
     """
 
@@ -74,12 +74,12 @@ class Categorical(nn.Module):
         return torch.logaddexp(log_p, log_p.new_full((), math.log(self.log_epsilon)))
 
     def encode(self, action: Tensor) -> Tensor:
-        """Returns actions [N] one-hot, float32 [N, A]."""
+        """Returns one-hot vectors of actions [N], float32 [N, A]."""
         return (action.unsqueeze(-1) == torch.arange(self.num_outputs, device=action.device)).float()
 
 
 class MultiCategorical(nn.Module):
-    """Makes D independent choices, the d-th one among A_d actions; for MultiDiscrete and MultiBinary spaces.
+    """D independent choices, the d-th among A_d actions; for MultiDiscrete and MultiBinary spaces.
 
     Parameters are the concatenated logits of all choices [..., sum A_d], actions int64 [..., D], noise uniform
     [..., D]. Log-probability and entropy are sums over the choices. is_masked: no action of p = 0 is ever sampled.
@@ -145,7 +145,7 @@ class MultiCategorical(nn.Module):
 
 
 class Gaussian(nn.Module):
-    """Samples D independent normals. Noise is normal [..., D]."""
+    """The base class of D independent normal distributions. Noise is normal [..., D]."""
 
     def __init__(self, num_dimensions: int, num_outputs: int):
         super().__init__()
@@ -156,14 +156,14 @@ class Gaussian(nn.Module):
         return torch.randn((*shape, *self.noise_shape), generator=generator, device=generator.device)
 
     def encode(self, action: Tensor) -> Tensor:
-        """Returns actions [N, ...] as they are, not clipped, float32 [N, D]."""
+        """Returns actions [N, ...] unclipped, float32 [N, D]."""
         return action.reshape(-1, self.encoded_size).float()
 
 
 class DiagonalGaussian(Gaussian):
-    """Has a std for each dimension, learned, but the same for all observations. Parameters: means, log stds [..., 2D].
+    """Normals with a learned std per dimension, the same for all observations. Parameters: means, log stds [..., 2D].
 
-    initial_log_std: of all dimensions."""
+    initial_log_std: for all dimensions."""
 
     def __init__(self, num_dimensions: int, initial_log_std: float = 0.0):
         super().__init__(num_dimensions, num_outputs=num_dimensions)
@@ -191,7 +191,7 @@ class DiagonalGaussian(Gaussian):
 
 
 class SphericalGaussian(Gaussian):
-    """Has one variance for all dimensions; means and variance depend on the observation.
+    """Normals with one variance for all dimensions; means and variance depend on the observation.
 
         sigma^2 = softplus(x) + MIN_VARIANCE,    parameters: means and sigma^2 [..., D + 1]
 
@@ -223,17 +223,17 @@ class SphericalGaussian(Gaussian):
     def entropy(self, parameters: Tensor) -> Tensor:
         """Returns D/2 (log(2 pi sigma^2) + 1) [...], the differential entropy of all D dimensions.
 
-        The paper prints 1/2 (log(2 pi sigma^2) + 1), the entropy of one dimension. Here it is that of the whole
-        distribution, just as the log-probability is that of the whole action, and as in the other distributions. With
-        the entropy weight divided by D it equals the paper's."""
+        The paper prints 1/2 (log(2 pi sigma^2) + 1), the entropy of one dimension. Here, as in the other distributions,
+        entropy and log-probability are those of the whole action. With the entropy weight divided by D it equals the
+        paper's."""
         return 0.5 * self.encoded_size * ((2 * math.pi * parameters[..., -1]).log() + 1)
 
 
 class Composite(nn.Module):
-    """Chooses the parts of a Dict or Tuple independently, each by a distribution of its own.
+    """Independent choices of the parts of a Dict or Tuple, each by its own distribution.
 
-    Parameters [..., sum P_i], noise and actions [..., sum D_i] are those of the parts, one after the other; actions are
-    float32 if those of one part are, else int64. Log-probability and entropy are sums over the parts.
+    Parameters [..., sum P_i], noise and actions [..., sum D_i] are the parts' own, one after the other. Actions are
+    float32 if one part's are, else int64. Log-probability and entropy are sums over the parts.
     """
 
     def __init__(self, parts: "Sequence[Distribution]"):
@@ -259,7 +259,7 @@ class Composite(nn.Module):
         return torch.split(parameters, self._nums_parameters, -1)
 
     def split_action(self, action: Tensor) -> list[Tensor]:
-        """Returns the action of each part as its distribution takes it, [...] or [..., D_i]."""
+        """Returns each part's action as its distribution needs it, [...] or [..., D_i]."""
         return [
             own if isinstance(part, Gaussian) else own.long()
             for part, own in zip(self.parts, self._split(action), strict=True)
@@ -271,7 +271,7 @@ class Composite(nn.Module):
         return [own if part.noise_shape else own.squeeze(-1) for part, own in pairs]
 
     def _join(self, numbers: list[Tensor]) -> Tensor:
-        """Does the opposite of `_split`."""
+        """Reverses `_split`."""
         pairs = zip(self.parts, numbers, strict=True)
         return torch.cat([own if part.noise_shape else own.unsqueeze(-1) for part, own in pairs], -1)
 
@@ -306,7 +306,7 @@ def make_distribution(
     action_space: gymnasium.Space[Any], gaussian: str = "diagonal", is_masked: bool = False
 ) -> Distribution:
     """Returns the distribution over an action space. gaussian: diagonal | spherical, for Box spaces. is_masked: some
-    logits are those of actions that are not allowed, for Discrete and MultiDiscrete spaces.
+    logits belong to disallowed actions, for Discrete and MultiDiscrete spaces.
 
     Raises UsageError for an unknown Gaussian, and for spaces other than Discrete, MultiDiscrete, MultiBinary, Box, and
     Dict and Tuple of these."""

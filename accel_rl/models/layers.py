@@ -1,10 +1,9 @@
-"""Convolutions and linear layers that are fast on CPUs, and on GPUs in bfloat16. In float64 they are PyTorch's.
+"""Defines convolutions and linear layers that are fast on CPUs, and on GPUs in bfloat16. In float64 they are PyTorch's.
 
-They have the parameters, names and results of `nn.Conv2d` and `nn.Linear`. On a CPU in inference mode, in which
-policies act, they use weights that are prepared once after each change: cast, and in oneDNN's own layout, with the ReLU
-that follows fused. Learning in bfloat16 casts weights once for each change, too (on a GPU see bf16_weights.py);
-gradients of parameters are float32. Learning in float32 is PyTorch's, which is as fast, but for large matrix products
-on AMD processors.
+They have the parameters, names and results of `nn.Conv2d` and `nn.Linear`. Policies act in inference mode. There, on a
+CPU, these layers prepare weights once after each change (cast, in oneDNN's own layout) and fuse the ReLU that follows.
+Learning in bfloat16 also casts weights once per change (on a GPU see bf16_weights.py); gradients of parameters are
+float32. Learning in float32 uses PyTorch, which is as fast except for large matrix products on AMD processors.
 
 bfloat16 is switched on as usual, by `torch.autocast`.
 """
@@ -27,10 +26,10 @@ LEAST_WEIGHTS = 2**14  # smaller linear layers gain nothing
 
 
 def accelerate(network: nn.Module) -> None:
-    """Turns a network's convolutions and large linear layers into those of this module, in place.
+    """Replaces a network's convolutions and large linear layers by those of this module, in place.
 
-    In an nn.Sequential, ReLUs that follow them are taken in. Parameters, their names and all results stay the same.
-    Layers that are shared, have hooks or are of a class derived from PyTorch's are left as they are."""
+    In an nn.Sequential, ReLUs that follow them are fused. Parameters, their names and all results stay the same. Layers
+    that are shared, have hooks or belong to a class derived from PyTorch's stay unchanged."""
     uses = Counter(module for _, module in network.named_modules(remove_duplicate=False))
     for layer, count in uses.items():
         if type(layer) is nn.Sequential:
@@ -47,16 +46,16 @@ def accelerate(network: nn.Module) -> None:
 def expect_changes(network: nn.Module) -> None:
     """Tells a network's layers that their parameters change after almost every act.
 
-    Then large weights are not packed: it takes as long as several acts on packed weights save."""
+    Then large weights are not packed, since packing costs what several acts on packed weights save."""
     for layer in network.modules():
         if isinstance(layer, Linear):
             layer.packs = False
 
 
 def unaccelerated(network: nn.Module) -> dict[str, str]:
-    """Returns the layers with weights that `accelerate` has left as they are, but small linear ones: name -> class.
+    """Returns the layers with weights that `accelerate` did not replace, except small linear ones: name -> class.
 
-    They compute as PyTorch does. In bfloat16 they cast their weights in every call."""
+    They compute like PyTorch, and in bfloat16 cast their weights in every call."""
     return {
         name: type(layer).__name__
         for name, layer in network.named_modules()
@@ -67,7 +66,7 @@ def unaccelerated(network: nn.Module) -> dict[str, str]:
 
 
 class Sequential(nn.Sequential):
-    """Runs layers one after the other; the layers of this module compute the ReLUs that follow them."""
+    """A sequence of layers, in which the layers of this module compute the ReLUs that follow them."""
 
     def forward(self, x: Tensor) -> Tensor:
         layers = pairwise((*self, None))
@@ -87,13 +86,13 @@ def _has_hooks(module: nn.Module) -> bool:
 
 
 def _is_plain(layer: nn.Conv2d) -> bool:
-    """Tells whether this convolution has no dilation, no groups, and zeros for padding."""
+    """Returns whether this convolution has no dilation, no groups, and zeros for padding."""
     is_dense = layer.groups == 1 and layer.dilation == (1, 1)
     return is_dense and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
 
 
 def _dtype_of(x: Tensor, weight: Tensor) -> torch.dtype | None:
-    """Returns the precision in which one of these layers computes; None: PyTorch's own layer does it."""
+    """Returns the precision in which one of these layers computes; None: PyTorch's own layer computes."""
     device = x.device.type
     if weight.dtype != torch.float32 or is_exporting():
         return None
@@ -104,7 +103,7 @@ def _dtype_of(x: Tensor, weight: Tensor) -> torch.dtype | None:
 
 
 def _copy_in_bf16(weight: Tensor, bias: Tensor | None, scale: float = 1.0) -> Operands:
-    """Returns a layer's weight times scale, and its bias, in bfloat16 on a GPU; the network's copies if it has some."""
+    """Returns a layer's scaled weight and its bias in bfloat16 on a GPU: the network's copies if it has them."""
     if hasattr(weight, "bf16"):
         return weight.bf16, getattr(bias, "bf16", None)
     weight = weight.detach()
@@ -116,9 +115,9 @@ def _copy_in_bf16(weight: Tensor, bias: Tensor | None, scale: float = 1.0) -> Op
 
 
 class Linear(nn.Linear):
-    """Computes x weight^T + bias [N, M] of x [N, K], and a ReLU behind it if asked to."""
+    """A layer that computes x weight^T + bias [N, M] of x [N, K], and optionally a ReLU."""
 
-    packs = True  # the weight, to act
+    packs = True  # packs the weight for acting
 
     def __init__(self, num_inputs: int, num_outputs: int):
         super().__init__(num_inputs, num_outputs)
@@ -141,7 +140,7 @@ class Linear(nn.Linear):
         return torch.relu(y) if relu else y
 
     def operands(self, dtype: torch.dtype, packed_for: int = 0) -> Operands:
-        """Returns weight and bias in this precision; on a CPU, the weight is packed for that many samples, if any."""
+        """Returns weight and bias in this precision; on a CPU, packs the weight for packed_for samples unless 0."""
         if self.weight.is_cuda:
             return _copy_in_bf16(self.weight, self.bias)
 
@@ -163,7 +162,7 @@ def _multiply(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, relu: bo
 
 
 class _Product(torch.autograd.Function):
-    """Multiplies x [N, K] by a layer's weight, adds its bias, and applies its ReLU."""
+    """A product of x [N, K] and a layer's weight, with its bias and ReLU."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, layer: Linear, relu: bool) -> Tensor:
@@ -188,12 +187,12 @@ class _Product(torch.autograd.Function):
 
 
 class Conv2d(nn.Conv2d):
-    """Convolves images float [N, C, H, W], with a ReLU behind it if asked to.
+    """A convolution of images float [N, C, H, W], with an optional ReLU.
 
-    A subclass may form groups of g neighbouring pixels of a row, whose channels become those of one wider pixel.
+    A subclass may join groups of g neighbouring pixels of a row into one pixel with g times the channels.
     """
 
-    scale = 1.0  # the weights are multiplied by it
+    scale = 1.0  # factor of the weights
 
     def __init__(self, *arguments: Any, **options: Any):
         super().__init__(*arguments, **options)
@@ -202,7 +201,7 @@ class Conv2d(nn.Conv2d):
     def forward(self, image: Tensor, relu: bool = False) -> Tensor:
         dtype = _dtype_of(image, self.weight) if image.dim() == 4 else None
         learns_in_float32 = dtype == torch.float32 and not torch.is_inference_mode_enabled()
-        if dtype is None or learns_in_float32 or not _convolves(image, dtype):  # there, PyTorch's own is as fast
+        if dtype is None or learns_in_float32 or not _convolves(image, dtype):  # PyTorch's own layer is as fast there
             y = self._plain(image)
             return torch.relu(y) if relu else y
         x, group = self._grouped(image, dtype)
@@ -223,8 +222,8 @@ class Conv2d(nn.Conv2d):
         return (self.stride[0], self.stride[1] // group), self.padding  # type: ignore[return-value]
 
     def operands(self, dtype: torch.dtype, group: int, packed_for: torch.Size | None = None) -> Operands:
-        """Returns weight, for grouped images [M, C g, h, w / g], and bias in this precision; on a CPU, the weight is
-        packed for grouped images of that shape, if any."""
+        """Returns the weight for grouped images [M, C g, h, w / g], and the bias, in this precision; on a CPU, packs
+        the weight for grouped images of shape packed_for unless None."""
         if self.weight.is_cuda:
             weight, bias = _copy_in_bf16(self.weight, self.bias, self.scale)
             return self._regrouped(weight, group), bias
@@ -241,24 +240,24 @@ class Conv2d(nn.Conv2d):
         return self.prepared.get((dtype, group, packed_for), make, self.weight, self.bias)
 
     def gradient_of(self, gradient: Tensor) -> Tensor:
-        """Returns the gradient of the layer's weight, float32, of that of `operands`."""
+        """Converts the gradient of the weight from `operands` to that of the layer's weight, float32."""
         gradient = self._regrouped(gradient.to(torch.float32), 1)
         return gradient if self.scale == 1 else gradient * self.scale
 
     def _regrouped(self, weight: Tensor, group: int) -> Tensor:
-        """Returns the same weight, however it is grouped, for groups of this many pixels, in channels-last memory."""
+        """Returns a weight of any grouping for groups of this many pixels, in channels-last memory."""
         M, C, h, w = self.weight.shape
         return weight.permute(0, 2, 3, 1).reshape(M, h, w // group, C * group).permute(0, 3, 1, 2)
 
 
 class ByteConv(Conv2d):
-    """Convolves (pixels - background) / 255, pixels given as bytes uint8 [N, C, H, W].
+    """A convolution of (pixels - background) / 255, for pixels uint8 [N, C, H, W].
 
-    background: holds a whole number as its `value`, see `PixelNorm`; None: 0.
+    background: its `value` is a whole number, see `PixelNorm`; None: 0.
 
-    The weights are divided instead, since they are fewer. Besides, bytes are exact in bfloat16, their 255ths are not.
-    Where kernel and width are multiples of the stride, as many pixels as that form a group: of four frames it has 16
-    channels, with which oneDNN computes gradients faster (an update in bfloat16 takes 2 to 4 % less time).
+    The weights are divided instead, since they are fewer, and since bytes are exact in bfloat16, but not their 255ths.
+    If kernel and width are multiples of the stride, a group has as many pixels as the stride. With four frames it has
+    16 channels, for which oneDNN computes gradients faster (an update in bfloat16 takes 2 to 4 % less time).
     """
 
     scale = 1 / 255
@@ -269,7 +268,7 @@ class ByteConv(Conv2d):
         return self._conv_forward(x, self.weight * self.scale, self.bias)  # type: ignore[no-any-return]
 
     def _pixels(self, image: Tensor, dtype: torch.dtype) -> Tensor:
-        """Returns pixels - background, exact in bfloat16, too, in channels-last memory."""
+        """Returns pixels - background in channels-last memory, exact even in bfloat16."""
         x = interleaved(image).to(dtype, memory_format=torch.channels_last)
         return x if self.background is None else x.sub_(self.background.value)
 
@@ -283,12 +282,12 @@ class ByteConv(Conv2d):
 
 
 def _convolves(image: Tensor, dtype: torch.dtype) -> bool:
-    """Tells whether `_convolve` works for this image, in this precision."""
+    """Returns whether `_convolve` works for this image, in this precision."""
     return image.is_cuda or onednn.convolves(dtype)
 
 
 def _convolve(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair, *, relu: bool) -> Tensor:
-    """Returns what onednn.convolve does, on a GPU, too."""
+    """Returns the result of onednn.convolve, on a GPU, too."""
     if not x.is_cuda:
         return onednn.convolve(x, weight, bias, stride, padding, relu=relu)
     y = F.conv2d(x, weight, bias, stride, padding)
@@ -296,7 +295,7 @@ def _convolve(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padd
 
 
 class _Convolution(torch.autograd.Function):
-    """Convolves a grouped image by a layer's weight, adds its bias, and applies its ReLU."""
+    """A convolution of a grouped image with a layer's weight, bias and ReLU."""
 
     @staticmethod
     def forward(
@@ -317,8 +316,8 @@ class _Convolution(torch.autograd.Function):
             gradient = torch.ops.aten.threshold_backward(gradient, y, 0)
         needs_x, _, needs_bias = ctx.needs_input_grad[:3]
         if x.dtype == torch.bfloat16 and not x.is_cuda and torch.get_num_threads() > 1:
-            # For weights in bfloat16, oneDNN's threads wait for each other at every image of the batch, and do not
-            # sleep: where another process needs one of their CPUs, this takes a hundred times as long.
+            # With weights in bfloat16, oneDNN's threads wait for each other at every image of the batch without
+            # sleeping. If another process needs one of their CPUs, this takes a hundred times as long.
             x_gradient = _gradients(gradient, x, weight, ctx.geometry, (True, False, False))[0] if needs_x else None
             gradient, x, weight = (tensor.to(torch.float32) for tensor in (gradient, x, weight))
             _, weight_gradient, bias_gradient = _gradients(gradient, x, weight, ctx.geometry, (False, True, needs_bias))
@@ -330,7 +329,7 @@ class _Convolution(torch.autograd.Function):
 
 
 def _gradients(gradient: Tensor, x: Tensor, weight: Tensor, geometry: tuple[Pair, Pair], wanted: Any) -> Any:
-    """Returns the gradients of x, of the weight and of the bias, as far as they are wanted, each in x's precision."""
+    """Returns the wanted gradients of x, weight and bias, each in x's precision."""
     return torch.ops.aten.convolution_backward(
         gradient, x, weight, [len(weight)], *geometry, (1, 1), False, (0, 0), 1, wanted
     )

@@ -1,4 +1,4 @@
-"""Limits how large a network may become, for networks that other people's files describe."""
+"""Limits the size of networks that other people's files describe."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -11,9 +11,9 @@ _FACTORIES = (torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torc
 
 
 class MemoryLimit(TorchFunctionMode):
-    """While it is entered, raises MemoryError, before memory is taken, if layers would make more than num_numbers.
+    """A context that raises MemoryError, before memory is taken, if layers would allocate more than num_numbers.
 
-    Counts what torch's functions that make tensors of a given size are asked for: parameters and buffers of layers."""
+    It counts the sizes that torch's allocating functions are asked for: parameters and buffers of layers."""
 
     def __init__(self, num_numbers: int):
         super().__init__()

@@ -1,8 +1,7 @@
-"""Normalization of observations and rewards by their running moments.
+"""Normalizes observations and rewards by their running moments.
 
-Nothing here makes a GPU wait. Sums over learners are taken by a function Tensor -> Tensor, the update's `sum` (the
-identity for a single learner). Moments are float64, so that rounding does not depend on how samples are split over
-learners.
+Nothing here makes a GPU wait. A function Tensor -> Tensor sums over learners: the update's `sum` (the identity for a
+single learner). Moments are float64, so that rounding does not depend on how samples are split over learners.
 """
 
 from collections.abc import Callable
@@ -21,7 +20,7 @@ EPSILON = 1e-8  # added to the variance
 
 
 class RunningMoments(nn.Module):
-    """Tracks the count, mean and population variance of all samples so far, elementwise.
+    """The running count, mean and population variance of all samples so far, elementwise.
 
     Batches are merged by the formula of Chan, Golub & LeVeque 1979: with n, m, S the count, the mean and the sum of
     squared differences from the mean so far, and n_b, m_b, S_b those of the batch,
@@ -46,13 +45,13 @@ class RunningMoments(nn.Module):
 
     @torch.no_grad()
     def update(self, samples: Tensor, sum_over_learners: Sum, valid: Tensor | None = None) -> None:
-        """Adds samples [N, ...]; valid [N] bool: which of them count (None: all). The others may hold anything."""
+        """Adds samples [N, ...]; valid [N] bool: those that count (None: all). The others may hold anything."""
         values = samples.to(torch.float64)
         valid = torch.ones(len(values), dtype=torch.bool, device=values.device) if valid is None else valid
         valid = valid.reshape(-1, *[1] * self.mean.dim())  # [N, 1, ...]
         # A weight of 0 is not enough: invalid samples may be nan, and 0 * nan is nan.
         values, weight = values.masked_fill(~valid, 0.0), valid.to(torch.float64)
-        # Two sums: differences are from the batch mean over all learners, so that squares do not cancel.
+        # The second sum is of differences from the batch mean over all learners, so that squares do not cancel.
         total = sum_over_learners(torch.cat([weight.sum().reshape(1), values.sum(0).flatten()]))
         count, batch_mean = total[0], (total[1:] / total[0].clamp(min=1)).reshape(self.mean.shape)
         square = sum_over_learners((weight * (values - batch_mean).square()).sum(0))
@@ -65,7 +64,7 @@ class RunningMoments(nn.Module):
 
 
 class ObservationNorm(nn.Module):
-    """Computes (observation - mean) / sqrt(variance + 1e-8), clipped to +-10; the identity before the first update.
+    """A layer: (observation - mean) / sqrt(variance + 1e-8), clipped to +-10; the identity before the first update.
 
     Raises UsageError for observations that are not vectors of numbers.
     """
@@ -83,22 +82,22 @@ class ObservationNorm(nn.Module):
     def forward(self, observation: Tensor) -> Tensor:
         """Returns the normalized observations float32 [N, ...] of observation [N, ...]."""
         moments = self.moments
-        if observation.dtype == torch.bool:  # which has no difference
+        if observation.dtype == torch.bool:  # subtraction is not defined for bool
             observation = observation.byte()
         scaled = (observation - moments.mean) / (moments.variance + EPSILON).sqrt()
         return torch.where(moments.count > 0, scaled.clamp(-LIMIT, LIMIT), observation).to(torch.float32)
 
     def is_complete(self, first_step: int) -> bool:
-        """Returns whether a rollout that began at this agent step of the run adds nothing: each adds something."""
+        """Returns whether a rollout that began at this agent step of the run adds nothing: all add something."""
         return False
 
     def update(self, observation: Tensor, sum_over_learners: Sum, valid: Tensor | None = None) -> None:
-        """Adds observation [N, ...], rows of spec, to the moments; valid [N] bool: which of them count (None: all)."""
+        """Adds observation [N, ...], rows of spec, to the moments; valid [N] bool: those that count (None: all)."""
         self.moments.update(self.spec.observation_in(observation), sum_over_learners, valid)
 
 
 class Background(nn.Module):
-    """Holds a pixel's value, 0 ... 255, as the buffer `value` float32 []."""
+    """A pixel's value, 0 ... 255, as the buffer `value` float32 []."""
 
     value: Tensor
 
@@ -108,16 +107,16 @@ class Background(nn.Module):
 
 
 class PixelNorm(nn.Module):
-    """Makes a network's first convolutions subtract the background, the most frequent pixel of the first rollout.
+    """A normalization: first convolutions subtract the background, the most frequent pixel of the first rollout.
 
-    All weights of a filter that sees an even background which is not black are driven in one direction at once, until
-    its ReLU is off everywhere: in Pong, half of the first filters die so. Source: LeCun et al. 1998, "Efficient
-    BackProp", 4.3, which centers inputs for that reason.
+    On an even background that is not black, updates push all weights of a filter in one direction at once, until its
+    ReLU is off everywhere. In Pong, half of the first filters die this way. Source: LeCun et al. 1998, "Efficient
+    BackProp", 4.3, which centers inputs for this reason.
 
     Raises UsageError for a network that does not begin with a `ByteConv`."""
 
-    is_known = False  # whether a trained policy has given the background
-    STRIDE = 7  # one of so many observations is looked at
+    is_known = False  # True: the background comes from a trained policy
+    STRIDE = 7  # uses every STRIDE-th observation
 
     def __init__(self, spec: EnvSpec, network: nn.Module):
         super().__init__()
@@ -129,18 +128,18 @@ class PixelNorm(nn.Module):
                 "subtract the background; use --no-normalize-observations"
             )
         for layer in layers:
-            vars(layer)["background"] = self.moments  # not as its own module: then it would be saved twice
+            vars(layer)["background"] = self.moments  # not as a submodule, which would be saved twice
 
     def forward(self, observation: Tensor) -> Tensor:
         return observation
 
     def is_complete(self, first_step: int) -> bool:
-        """Returns whether a rollout that began at this agent step of the run adds nothing: only the first one does."""
+        """Returns whether a rollout that began at this agent step of the run adds nothing; only the first one adds."""
         return first_step > 0 or self.is_known
 
     @torch.no_grad()
     def update(self, observation: Tensor, sum_over_learners: Sum, valid: Tensor) -> None:
-        """Finds the background of observation uint8 [N, ...], rows of spec; valid [N] bool: which of them count."""
+        """Finds the background of observation uint8 [N, ...], rows of spec; valid [N] bool: those that count."""
         pixels = self.spec.observation_in(observation[:: self.STRIDE]).flatten(1).to(torch.int64)
         weight = valid[:: self.STRIDE].to(torch.float64).unsqueeze(1).expand(pixels.shape)
         frequency = weight.new_zeros(256).scatter_add_(0, pixels.flatten(), weight.flatten())
@@ -148,11 +147,11 @@ class PixelNorm(nn.Module):
 
 
 class ReturnScale(nn.Module):
-    """Divides rewards by the std of the running discounted return, clipped to +-10; no mean is subtracted.
+    """A division of rewards by the std of the running discounted return, clipped to +-10; no mean is subtracted.
 
         G_t = discount * (1 - done_{t-1}) * G_{t-1} + r_t,    from 0, for each environment
 
-    Rewards are unchanged before the first update, and as long as all returns are equal.
+    Rewards are unchanged before the first update, and while all returns are equal.
     """
 
     running: Tensor

@@ -1,8 +1,8 @@
 """Calls oneDNN's products and convolutions directly, with a ReLU fused and with weights in oneDNN's own layout.
 
-PyTorch offers these operations to its compiler only, as private ones without a gradient. Nothing else calls them. Each
-is tried once, on a small batch, against plain PyTorch; `convolves` and `multiplies` tell where it is missing, refuses
-the call or computes something else. Then the layers (layers.py) use plain PyTorch.
+PyTorch has these operations for its compiler only, as private ones without a gradient. Only this module calls them.
+Each is compared once, on a small batch, with plain PyTorch. If it is missing, refuses the call or computes something
+else, `convolves` or `multiplies` returns False, and the layers (layers.py) use plain PyTorch.
 
 All tensors are on the CPU and of one dtype, float32 or bfloat16; images [N, C, H, W] are in channels-last memory.
 """
@@ -53,19 +53,19 @@ def pack_product(weight: Tensor, num_samples: int) -> Tensor:
 
 @cache
 def convolves(dtype: torch.dtype) -> bool:
-    """Tells whether `convolve` and `pack_convolution` work as they are called here."""
+    """Returns whether `convolve` and `pack_convolution` work as they are called here."""
     return _works("convolutions", dtype, _try_convolutions)
 
 
 @cache
 def multiplies(dtype: torch.dtype) -> bool:
-    """Tells whether `multiply` and `pack_product` work as they are called here."""
+    """Returns whether `multiply` and `pack_product` work as they are called here."""
     return _works("matrix products", dtype, _try_products)
 
 
 @cache
 def prefers_products() -> bool:
-    """Tells whether `multiply` is faster in float32 than PyTorch's own product, which is MKL's.
+    """Returns whether `multiply` is faster in float32 than PyTorch's own product, which is MKL's.
 
     MKL leaves much of an AMD processor idle: the hidden layer of Nature-CNN (3136 -> 512) takes half the time with
     oneDNN on an EPYC, for a batch of 80, both forward and backward."""
@@ -77,7 +77,7 @@ def prefers_products() -> bool:
 
 
 def _works(what: str, dtype: torch.dtype, trials: Callable[[torch.dtype], list[tuple[Tensor, Tensor]]]) -> bool:
-    """Tells whether all pairs of found and expected results are equal within the dtype's precision; logs if not."""
+    """Returns whether all pairs of found and expected results are equal within the dtype's precision; logs if not."""
     try:
         with torch.inference_mode(), torch.autocast("cpu", enabled=False):
             if all(_is_close(found.float(), expected, 8 * torch.finfo(dtype).eps) for found, expected in trials(dtype)):
@@ -108,7 +108,7 @@ def _try_convolutions(dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
 
 
 def _try_products(dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
-    """Tries all that the layers need: forward, forward packed, and both gradients, which take transposed factors."""
+    """Tries the layers' products: forward, forward packed, and both gradients, which take transposed factors."""
     x, weight, bias = torch.arange(6.0).view(2, 3) - 2, torch.arange(12.0).view(4, 3) - 5, torch.arange(4.0)
     x_, weight_, bias_ = (tensor.to(dtype) for tensor in (x, weight, bias))
     expected = F.linear(x, weight, bias)

@@ -1,4 +1,4 @@
-"""Keeps tensors that are made of parameters (cast, packed) until the parameters change."""
+"""Keeps tensors made from parameters (cast, packed) until the parameters change."""
 
 from collections.abc import Callable, Hashable
 from typing import NamedTuple
@@ -7,30 +7,30 @@ import torch
 from torch import Tensor
 
 Operands = tuple[Tensor, Tensor | None]
-"""A weight and a bias, as an operation takes them."""
+"""A weight and a bias, in an operation's format."""
 
-MOST_KEPT = 16  # operands of a layer: a few precisions, and the batch sizes that it is used with
+MOST_KEPT = 16  # operands of a layer: a few precisions and batch sizes
 
 
 class PreparedTensors:
-    """Makes the tensors of a layer at their first use, and again at their first use after its parameters have changed.
+    """The prepared tensors of a layer, made at first use, and again at the first use after its parameters changed.
 
-    Changes are seen by PyTorch's own counters, which every operation in place increments, through whatever view; those
-    of the flat vector, too (updates/flat.py). Only writing through `.data` or NumPy would not be seen."""
+    PyTorch's own counters reveal changes: every operation in place increments them, through any view and through the
+    flat vector (updates/flat.py). Only writes through `.data` or NumPy stay hidden."""
 
     def __init__(self) -> None:
         self._made: dict[Hashable, _Made] = {}
 
     def get(self, name: Hashable, make: Callable[[], Operands], weight: Tensor, bias: Tensor | None) -> Operands:
-        """Returns make(), or what it returned for the same values of weight and bias.
+        """Returns make(), or its earlier result for the same values of weight and bias.
 
-        name: tells it from everything else that is made here."""
+        name: distinguishes it from everything else that is made here."""
         version = _version(weight), bias is not None and _version(bias)
         made = self._made.get(name)
         if made is None or made.version != version:
             if len(self._made) >= MOST_KEPT:
                 self._made.clear()
-            with torch.inference_mode(False), torch.no_grad():  # it may be saved for a gradient later
+            with torch.inference_mode(False), torch.no_grad():  # a later gradient may need it
                 made = self._made[name] = _Made(version, make())
         return made.operands
 

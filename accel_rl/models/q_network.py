@@ -1,4 +1,4 @@
-"""The network of the Q-learning family: action values, and epsilon-greedy actions from them."""
+"""Defines the network of the Q-learning family: action values, and epsilon-greedy actions from them."""
 
 import gymnasium
 import torch
@@ -14,27 +14,27 @@ from accel_rl.models.trunks import ConvNet, linear, with_layer_norms
 from accel_rl.rollout import PolicyStep, RecurrentInputs
 from accel_rl.stacks import interleaved
 
-# Norm of the last layer's weight vectors, from the authors' code (policies/dqn/networks): values begin near 0. CartPole
-# is learned with it: by dqn and eps_rainbow in 100,000 steps, by categorical_dqn in 150,000 and by n_step_q in 300,000,
-# each with a fresh seed (77), to a score of 500 in all of 20 games.
+# Norm of the last layer's weight vectors, from the authors' code (policies/dqn/networks): values begin near 0. With it,
+# dqn and eps_rainbow learn CartPole in 100,000 steps, categorical_dqn in 150,000 and n_step_q in 300,000, each with a
+# fresh seed (77), to a score of 500 in all of 20 games.
 HEAD_NORM = 0.01
 MOST_DRAWN = 2**31  # so large that its remainder by few actions is as good as uniform
 DUELING_SCALE = 0.5**0.5  # multiplies the gradient that comes back from the two streams
 
 
 class QNetwork(nn.Module):
-    """Estimates Q(s, a) for the A actions of a Discrete space; acts epsilon-greedily.
+    """A network that estimates Q(s, a) for the A actions of a Discrete space, and acts epsilon-greedily.
 
     network: builds the trunk; None: `make_trunk`.
-    support [K]: the atoms of a distribution over each action's return, whose expectation is Q (Bellemare et al. 2017).
+    support [K]: atoms of a distribution over each action's return; its expectation is Q (Bellemare et al. 2017).
     dueling: computes Q from two streams, the state's value and the actions' advantages (Wang et al. 2016).
     epsilon_eval: the probability of a random action in evaluation mode (`eval()`). In training mode it is the attribute
-        `epsilon`, one for all environments or one for each [B], which may be set at any time.
-    num_quantiles: of each action's return, K, whose mean is Q (Dabney et al. 2018); 0: none.
-    core: none, lstm or gru, with core_size units; not with dueling. previous_inputs: it also sees the action and the
-        reward of the previous step.
+        `epsilon`, one number or one per environment [B], which may be set at any time.
+    num_quantiles: K, the number of quantiles of each action's return; their mean is Q (Dabney et al. 2018); 0: none.
+    core: none, lstm or gru, with core_size units; not with dueling. previous_inputs: the core also sees the action and
+        the reward of the previous step.
     records_value: `act` returns max_a Q as the policy output "value".
-    Observations are rows of spec. With action masks, actions and maxima are among those that are allowed.
+    Observations are rows of spec. With action masks, actions and maxima are among the allowed actions.
     Raises UsageError for other action spaces.
     """
 
@@ -69,7 +69,7 @@ class QNetwork(nn.Module):
         self.head: LinearHead | DuelingHead
         if not dueling:
             self.head = LinearHead(num_features, self.num_actions, num_atoms)
-        elif isinstance(trunk, ConvNet):  # after convolutions, each of the two streams has a hidden layer of its own
+        elif isinstance(trunk, ConvNet):  # after convolutions, each of the two streams has its own hidden layer
             self.encoder.trunk = trunk.convolutions
             self.head = DuelingHead(trunk.hidden.in_features, num_features, self.num_actions, num_atoms)
             if trunk.norm:
@@ -79,15 +79,15 @@ class QNetwork(nn.Module):
         accelerate(self.head)
 
     def forward(self, observation: Tensor) -> Tensor:
-        """Returns Q [N, A] of observation [N, *O]; the logits of distributions or the quantiles [N, A, K] if it has
-        such. For networks without a core."""
+        """Returns Q [N, A] of observation [N, *O], or logits of distributions or quantiles [N, A, K]. For networks
+        without a core."""
         with precision(self.bf16, observation.device):
             hidden = self.head.hidden(self.encoder.trunk(self.spec.observation_in(observation)))
         return self._output(*(features.float() for features in hidden))
 
     def evaluate(self, observation: Tensor, recurrent_inputs: RecurrentInputs | None = None) -> Tensor:
-        """Returns what `forward` does of samples [N, *O], or, with recurrent inputs, of sequences [T, B, *O]: the state
-        [B, S] before the first step, all other fields [T, B, ...]."""
+        """Returns `forward` of samples [N, *O], or, with recurrent inputs, the same for sequences [T, B, *O].
+        recurrent_inputs: the state [B, S] before the first step, all other fields [T, B, ...]."""
         return self(observation) if recurrent_inputs is None else self._unroll(observation, recurrent_inputs)[0]
 
     def step(
@@ -95,13 +95,13 @@ class QNetwork(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Runs one step: observation [N, *O], recurrent_inputs [N, ...].
 
-        Returns Q [N, A] as `q_values` does, max_a Q [N], and the next state [N, S], or None without a core."""
+        Returns Q [N, A] as in `q_values`, max_a Q [N], and the next state [N, S], or None without a core."""
         q, state = self._step(observation, recurrent_inputs)
         return q, q.amax(-1), state
 
     def q_values(self, output: Tensor, observation: Tensor) -> Tensor:
-        """Returns Q [..., A] from the output of `forward` or `evaluate` for observation [..., *O]; actions that are not
-        allowed there have a value below all others."""
+        """Returns Q [..., A] from the output of `forward` or `evaluate` for observation [..., *O]; disallowed actions
+        have a value below all others."""
         q = output
         if self.num_quantiles:
             q = output.mean(-1)
@@ -112,7 +112,7 @@ class QNetwork(nn.Module):
     def draw_noise(self, num_steps: int, num_envs: int, generator: torch.Generator) -> Tensor:
         """Draws, for every step and environment, a random action, or -1 for the greedy one: int64 [T, B].
 
-        With masks, it is a large number, whose remainder chooses among the actions that will be allowed."""
+        With masks, the random action is a large number, whose remainder chooses among the allowed actions."""
         epsilon, device = self.epsilon if self.training else self.epsilon_eval, generator.device
         if isinstance(epsilon, Tensor):
             epsilon = epsilon.to(device)
@@ -124,9 +124,9 @@ class QNetwork(nn.Module):
     def act(
         self, observation: Tensor, noise: Tensor | None, recurrent_inputs: RecurrentInputs | None = None
     ) -> PolicyStep:
-        """Returns actions [b], {"value": max_a Q [b]} if these are recorded, and the next state, if there is a core.
+        """Returns actions [b], {"value": max_a Q [b]} if records_value, and the next state, if there is a core.
 
-        Actions are those of noise [b] where it is not negative; elsewhere, and without noise, the greedy ones."""
+        Noise [b] that is not negative gives the action; elsewhere, and without noise, actions are greedy."""
         q, state = self._step(observation, recurrent_inputs)
         greedy = q.argmax(-1)
         outputs = {"value": q.amax(-1)} if self.records_value else {}
@@ -163,7 +163,7 @@ class QNetwork(nn.Module):
 
 
 class LinearHead(nn.Module):
-    """Computes [N, A, K] from features [N, F] with one linear layer."""
+    """A head that computes [N, A, K] from features [N, F] with one linear layer."""
 
     def __init__(self, num_features: int, num_actions: int, num_atoms: int):
         super().__init__()
@@ -179,7 +179,7 @@ class LinearHead(nn.Module):
 
 
 class DuelingHead(nn.Module):
-    """Computes V + A - mean_a A [N, A, K] from features [N, F], for each of K atoms before the softmax.
+    """A head that computes V + A - mean_a A [N, A, K] from features [N, F], for each of K atoms before the softmax.
 
     num_hidden: units of a hidden layer with ReLU in each stream; 0: none. The gradient with respect to the features is
     multiplied by sqrt(1/2), since two streams add to it (Wang et al. 2016, section 4.2)."""
@@ -207,7 +207,7 @@ class DuelingHead(nn.Module):
 
 
 class _ScaledGradient(torch.autograd.Function):
-    """Returns its input unchanged and multiplies the gradient by a factor."""
+    """An identity that multiplies the gradient by a factor."""
 
     @staticmethod
     def forward(context, x: Tensor, factor: float) -> Tensor:  # type: ignore[no-untyped-def]
@@ -225,8 +225,8 @@ def _stream(num_features: int, num_hidden: int, num_outputs: int) -> nn.Sequenti
 
 
 def of_action(output: Tensor, action: Tensor) -> Tensor:
-    """Selects what belongs to actions [...] from an output for all actions: [..., A] -> [...], or [..., A, *K] ->
-    [..., *K]. (With an index, a GPU would sort the gradient first.)"""
+    """Selects the entries of actions [...] from an output for all actions: [..., A] -> [...], or
+    [..., A, *K] -> [..., *K]. (With an index, a GPU would sort the gradient first.)"""
     dim, more = action.dim(), output.shape[action.dim() + 1 :]
     index = action.view(*action.shape, *[1] * (1 + len(more))).expand(*action.shape, 1, *more)
     return output.gather(dim, index).squeeze(dim)

@@ -1,4 +1,4 @@
-"""Recurrent cores: they carry a state from step to step, which is reset where a new game starts.
+"""Defines recurrent cores, which carry a state from step to step and reset it where a new game starts.
 
 Time comes first: x [T, B, F], state [B, S] before the first step, is_first [T, B] bool: a new game starts here. A core
 returns its output [T, B, H] and the state after the last step. A single step is a sequence of T = 1, so acting and
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 class LSTM(nn.Module):
-    """Computes  i, f, g, o = x W + h U + b;  c' = sigmoid(f) c + sigmoid(i) tanh(g);  h' = sigmoid(o) tanh(c').
+    """A core:  i, f, g, o = x W + h U + b;  c' = sigmoid(f) c + sigmoid(i) tanh(g);  h' = sigmoid(o) tanh(c').
 
     State: h and c, S = 2H. Source: Hochreiter & Schmidhuber 1997, with the forget gate of Gers et al. 2000.
     """
@@ -34,7 +34,7 @@ class LSTM(nn.Module):
 
 
 class GRU(nn.Module):
-    """Computes  r, z = sigmoid(x W + h U + b);  n = tanh(x W_n + b_n + r (h U_n));  h' = (1 - z) n + z h.
+    """A core:  r, z = sigmoid(x W + h U + b);  n = tanh(x W_n + b_n + r (h U_n));  h' = (1 - z) n + z h.
 
     State: h, S = H. Source: Cho et al. 2014, in the form that cuDNN and PyTorch use.
     """

@@ -1,4 +1,4 @@
-"""Trunks: observation [N, ...] -> features [N, F]. Initialized as in the code of Stooke & Abbeel."""
+"""Defines trunks: observation [N, ...] -> features [N, F]. They are initialized as in the code of Stooke & Abbeel."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ from accel_rl.errors import UsageError
 from accel_rl.models.layers import ByteConv, Conv2d, Linear
 
 ConvLayer = tuple[int, int, int, int | str]
-"""Filters, kernel, stride, padding of a convolution; "same": as TensorFlow pads, see `same_padding`."""
+"""Filters, kernel, stride, padding of a convolution; "same": TensorFlow's padding, see `same_padding`."""
 
 A3C_LAYERS = [(16, 8, 4, 0), (32, 4, 2, 0)]  # for images of at least 20 x 20
 
@@ -26,8 +26,8 @@ A3C_LAYERS = [(16, 8, 4, 0), (32, 4, 2, 0)]  # for images of at least 20 x 20
 def make_trunk(spec: EnvSpec) -> nn.Module:
     """Returns the default trunk for an observation space.
 
-    This is A3C-Net for images, `small_net` for small ones, each of these and a small MLP for a Dict or Tuple that
-    contains images, and a small MLP for everything else."""
+    This is A3C-Net for images and `small_net` for small images; these and a small MLP for a Dict or Tuple that contains
+    images; a small MLP for everything else."""
     if spec.is_picture:
         return image_net(spec)
     return NestedNet(spec) if any(is_picture(part.space) for part in _parts(spec)) else MLP(spec)
@@ -42,7 +42,7 @@ def linear(num_inputs: int, num_outputs: int, norm: float = 1.0) -> nn.Linear:
 
 @torch.no_grad()
 def initialize(layer: nn.Linear, norm: float = 1.0) -> None:
-    """Gives weight vectors random directions and the given norm, and makes biases zero."""
+    """Gives weight vectors random directions and the given norm; sets biases to zero."""
     layer.weight.normal_()
     layer.weight.mul_(norm / layer.weight.norm(dim=1, keepdim=True))
     layer.bias.zero_()
@@ -52,7 +52,7 @@ def initialize(layer: nn.Linear, norm: float = 1.0) -> None:
 def initialize_by_fan_in(network: nn.Module) -> None:
     """Draws all weights and biases of a network's convolutions and linear layers uniformly from +-1/sqrt(fan-in).
 
-    The fan-in is the number of inputs of a unit: channels times kernel for a convolution, and for a deconvolution, too.
+    The fan-in is the number of inputs of a unit: channels times kernel for convolutions and deconvolutions.
     Source: the public code of GA3C and UNREAL."""
     for layer in network.modules():
         if isinstance(layer, nn.Linear):
@@ -67,8 +67,8 @@ def initialize_by_fan_in(network: nn.Module) -> None:
 
 @torch.no_grad()
 def initialize_orthogonally(network: nn.Module, gain: float = math.sqrt(2)) -> None:
-    """Makes all weights of a network's convolutions and linear layers orthogonal matrices times a gain, with a row for
-    each unit, and their biases zero. A recurrent core stays as it is.
+    """Sets all weights of a network's convolutions and linear layers to orthogonal matrices times a gain, one row per
+    unit, and their biases to zero. A recurrent core stays unchanged.
 
     Source: Saxe et al. 2014, "Exact solutions to the nonlinear dynamics of learning in deep linear neural networks"."""
     for layer in network.modules():
@@ -86,7 +86,7 @@ def _glorot(layer: Conv2d) -> Conv2d:
 
 
 class _Flatten(nn.Module):
-    """Flattens [N, C, H, W] to [N, H x W x C], a view where memory is channels-last."""
+    """A layer that flattens [N, C, H, W] to [N, H x W x C]; a view if memory is channels-last."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x.permute(0, 2, 3, 1).flatten(1)
@@ -94,13 +94,13 @@ class _Flatten(nn.Module):
 
 def same_padding(size: int, kernel: int, stride: int) -> tuple[int, int]:
     """Returns how many zeros TensorFlow's padding "SAME" adds before and behind rows or columns of this size, so that
-    ceil(size / stride) remain; of an odd number, the larger half is behind."""
+    ceil(size / stride) remain. The larger half of an odd number is behind."""
     missing = max((math.ceil(size / stride) - 1) * stride + kernel - size, 0)
     return missing // 2, missing - missing // 2
 
 
 class Scale(nn.Module):
-    """Maps images of numbers between low and high to numbers between 0 and 1."""
+    """A layer that maps images of numbers between low and high to numbers between 0 and 1."""
 
     def __init__(self, low: float, high: float):
         super().__init__()
@@ -111,10 +111,10 @@ class Scale(nn.Module):
 
 
 class LinearAndLog(Scale):
-    """Maps images [N, C, H, W] of numbers between low and high to [N, 2 C, H, W]: x between 0 and 1, and
+    """A layer that maps images [N, C, H, W] of numbers between low and high to [N, 2 C, H, W]: x between 0 and 1, and
     log2(1 + 255 |x|) / 8, also between 0 and 1, with the sign of x.
 
-    Small images often hold codes of things, such as 0 ... 10 in a space of 0 ... 255. Their logarithms are far apart.
+    Small images often hold codes of objects, such as 0 ... 10 in a space of 0 ... 255. Their logarithms are far apart.
     """
 
     def forward(self, image: Tensor) -> Tensor:
@@ -123,10 +123,10 @@ class LinearAndLog(Scale):
 
 
 class ConvNet(nn.Module):
-    """Applies convolutions and a hidden layer, with ReLU after each: images [N, C, H, W] -> [N, num_features].
+    """A trunk of convolutions and a hidden layer, with ReLU after each: images [N, C, H, W] -> [N, num_features].
 
-    Numbers between the bounds of spec's images become 0 ... 1; unbounded ones stay as they are. any_scale: the network
-    also sees the numbers' logarithms, and normalizes what the first convolution makes of each image to mean 0, std 1.
+    Numbers between the bounds of spec's images become 0 ... 1; unbounded numbers stay unchanged. any_scale: the network
+    also sees the numbers' logarithms, and normalizes the first convolution's output for each image to mean 0, std 1.
     Raises UsageError for observations that are no images, or too small for the kernels."""
 
     def __init__(self, spec: EnvSpec, layers: Sequence[ConvLayer], num_features: int, any_scale: bool = False):
@@ -139,7 +139,7 @@ class ConvNet(nn.Module):
         shape = spec.observation_shape
         (num_inputs, *size), modules = shape, list[nn.Module]()
         low, high = value_range(spec.observation_space) or (0.0, 1.0)
-        takes_bytes = spec.is_pixels and (low, high) == (0, 255) and not any_scale  # then the first convolution scales
+        takes_bytes = spec.is_pixels and (low, high) == (0, 255) and not any_scale  # the first convolution scales bytes
         if any_scale:
             modules.append(LinearAndLog(low, high))
             num_inputs *= 2
@@ -180,7 +180,7 @@ def _padding(size: int, kernel: int, stride: int, padding: int | str) -> tuple[i
 
 
 def _half_size(spec: EnvSpec) -> bool:
-    """Returns whether frames are 104x80; for these, Stooke & Abbeel (5.1) pad every convolution but the first by 1."""
+    """Returns whether frames are 104x80, where Stooke & Abbeel (5.1) pad every convolution except the first by 1."""
     return spec.observation_shape[1:] == (104, 80)
 
 
@@ -197,8 +197,8 @@ def a3c_net(spec: EnvSpec) -> ConvNet:
 def small_net(spec: EnvSpec) -> ConvNet:
     """Returns a trunk for images of any size, even those too small for A3C-Net: 3x7x7 -> 16x7x7 -> 32x4x4 -> 128.
 
-    Where a side is longer than 8, a third convolution follows: 3x16x16 -> 16x16x16 -> 32x8x8 -> 32x4x4 -> 128. It
-    learns from codes of things as well as from colours."""
+    If a side is longer than 8, a third convolution follows: 3x16x16 -> 16x16x16 -> 32x8x8 -> 32x4x4 -> 128. The trunk
+    learns from codes of objects as well as from colours."""
     layers: list[ConvLayer] = [(16, 3, 1, 1), (32, 3, 2, 1)]
     if max(spec.observation_shape[1:]) > 8:
         layers.append((32, 3, 2, 1))
@@ -240,7 +240,7 @@ def ga3c_large_net(spec: EnvSpec, stride: int) -> ConvNet:
 
 
 class MLP(nn.Module):
-    """Applies hidden layers to observations without spatial structure; Discrete ones become one-hot."""
+    """A trunk of hidden layers for observations without spatial structure; Discrete ones become one-hot."""
 
     def __init__(self, spec: EnvSpec, sizes: Sequence[int] = (64, 64), activation: Callable[[], nn.Module] = nn.Tanh):
         super().__init__()
@@ -257,12 +257,12 @@ class MLP(nn.Module):
         if self.num_classes:
             x = nn.functional.one_hot(observation - self.first_class, self.num_classes).float()
         else:
-            x = observation.unsqueeze(-1).flatten(1).float()  # a scalar's rows have no axis of their own
+            x = observation.unsqueeze(-1).flatten(1).float()  # rows of scalars have no second axis
         return self.layers(x)  # type: ignore[no-any-return]
 
 
 class NestedNet(nn.Module):
-    """Applies `image_net` to each image of a Dict or Tuple, an MLP to all other entries, and concatenates the features.
+    """A trunk with `image_net` for each image of a Dict or Tuple and an MLP for all other parts; joins the features.
 
     Observations are flat rows [N, F] of spec.nested_space.
     """
@@ -290,7 +290,7 @@ class NestedNet(nn.Module):
 
 
 class ChannelNorm(nn.LayerNorm):
-    """Normalizes the channels of images [N, C, H, W] to mean 0 and variance 1, those of each position by themselves."""
+    """A layer that normalizes the channels of images [N, C, H, W] at each position to mean 0 and variance 1."""
 
     def forward(self, image: Tensor) -> Tensor:
         return super().forward(image.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
@@ -299,8 +299,8 @@ class ChannelNorm(nn.LayerNorm):
 def add_layer_norms(trunk: nn.Module) -> nn.Module:
     """Puts a layer normalization between each layer of a trunk of this file and its ReLU or tanh; returns the trunk.
 
-    Where a small image is normalized as a whole already, that stays as it is. Source: Ba et al. 2016; for Q-learning
-    without a target network, Gallici et al. 2025 (PQN), section 3."""
+    A small image that is already normalized as a whole stays unchanged. Source: Ba et al. 2016; for Q-learning without
+    a target network, Gallici et al. 2025 (PQN), section 3."""
     for net in [*trunk.modules()]:
         if isinstance(net, ConvNet):
             net.convolutions, net.norm = with_layer_norms(net.convolutions), nn.LayerNorm(net.num_features)
@@ -327,7 +327,7 @@ def _parts(spec: EnvSpec) -> list[Part]:
 
 
 def to_images(rows: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Returns as [N, C, H, W] the pictures of an environment, of this shape, that rows [N, ...] hold."""
+    """Returns the pictures in rows [N, ...] as [N, C, H, W]; shape: that of the environment's pictures."""
     image = rows.reshape(-1, *shape)
     if len(shape) == 2:
         return image.unsqueeze(1)
@@ -335,7 +335,7 @@ def to_images(rows: Tensor, shape: tuple[int, ...]) -> Tensor:
     return image.flatten(1, -3)
 
 
-# For state vectors: of A3C (Mnih et al. 2016, supplement, section 3), for Q-learning, for actor-critics
+# Trunks for state vectors: A3C's (Mnih et al. 2016, supplement, section 3), for Q-learning, for actor-critics
 a3c_mlp = partial(MLP, sizes=(200,), activation=nn.ReLU)
 wide_net = partial(MLP, sizes=(256, 256), activation=nn.ReLU)
 wide_tanh_net = partial(MLP, sizes=(256, 256), activation=nn.Tanh)

@@ -1,4 +1,4 @@
-"""Experience replay of the Q-learning family: a ring of steps, drawn from uniformly or by priority."""
+"""Defines the replay of the Q-learning family: a ring of steps, drawn uniformly or by priority."""
 
 import logging
 from typing import Any
@@ -16,7 +16,7 @@ logger = logging.getLogger("accel_rl")
 
 
 class Replay:
-    """Keeps the last `size` steps, rounded up to the same number for each environment.
+    """A replay of the last `size` steps, rounded up to the same number for each environment.
 
     Draws are uniform, or prioritized if alpha is given; both with replacement.
     alpha, new_priority: see `PrioritizedDistribution`.
@@ -76,7 +76,7 @@ class Replay:
         return torch.rand(count, dtype=torch.float64, generator=self.generator, device=self.device)
 
     def choose(self, noise: Tensor, rows: DrawnRows) -> tuple[Tensor, Tensor | None]:
-        """Returns what `draw` does, by given noise. rows: `ring.rows`; of prioritized draws, the tree knows them."""
+        """Draws like `draw`, by given noise. rows: `ring.rows`; prioritized draws do not use them."""
         if self.priorities is not None:
             return self.priorities.tree.choose(noise)
         # One random number in 0 ... num_samples - 1 determines both environment and step.
@@ -92,11 +92,11 @@ class Replay:
 
     @property
     def replaceable(self) -> tuple[Tensor, ...]:
-        """The tensors that `batch` reads and that may be replaced by others; all else is changed in place."""
+        """The tensors read by `batch` that may be replaced by others; all else is changed in place."""
         return (self.ring.final_frames,)
 
     def update_priorities(self, index: Tensor, priority: Tensor) -> None:
-        """Sets the priorities [K] of samples [K]; the largest counts where an index occurs more than once."""
+        """Sets the priorities [K] of samples [K]; the largest counts if an index occurs more than once."""
         if self.priorities is not None:
             self.priorities.update(index, priority.to(self.device), self.ring.return_valid)
 
@@ -112,7 +112,7 @@ class Replay:
 
 
 def restore_generator(generator: torch.Generator, state: Tensor) -> None:
-    """Restores a generator's saved state; logs a warning if the state is that of another kind of device."""
+    """Restores a generator's saved state; logs a warning if the state is from another kind of device."""
     if state.shape == generator.get_state().shape:
         generator.set_state(state)
     else:
@@ -122,7 +122,7 @@ def restore_generator(generator: torch.Generator, state: Tensor) -> None:
 
 
 class PrioritizedDistribution:
-    """Draws samples with probability proportional to priority ** alpha (Schaul et al. 2016).
+    """A distribution over samples with probability proportional to priority ** alpha (Schaul et al. 2016).
 
     new_priority: priority of samples that have not been drawn yet; None: the largest priority so far, at first 1.
     """
@@ -133,7 +133,7 @@ class PrioritizedDistribution:
         self.max_priority = torch.ones((), dtype=torch.float64, device=device)
 
     def add(self, index: Tensor, valid: Tensor) -> None:
-        """Adds new samples [K]; valid [size] bool: those that are not are never drawn."""
+        """Adds new samples [K]; valid [size] bool: samples that are not valid are never drawn."""
         new = self.new_priority
         priority = self.max_priority if new is None else torch.full_like(self.max_priority, new)
         self.tree.update(index, valid.flatten()[index] * priority**self.alpha)
@@ -143,7 +143,7 @@ class PrioritizedDistribution:
         self.tree.update(index, torch.zeros(len(index), dtype=torch.float64, device=index.device))
 
     def remove_invalid(self, index: Tensor, valid: Tensor) -> None:
-        """Removes those of the samples [K] that are no longer valid; valid [size] bool."""
+        """Removes samples [K] that are no longer valid; valid [size] bool."""
         self.tree.update(index, self.tree[index] * valid.flatten()[index])
 
     def update(self, index: Tensor, priority: Tensor, valid: Tensor) -> None:
@@ -161,14 +161,14 @@ class PrioritizedDistribution:
 
 
 def importance_weights(probability: Tensor, num_samples: int | Tensor, beta: float | Tensor) -> Tensor:
-    """Returns (N P)^-beta [K] float32, which corrects for prioritized draws (Schaul et al. 2016, section 3.4).
+    """Returns (N P)^-beta [K] float32, a correction for prioritized draws (Schaul et al. 2016, section 3.4).
 
     The caller divides by the largest weight of the batch, so that weights only scale updates down."""
     return (num_samples * probability).pow(-beta).float()
 
 
 def rows_per_env(spec: EnvSpec, num_envs: int, size: int, n_step: int) -> int:
-    """Returns how many rows each environment needs for `size` steps to be drawn from; rows at both ends cannot be."""
+    """Returns how many rows each environment needs to draw from `size` steps; rows at both ends cannot be drawn."""
     return -(-size // num_envs) + n_step + max(spec.frame_stack - 1, 0)
 
 

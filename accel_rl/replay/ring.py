@@ -1,4 +1,4 @@
-"""A ring of the last steps of every environment. Each frame is stored once; samples are assembled when gathered.
+"""Keeps the last steps of every environment in a ring. It stores each frame once, and assembles samples on gathering.
 
 Rows are counted from the start of the run: row t holds the observation before step t. The ring keeps `num_rows` of them
 for each environment, row t in slot t % num_rows. All environments step together, so one count serves all.
@@ -19,11 +19,11 @@ from accel_rl.replay.transitions import DrawnRows, TransitionBatch
 from accel_rl.rollout import Rollout
 from accel_rl.stacks import blank_young, gather_stacks
 
-MAX_AGE = 255  # rows; ages are stored as bytes, and no more is told apart
+MAX_AGE = 255  # rows; ages are stored as bytes, and older ones are not told apart
 
 
 class Ring:
-    """Stores num_rows of each of num_envs environments on a device.
+    """A ring that stores num_rows of each of num_envs environments on a device.
 
     A sample's index is environment x num_rows + slot. returns: keeps n-step returns, for `gather`. Raises ValueError if
     n_step does not fit into the rows.
@@ -46,28 +46,27 @@ class Ring:
             )
         self.spec, self.num_envs, self.num_rows, self.device = spec, num_envs, num_rows, device
         self.n_step, self.discount = n_step, discount
-        # The frames of the last slots are stored once more in front of slot 0, so that those of a stack are always
-        # adjacent.
+        # The frames of the last slots are repeated in front of slot 0, so that a stack's frames are always adjacent.
         self.frames = _zero_frames((num_envs, self.history + num_rows, *spec.row_shape), spec.row_dtype, device)
 
         def per_slot(dtype: torch.dtype, *shape: int) -> Tensor:
             return torch.zeros(num_envs, num_rows, *shape, dtype=dtype, device=device)
 
-        self.age = per_slot(torch.uint8)  # rows since the episode's first one, at most MAX_AGE
+        self.age = per_slot(torch.uint8)  # rows since the episode's first row, at most MAX_AGE
         self.action = per_slot(_action_dtype(spec), *spec.action_shape)
         self.reward = per_slot(torch.float32)
         self.terminated, self.truncated, self.valid = (per_slot(torch.bool) for _ in range(3))
         self.keeps_returns = returns
-        if returns:  # for the n steps from each slot on
+        if returns:  # values over the n steps from each slot on
             self.return_, self.bootstrap = per_slot(torch.float32), per_slot(torch.float32)
             self.length = per_slot(torch.int16)  # steps until the end of the episode, at most n
             self.return_valid = per_slot(torch.bool)  # all of these steps are valid
-        # The newest frame of each truncated episode's final observation, and the last frames of terminated ones if
-        # rollouts have them; a ring of its own that grows as needed.
+        # The newest frame of each truncated episode's final observation, and the last frames of terminated episodes if
+        # rollouts have them. This is another ring, which grows as needed.
         self.final_frames = torch.zeros(1, *spec.row_shape, dtype=self.frames.dtype, device=device)
         self.final_index = per_slot(torch.int32)  # into final_frames, for the last steps of these episodes
-        self._final_rows: deque[int] = deque()  # for each final frame that is kept: the last row of its rollout
-        self._num_finals = 0  # the next one goes to this index modulo their room
+        self._final_rows: deque[int] = deque()  # for each kept final frame: the last row of its rollout
+        self._num_finals = 0  # the next final frame goes to this index modulo the capacity
         self.newest_row = -1
         self.first_row_ever = 0  # the first row ever appended
         self._offsets = torch.arange(num_envs, device=device).unsqueeze(1) * num_rows
@@ -109,7 +108,7 @@ class Ring:
         else:
             self._invalidate_replaced(rollout)
         start = self.newest_row
-        # Rows whose n steps were not complete, and the row before, one of whose steps may have become invalid.
+        # Recompute rows whose n steps were not complete, and the row before, whose steps may have become invalid.
         first_incomplete = max(self.first_row_ever, start - self.n_step)
         rows = rollout.observation_rows if is_first else rollout.observation_rows[self.history :]
         self._write_frames(start + T + 1 - len(rows), rows)
@@ -123,7 +122,7 @@ class Ring:
             self._compute_returns(first_incomplete, self.newest_row - self.n_step + 1)
 
     def _invalidate_replaced(self, rollout: Rollout) -> None:
-        """Marks the last step of each environment that was replaced between two rollouts: its outcome is unknown."""
+        """Invalidates the last step of each environment replaced between two rollouts: its outcome is unknown."""
         slot = (self.newest_row - 1) % self.num_rows
         continues = ~(self.terminated[:, slot] | self.truncated[:, slot])
         self.valid[:, slot] &= ~(rollout.reset[0].to(self.device) & continues)
@@ -139,13 +138,13 @@ class Ring:
 
     def _write_frames(self, start: int, rows: Tensor) -> None:
         self.write(self.frames[:, self.history :], start, rows)
-        if self.history:  # each time: cheaper than finding out whether they have changed
+        if self.history:  # always, since this is cheaper than finding out whether they have changed
             self.frames[:, : self.history] = self.frames[:, self.num_rows :]
 
     def _store_finals(self, start: int, rollout: Rollout) -> None:
         """Stores the newest frame of each truncated episode's final observation, and terminal frames if there are any.
 
-        Each is kept until all steps of its rollout are overwritten: to read its own step would wait for a GPU."""
+        Each is kept until all steps of its rollout are overwritten: reading its own step would wait for a GPU."""
         while self._final_rows and self._final_rows[0] <= self.newest_row - self.num_rows:
             self._final_rows.popleft()
         newest = rollout.final_observation[:, -1] if self.spec.frame_stack else rollout.final_observation
@@ -154,7 +153,7 @@ class Ring:
             self._store_frames(start, *rollout.terminal_frames)
 
     def _store_frames(self, start: int, steps: Tensor, envs: Tensor, frames: Tensor) -> None:
-        """Stores final frames [K, *row] of the rollout that ends at the newest row, after these steps [K] of it."""
+        """Stores final frames [K, *row] after these steps [K] of the rollout that ends at the newest row."""
         count = len(steps)
         if not count:
             return
@@ -167,7 +166,7 @@ class Ring:
         self._num_finals += count
 
     def _grow_finals(self) -> None:
-        """Doubles the room for final frames; those still needed move to the front."""
+        """Doubles the capacity for final frames; those still needed move to the front."""
         kept, size = len(self._final_rows), len(self.final_frames)
         old = torch.arange(self._num_finals - kept, self._num_finals, device=self.device) % size
         frames = torch.zeros(2 * size, *self.final_frames.shape[1:], dtype=self.frames.dtype, device=self.device)
@@ -219,14 +218,14 @@ class Ring:
         )
 
     def actions(self, index: Tensor) -> Tensor:
-        """Returns the actions [..., *A] of the steps with these indices [...], as the network takes them."""
+        """Returns the actions [..., *A] of the steps with these indices [...], in the network's format."""
         dtype = torch.from_numpy(np.empty(0, self.spec.action_dtype)).dtype
         return self.action.flatten(0, 1)[index].to(dtype)
 
     def observations(self, index: Tensor, age: Tensor) -> Tensor:
         """Returns the observations [K, *O] at these indices; age [K] determines which frames of a stack are blank."""
         env = index // self.num_rows
-        start = index + env * self.history  # in the frames of all environments, one environment after the other
+        start = index + env * self.history  # among all environments' frames, one environment after the other
         size = self.history + 1
         if self.device.type == "cpu":
             stacks = torch.from_numpy(_sliding_windows(self.frames, size)[start.numpy()])
@@ -243,7 +242,7 @@ class Ring:
             if len(rows):
                 newest[rows] = self.final_frames[index[last[rows]].long()]
             return
-        finals = self.final_frames[index[last].long()]  # for all: to count the truncated ones would wait for the GPU
+        finals = self.final_frames[index[last].long()]  # for all: counting the truncated ones would wait for the GPU
         newest.copy_(finals.where(truncated.view(-1, *[1] * (finals.dim() - 1)), newest))
 
     # ---- checkpoints ----
@@ -252,11 +251,11 @@ class Ring:
     _RETURNS = ("return_", "bootstrap", "length", "return_valid")
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the live tensors, not copies; of a ring less than half full, copies of the part that is written."""
+        """Returns the live tensors, not copies; for a ring less than half full, copies of the written part."""
         num_written = min(self.num_rows, self.newest_row + 1)
         names = self._PER_SLOT + (self._RETURNS if self.keeps_returns else ())
         arrays = {name: getattr(self, name) for name in names}
-        if 2 * num_written < self.num_rows:  # otherwise copying costs more memory than it saves on disk
+        if 2 * num_written < self.num_rows:  # otherwise a copy costs more memory than it saves on disk
             arrays = {
                 name: value[:, : num_written + (self.history if name == "frames" else 0)].clone()
                 for name, value in arrays.items()
@@ -272,7 +271,7 @@ class Ring:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores a state. Raises UsageError if it is that of a ring of another size."""
+        """Restores a state. Raises UsageError for a ring of another size."""
         num_envs, num_rows = state["size"]
         if (num_envs, num_rows) != (self.num_envs, self.num_rows):
             raise UsageError(
@@ -291,7 +290,7 @@ def ring_bytes(spec: EnvSpec, num_envs: int, num_rows: int, returns: bool = True
     """Returns the bytes that a ring allocates, without final frames."""
     frame = int(np.prod(spec.row_shape)) * spec.row_dtype.itemsize
     action = int(np.prod(spec.action_shape)) * _action_dtype(spec).itemsize
-    # Age, action, reward, three flags, final index; return, bootstrap, length, whether the return is valid.
+    # Age, action, reward, three flags, final index; return, bootstrap, length, validity of the return.
     step = 1 + action + 4 + 3 + 4 + (4 + 4 + 2 + 1 if returns else 0)
     return num_envs * ((num_rows + max(spec.frame_stack - 1, 0)) * frame + num_rows * step)
 
@@ -302,7 +301,7 @@ def _action_dtype(spec: EnvSpec) -> torch.dtype:
 
 
 def _zero_frames(shape: tuple[int, ...], dtype: Any, device: torch.device) -> Tensor:
-    """Allocates zeros; on a CPU, in huge pages where the system offers them, and committed when first written to.
+    """Allocates zeros; on a CPU, in huge pages if the system offers them, and committed when first written to.
 
     The frames of samples lie anywhere in memory: with small pages, each access would miss the TLB."""
     if device.type != "cpu":
@@ -315,7 +314,7 @@ def _zero_frames(shape: tuple[int, ...], dtype: Any, device: torch.device) -> Te
 
 
 def _sliding_windows(frames: Tensor, size: int) -> Any:
-    """Returns a view [B x L - size + 1, size, ...] of frames [B, L, ...]: `size` frames from each one on."""
+    """Returns a view [B x L - size + 1, size, ...] of frames [B, L, ...]: `size` frames from each frame on."""
     rows = frames.flatten(0, 1).numpy()
     shape = (len(rows) - size + 1, size, *rows.shape[1:])
     return np.lib.stride_tricks.as_strided(rows, shape, (rows.strides[0], *rows.strides))

@@ -1,7 +1,7 @@
-"""Replay of sequences: the last steps of every environment, drawn as sequences of steps and as windows of three states.
+"""Replays the last steps of every environment as sequences of steps and as windows of three states.
 
-Auxiliary tasks learn from them. A sequence ends with the first step that ends an episode, and includes it, so that
-terminal steps are trained; no window reaches from one episode into the next.
+Auxiliary tasks learn from them. A sequence ends with, and includes, the first step that ends an episode, so that
+terminal steps are trained. No window reaches from one episode into the next.
 Source: Jaderberg et al. 2017 (UNREAL), section 3; Algorithm 2 of the GUNREAL paper.
 """
 
@@ -21,19 +21,18 @@ from accel_rl.stacks import sliding_stacks
 
 
 class SequenceBatch(NamedTuple):
-    """b sequences of at most L steps, time first. What stands behind the end of a sequence may be anything.
+    """A batch of b sequences of at most L steps, time first. Values behind the end of a sequence are arbitrary.
 
-    frames [h + L + 1, b, *row]: what was seen before each step and after the last one, after h = frame_stack - 1 rows
-        of history, which are blank where they are older than the episode; after the last step of an episode, its true
-        last frame.
-    age [b]: rows since the first one of the episode, at the sequence's start; None: observations are not stacks.
+    frames [h + L + 1, b, *row]: the frames before each step and after the last one, after h = frame_stack - 1 rows of
+        history. Rows older than the episode are blank. After the last step of an episode comes its true last frame.
+    age [b]: rows since the episode's first row, at the sequence's start; None: observations are not stacks.
     action [L, b, *A], reward [L, b].
     valid [L, b] bool: this step belongs to the sequence, which ends with the first step that ends an episode, before
-        the first one that is not valid, or after L steps. is_last [L, b] bool: its last step.
+        the first invalid step, or after L steps. is_last [L, b] bool: its last step.
     terminated [b] bool: its last step terminated an episode.
-    previous_action [L + 1, b, *A], previous_reward, is_first [L + 1, b]: as in `RecurrentInputs`; the start's are those
-        of the step before it, which is not part of the sequence, and zeros where a new game starts. Of a recurrent
-        policy, previous_reward is what it was given, not the reward to learn from, which may be normalized.
+    previous_action [L + 1, b, *A], previous_reward, is_first [L + 1, b]: as in `RecurrentInputs`. At the start they are
+        those of the step before, which is not part of the sequence, or zeros if a new game starts. previous_reward is a
+        recurrent policy's input, not the reward to learn from, which may be normalized.
     """
 
     frames: Tensor
@@ -60,8 +59,8 @@ class SequenceBatch(NamedTuple):
 
 
 class WindowBatch(NamedTuple):
-    """b windows of three consecutive states: observation [3, b, *O], the reward of the step from the third [b], and
-    whether there is such a window, valid [b] bool."""
+    """A batch of b windows of three consecutive states: observation [3, b, *O], the reward of the step from the third
+    [b], and whether the window exists, valid [b] bool."""
 
     observation: Tensor
     reward: Tensor
@@ -69,10 +68,10 @@ class WindowBatch(NamedTuple):
 
 
 class SequenceReplay:
-    """Keeps the last `size` steps of each environment, each frame once, and draws from each environment by itself.
+    """A replay of the last `size` steps of each environment, which stores each frame once and draws per environment.
 
-    length: of sequences, in steps. generator: makes the draws; on `device`, as is the storage. is_recurrent: rollouts
-    have recurrent inputs. Raises UsageError if sequences are longer than the replay.
+    length: that of sequences, in steps. generator: makes the draws; on `device`, as is the storage. is_recurrent:
+    rollouts have recurrent inputs. Raises UsageError if sequences are longer than the replay.
     """
 
     def __init__(
@@ -93,25 +92,25 @@ class SequenceReplay:
         self.size, self.length, self.device = size, length, torch.device(device)
         self.ring = Ring(spec, num_envs, _num_rows(spec, size), 1, 1.0, self.device, returns=False)
         self.reset = torch.zeros_like(self.ring.valid)  # a new game starts at this row
-        # What a recurrent policy was given, which is not normalized as the rewards to learn from may be.
+        # A recurrent policy's input, not normalized as the rewards to learn from may be.
         self.previous_reward = torch.zeros_like(self.ring.reward) if is_recurrent else None
         self.generator = generator or torch.Generator(self.device).manual_seed(0)
 
     @property
     def is_full(self) -> bool:
-        """Whether `size` steps of each environment can be drawn."""
+        """True if `size` steps of each environment can be drawn."""
         return self.ring.num_steps == self.size
 
     @property
     def replaceable(self) -> tuple[Tensor, ...]:
-        """The tensors that gathering reads and that may be replaced by others; all else is changed in place."""
+        """The tensors read by gathering that may be replaced by others; all else is changed in place."""
         return (self.ring.final_frames,)
 
     def append(self, rollout: Rollout) -> None:
         """Stores the rollout that follows the last one; overwrites the oldest steps. Does not wait for a GPU.
 
-        Frames after terminated steps are the true last ones only of rollouts with `terminal_frames`. Raises ValueError
-        if the rollout is longer than the replay."""
+        Only rollouts with `terminal_frames` give true last frames after terminated steps. Raises ValueError if the
+        rollout is longer than the replay."""
         is_first = self.ring.newest_row < 0
         self.ring.append(rollout)
         start = self.ring.newest_row - rollout.horizon
@@ -124,29 +123,28 @@ class SequenceReplay:
     # ---- draws ----
 
     def draw_noise(self) -> Tensor:
-        """Draws uniform numbers float64 [B, 2] in [0, 1), by which `choose_sequences` or `choose_windows` choose."""
+        """Draws uniform numbers float64 [B, 2] in [0, 1) for `choose_sequences` or `choose_windows`."""
         shape = (self.ring.num_envs, 2)
         return torch.rand(shape, dtype=torch.float64, generator=self.generator, device=self.device)
 
     def choose_sequences(
         self, noise: Tensor, rows: DrawnRows, envs: Tensor | slice = slice(None)
     ) -> tuple[Tensor, Tensor]:
-        """Chooses the start of a sequence in each environment: uniformly, among the valid steps that have `length` rows
-        after them.
+        """Chooses the start of a sequence in each environment, uniformly among valid steps followed by `length` rows.
 
-        noise [B, 2]: from `draw_noise`. rows: `ring.rows`. envs: numbers of b environments (all by default). Returns
-        indices [b] for `gather_sequences`, and whether the environment has such a step [b] bool; where it has none, the
-        index must not be learned from."""
+        noise [B, 2]: from `draw_noise`. rows: `ring.rows`. envs: indices of b environments (all by default). Returns
+        indices [b] for `gather_sequences`, and whether the environment has such a step [b] bool. If it has none, do not
+        learn from the index."""
         has_rows = self._age_in_ring(rows) <= rows.num_steps - self.length
         return self._choose(self.ring.valid[envs] & has_rows, noise[envs, 1], envs)
 
     def choose_windows(
         self, noise: Tensor, rows: DrawnRows, envs: Tensor | slice = slice(None)
     ) -> tuple[Tensor, Tensor]:
-        """Chooses a window of three valid steps of one episode in each environment, with probability 1/2 among those
-        whose last reward is zero, else among the others; where there is only one kind, among that one.
+        """Chooses a window of three valid steps of one episode in each environment, with probability 1/2 among windows
+        whose last reward is zero, else among the others; if there is only one kind, among that one.
 
-        Arguments and results are those of `choose_sequences`; indices, of the third steps, are for `gather_windows`."""
+        Arguments and results are those of `choose_sequences`; indices are the third steps', for `gather_windows`."""
         ring, age_in_ring = self.ring, self._age_in_ring(rows)
         valid, has_reward = ring.valid[envs], ring.reward[envs] != 0
         is_window = (ring.age[envs] >= 2) & (age_in_ring >= 2) & (age_in_ring < rows.num_steps)
@@ -157,13 +155,14 @@ class SequenceReplay:
         return self._choose(zero.where(takes_zero.unsqueeze(1), non_zero), noise[envs, 1], envs)
 
     def _age_in_ring(self, rows: DrawnRows) -> Tensor:
-        """Returns, for each slot [num_rows], how many rows after the oldest drawable one its row is."""
+        """Returns each slot's distance in rows from the oldest drawable row [num_rows]."""
         slot = torch.arange(self.ring.num_rows, device=self.device)
         age: Tensor = (slot - rows.first_row) % self.ring.num_rows
         return age
 
     def _choose(self, is_candidate: Tensor, noise: Tensor, envs: Tensor | slice) -> tuple[Tensor, Tensor]:
-        """Chooses one of each environment's candidates [b, num_rows] by noise [b]: returns its index, and if it is."""
+        """Chooses one of each environment's candidates [b, num_rows] by noise [b]; returns indices, and if they
+        exist."""
         num_until = cumulative_sum(is_candidate.long())
         count = num_until[:, -1]
         number = (noise * count).long().unsqueeze(1)
@@ -174,8 +173,8 @@ class SequenceReplay:
     # ---- reading ----
 
     def gather_sequences(self, index: Tensor, found: Tensor) -> SequenceBatch:
-        """Returns the sequences that start at the steps with these indices [b], of any environments; found [b] bool: no
-        step of the others is valid."""
+        """Returns the sequences that start at the steps with these indices [b], of any environments; found [b] bool: if
+        False, no step of the sequence is valid."""
         ring, L = self.ring, self.length
         rows = self._rows_around(index, -1, L + 1)  # [L + 2, b]
         steps = rows[1:-1]
@@ -194,7 +193,7 @@ class SequenceReplay:
         frames[: ring.history] *= _like(age >= distance, frames)
         last_step = steps.gather(0, (num_steps - 1).clamp(min=0).unsqueeze(0)).squeeze(0)
         self._insert_finals(frames, ring.history + num_steps, last_step, (is_last & done).any(0))
-        # One array and two views of it: what is done at one row is what was done before the next.
+        # One array and two views: the action at one row is the previous action of the next.
         action, reward = ring.actions(rows[:-1]), ring.reward.flatten()[rows[:-1]]
         previous_reward = reward if self.previous_reward is None else self.previous_reward.flatten()[rows[1:]]
         is_first = torch.zeros_like(rows[:-1], dtype=torch.bool)
@@ -215,15 +214,15 @@ class SequenceReplay:
         )
 
     def gather_windows(self, index: Tensor, found: Tensor) -> WindowBatch:
-        """Returns the windows whose third steps have these indices [b], of any environments; found [b] bool: the others
-        are not valid."""
+        """Returns the windows whose third steps have these indices [b], of any environments; found [b] bool: if False,
+        the window is not valid."""
         rows = self._rows_around(index, -2, 1).flatten()
         observation = self.ring.observations(rows, self.ring.age.flatten()[rows])
         observation = observation.view(3, len(index), *observation.shape[1:])
         return WindowBatch(observation, self.ring.reward.flatten()[index], found)
 
     def _rows_around(self, index: Tensor, start: int, stop: int) -> Tensor:
-        """Returns the indices of rows start ... stop - 1 [stop - start, b], counted from those with indices [b]."""
+        """Returns the indices of rows start ... stop - 1 [stop - start, b], counted from the rows with indices [b]."""
         env, slot = index // self.ring.num_rows, index % self.ring.num_rows
         distance = torch.arange(start, stop, device=self.device).unsqueeze(1)
         return env * self.ring.num_rows + (slot + distance) % self.ring.num_rows
@@ -231,7 +230,7 @@ class SequenceReplay:
     def _frames_around(self, index: Tensor, start: int, stop: int) -> Tensor:
         """Returns the frames of rows start ... stop - 1 [stop - start, b, *row], in new memory."""
         rows, env = self._rows_around(index, start, stop), index // self.ring.num_rows
-        position = rows + (env + 1) * self.ring.history  # in the frames of all environments, each behind its history
+        position = rows + (env + 1) * self.ring.history  # among the frames of all environments, each behind its history
         frames = self.ring.frames.flatten(0, 1).index_select(0, position.flatten())
         return frames.view(*rows.shape, *frames.shape[1:])
 
@@ -241,14 +240,14 @@ class SequenceReplay:
         sequence = torch.arange(len(row), device=self.device)
         if self.device.type == "cpu":
             frames[row[ended], sequence[ended]] = self.ring.final_frames[final[ended]]
-        else:  # for all, with or without an end: to count those with one would wait for the GPU
+        else:  # for all, with or without an end: counting the ends would wait for the GPU
             last_frame = self.ring.final_frames[final]
             frames[row, sequence] = last_frame.where(_like(ended, last_frame), frames[row, sequence])
 
     # ---- checkpoints ----
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the live tensors, as `Ring.state_dict` does."""
+        """Returns the live tensors, like `Ring.state_dict`."""
         return {
             "ring": self.ring.state_dict(),
             "reset": self.reset,
@@ -257,7 +256,7 @@ class SequenceReplay:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores a state. Raises UsageError if it is that of a replay of another size."""
+        """Restores a state. Raises UsageError for a replay of another size."""
         num_envs, num_rows = state["ring"]["size"]
         if (num_envs, num_rows) != (self.ring.num_envs, self.ring.num_rows):
             size = num_rows - (self.ring.num_rows - self.size)
@@ -273,8 +272,8 @@ class SequenceReplay:
 
 
 def sequence_bytes(spec: EnvSpec, num_envs: int, size: int, is_recurrent: bool = False) -> int:
-    """Returns the bytes that a sequence replay allocates, without final frames, of which there is one for each episode
-    that was truncated (and, in rollouts with terminal frames, terminated)."""
+    """Returns the bytes that a sequence replay allocates, without final frames: one for each episode that was truncated
+    (and, in rollouts with terminal frames, terminated)."""
     num_rows = _num_rows(spec, size)
     return ring_bytes(spec, num_envs, num_rows, returns=False) + num_envs * num_rows * (5 if is_recurrent else 1)
 

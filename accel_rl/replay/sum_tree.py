@@ -1,9 +1,8 @@
-"""A sum tree: draws leaves with probability proportional to their values, and changes values, in logarithmic time.
+"""Draws leaves of a sum tree with probability proportional to their values, and changes values, in logarithmic time.
 
 Each node sums the values of its children, and a batch passes each level in a few vector operations. On a CPU a node has
-64 children, which is least work. On a GPU launches take longest, so it has 1024: a million leaves take 2 levels. A
-parent is always recomputed from its children, never corrected by a difference, so that rounding errors do not
-accumulate.
+64 children, which is the least work. On a GPU launches take longest, so it has 1024: a million leaves take 2 levels.
+Parents are recomputed from their children, never corrected by differences, so rounding errors do not accumulate.
 """
 
 from typing import Any
@@ -12,11 +11,11 @@ import torch
 from torch import Tensor
 
 FAN_OUT_ON_CPU, FAN_OUT_ON_GPU = 64, 1024
-TICKET_BITS = 61  # a total is worth up to 2**61 tickets: with those that rounding up adds, their sum stays an int64
+TICKET_BITS = 61  # a total has up to 2**61 tickets: with those that rounding up adds, the sum fits an int64
 
 
 class SumTree:
-    """Holds `size` leaves with float64 values of at least 0, initially 0. Raises ValueError if size is less than 1."""
+    """A tree of `size` leaves with float64 values of at least 0, initially 0. Raises ValueError if size is below 1."""
 
     def __init__(self, size: int, device: str | torch.device = "cpu"):
         if size < 1:
@@ -43,7 +42,7 @@ class SumTree:
         self._levels[0].scatter_reduce_(0, index, value.double(), "amax", include_self=False)
         for children, parents in zip(self._levels, self._levels[1:], strict=False):
             families = children.view(-1, self._fan_out)
-            if len(index) >= len(families):  # to copy the families of so many would be more work
+            if len(index) >= len(families):  # copying the families of so many leaves would be more work
                 parents[: len(families)] = families.sum(-1)
             else:
                 index = index // self._fan_out
@@ -57,7 +56,7 @@ class SumTree:
         return self.choose(torch.rand(count, dtype=torch.float64, generator=generator, device=device))
 
     def choose(self, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns what `sample` does, drawn by given noise float64 [K], uniform in [0, 1)."""
+        """Draws like `sample`, by given noise float64 [K], uniform in [0, 1)."""
         total = self.total
         index = self._find(noise * total, total)
         return index, self[index] / total
@@ -87,15 +86,15 @@ class SumTree:
     def _find_by_tickets(self, prefix: Tensor, total: Tensor) -> Tensor:
         """Finds leaves as in a lottery: each owns tickets in proportion to its value, numbered from 1 in its family.
 
-        On a GPU, cumulative sums of floats depend on the order of the threads, so they need many launches to be the
-        same in every run, and PyTorch refuses them with --deterministic. Those of integers are exact in any order. So a
-        leaf of value 0, which owns no ticket, ends where the one before it ends, and the search takes that one.
+        On a GPU, cumulative sums of floats depend on the order of the threads. Equal results in every run would need
+        many launches, and PyTorch refuses them with --deterministic. Sums of integers are exact in any order. So a leaf
+        of value 0, which owns no ticket, ends where the leaf before it ends, and the search takes that one.
 
         A value is multiplied by a power of two, which is exact, and rounded up: however small, it owns a ticket. So a
         node that owns tickets has a child that does. It may own a few more or fewer than its children together, since
-        its own sum was rounded: a ticket beyond theirs is taken for the last of theirs."""
+        its own sum was rounded. A ticket beyond its children's counts as their last one."""
         scale = torch.frexp(total).mantissa / total * 2.0**TICKET_BITS  # tickets for a value of 1
-        ticket, node = ((prefix * scale).long() + 1).view(1, -1), None  # [1, K], for all draws begin in one family
+        ticket, node = ((prefix * scale).long() + 1).view(1, -1), None  # [1, K]: all draws begin in one family
         for level in reversed(self._levels):
             families = level.view(-1, self._fan_out)
             values = families if node is None else families[node]  # [1 or K, fan_out]

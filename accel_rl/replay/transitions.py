@@ -1,4 +1,4 @@
-"""What is drawn from a replay: transitions, and the rows that they are drawn from."""
+"""Defines the transitions that a replay draws, and the rows from which it draws them."""
 
 from typing import Any, NamedTuple
 
@@ -7,11 +7,11 @@ from torch import Tensor
 
 
 class TransitionBatch(NamedTuple):
-    """A minibatch of K transitions over n steps.
+    """A minibatch of K transitions over n steps each.
 
-    observation, next_observation [K, *O]: before the first step, and after the last one; the last one is the n-th, or
-        the one that ends the episode.
-    action [K, ...]: of the first step.
+    observation, next_observation [K, *O]: before the first step, and after the last one, which is the n-th or the one
+        that ends the episode.
+    action [K, ...]: that of the first step.
     return_ [K]: sum of discount^k r_k over the steps.
     bootstrap [K]: the factor of next_observation's value in the TD target: discount^n, discount^(number of steps) if
         the episode was truncated earlier, 0 if it terminated.
@@ -28,12 +28,12 @@ class TransitionBatch(NamedTuple):
     importance: Tensor | None = None
 
     def to(self, device: torch.device) -> "TransitionBatch":
-        """Returns the batch on another device. Does not wait for a GPU that it is sent to."""
+        """Returns the batch on another device. Does not wait for a receiving GPU."""
         if device == self.valid.device:
             return self
         present = {name: value for name, value in self._asdict().items() if value is not None}
         if device.type != "cuda" or self.valid.device.type != "cpu":
-            # A copy from a GPU to the host must be waited for: it could be read before it has arrived.
+            # A copy from a GPU to the host needs a wait, lest it be read before it has arrived.
             return TransitionBatch(**{name: value.to(device) for name, value in present.items()})
         # A GPU copies from pinned memory by itself. Pinned memory is reused only once such copies are over.
         return TransitionBatch(
@@ -42,7 +42,7 @@ class TransitionBatch(NamedTuple):
 
 
 class DrawnRows(NamedTuple):
-    """The rows of each environment that samples are drawn from: num_steps of them from first_row on."""
+    """The rows of each environment from which samples are drawn: num_steps rows from first_row on."""
 
     first_row: Any  # int, or a 0-d tensor in a graphed function
     num_steps: Any

@@ -1,4 +1,4 @@
-"""Where experience comes from: SerialSampler steps environments in this process, AlternatingSampler in workers.
+"""Samplers collect experience: SerialSampler steps environments in this process, AlternatingSampler in workers.
 
 Both take the same arguments and return the same Rollout, bit for bit. Names are loaded lazily, since worker processes
 import this package and must stay free of torch.

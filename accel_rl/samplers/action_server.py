@@ -1,4 +1,4 @@
-"""Chooses the environments' actions, and keeps what the learner needs of each step.
+"""Chooses the environments' actions, and stores the data of each step for the learner.
 
 Here the policy acts on the CPU; gpu_action_server.py has what differs on a GPU.
 """
@@ -15,18 +15,18 @@ from accel_rl.rollout import Game, Policy, RecurrentInputs, Rollout, TerminalFra
 from accel_rl.samplers.base import SamplerConfig, restore_noise
 from accel_rl.stacks import blank
 
-# The arrays that every rollout shows whole; final_observation is read only where an episode ended.
+# Every rollout shows all of these arrays; final_observation is read only where an episode ended.
 PER_STEP = ("observation", "age", "reset", "action", "reward", "terminated", "truncated", "valid")
 
 
 class ActionServer:
-    """Chooses the actions of T steps for B environments in two groups, and stores them into the arrays that it shares
+    """A server that chooses actions for T steps of B environments in two groups, and writes them into arrays shared
     with the environments. With an odd B, group 0 has one more; with B = 1, or if num_groups is 1, there is one group.
 
     Noise is drawn for all environments of a rollout at once, so it does not matter which group is served first. The
-    rollout is the shared memory itself. The rows of config.window in front of the rollout's keep the last steps of
-    earlier rollouts for `recent`; `arrays` has them, self.arrays does not. Steps are counted over all of
-    config.num_learners, each with B environments. Rollouts of `recent` never hold config.terminal_frames.
+    rollout is the shared memory itself. The first config.window rows of `arrays` keep the last steps of earlier
+    rollouts for `recent`; self.arrays omits them. Steps are counted over all of config.num_learners, each with B
+    environments. Rollouts of `recent` never hold terminal frames.
     """
 
     device = torch.device("cpu")
@@ -43,13 +43,13 @@ class ActionServer:
         self._keeps_terminal_frames = config.terminal_frames
         self.arrays = select_envs(arrays, slice(None), config.window)
         self.horizon, self.num_envs = self.arrays["reward"].shape
-        self._steps_per_row = self.num_envs * config.num_learners  # the whole run's
+        self._steps_per_row = self.num_envs * config.num_learners  # agent steps of the whole run
         half = (self.num_envs + 1) // 2
         halves = [slice(0, half), slice(half, self.num_envs)][: self.num_envs]
         self.groups = halves if num_groups == 2 else [slice(0, self.num_envs)]
         self.history = max(spec.frame_stack - 1, 0)
         self.shared = {name: torch.as_tensor(array) for name, array in self.arrays.items()}
-        # With the window's rows in front.
+        # The window's rows come first.
         self._rows = {name: torch.as_tensor(arrays[name]) for name in (*PER_STEP, "final_observation")}
         self._policy_outputs: dict[str, Tensor] = {}
         self._recurrent_inputs: RecurrentInputs | None = None
@@ -77,7 +77,7 @@ class ActionServer:
             self._noise = [noise[:, columns].unbind() for columns in self.groups]
 
     def receive(self, group: int, t: int) -> None:
-        """Takes over the group's row t, which its environments have written: `act` and `recent` see it from now on."""
+        """Accepts row t, which the group's environments have written: `act` and `recent` see it from now on."""
         if t > 0 and self._recurrent_inputs is not None:
             columns = self.groups[group]
             self._recurrent_inputs.previous_reward[self.window + t, columns] = self.shared["reward"][t - 1, columns]
@@ -93,14 +93,14 @@ class ActionServer:
         self._newest = (t, columns, action, policy_outputs, state)
 
     def has_acted(self, group: int) -> bool:
-        """Tells whether the actions that `act` has chosen for the group are there. On a GPU they come later."""
+        """Returns whether the actions that `act` chose for the group have arrived; on a GPU they come later."""
         return True
 
     def wait_until_acted(self, group: int) -> None:
         """Waits until `has_acted`."""
 
     def record(self) -> None:
-        """Keeps what `act` has just computed; a call of its own, so that the environments step during it."""
+        """Stores the newest results of `act`. It is a separate call so that the environments step during it."""
         t, columns, action, policy_outputs, state = self._newest
         for name, value in policy_outputs.items():
             self._rows_of_output(name, value)[self.window + t, columns] = value
@@ -109,7 +109,7 @@ class ActionServer:
             self._recurrent_inputs.previous_action[self.window + t + 1, columns] = action
 
     def learner_has_worked(self) -> None:
-        """Makes `act` use the parameters that a hook has left; samplers call it after each hook."""
+        """Makes `act` use the parameters that a hook has changed; samplers call it after each hook."""
 
     def finish(self) -> Rollout:
         """Returns the whole rollout on the learner's device, once both groups' last rows have been received."""
@@ -167,7 +167,7 @@ class ActionServer:
         """Returns num_steps steps from row `first` on, where row 0 is the window's first."""
         steps, here = slice(first, first + num_steps), dict[str, Any]()
         for name in PER_STEP:
-            more = len(self._rows[name]) - self.window - self.horizon  # rows than steps
+            more = len(self._rows[name]) - self.window - self.horizon  # rows beyond the steps
             here[name] = self._rows_here(name, slice(first, first + num_steps + more), envs)
         cut_off = self._rows["truncated"][steps, envs] & ~self._rows["terminated"][steps, envs]
         at = cut_off.nonzero(as_tuple=True)
@@ -191,7 +191,7 @@ class ActionServer:
         )
 
     def _rows_of_output(self, name: str, value: Tensor) -> Tensor:
-        """Returns where values like this one are kept: [window + T, B, ...], made at the first call."""
+        """Returns the storage of a policy output [window + T, B, ...], allocated at the first call."""
         if name not in self._policy_outputs:
             shape = (self.window + self.horizon, self.num_envs, *value.shape[1:])
             self._policy_outputs[name] = torch.zeros(shape, dtype=value.dtype, device=self.device)
@@ -233,7 +233,7 @@ class ActionServer:
         return [Game(int(e), float(s), int(n)) for e, s, n in zip(envs, score, length, strict=True)]
 
     def get_state(self) -> dict[str, Any]:
-        """Returns, between rollouts, what the next one continues from."""
+        """Returns, between rollouts, the state from which the next one continues."""
         T = self.horizon
         return {
             "rows": {name: self._rows_here(name, slice(T, None), slice(None)).cpu().clone() for name in PER_STEP},
@@ -273,12 +273,12 @@ class ActionServer:
         return replaced
 
     def _truncate_before_lost_steps(self, num_steps: int) -> tuple[Tensor, Tensor]:
-        """Truncates each episode whose next step, among the rollout's first num_steps, was lost; returns the rows and
-        environments [K] of what it has truncated.
+        """Truncates each episode whose next step, among the rollout's first num_steps, was lost. Returns the rows and
+        environments [K] of the truncated steps.
 
-        A lost step is not valid, although the step before it did not end an episode. That one is truncated, with what
-        was seen after it as its final observation, so that the learner computes r + discount V, as at the end of a
-        rollout. Before the rollout's first step comes the window's last."""
+        A lost step is not valid, although the step before it did not end an episode. That earlier step is truncated,
+        and the observation after it becomes its final observation. So the learner computes r + discount V, as at the
+        end of a rollout. The window's last step precedes the rollout's first."""
         first = max(self.window - 1, 0)
         steps = slice(first, self.window + num_steps)
         valid, terminated, truncated = (self._rows[name][steps] for name in ("valid", "terminated", "truncated"))
@@ -291,8 +291,8 @@ class ActionServer:
         return first + step, env
 
     def truncate_restarted(self, restarted: Array | list[int]) -> bool:
-        """Truncates the last step of environments (by mask or index) that were started anew between two rollouts: the
-        window still shows that step. Returns whether there was any to truncate."""
+        """Truncates the last step of environments (by mask or index) that were restarted between two rollouts, since
+        the window still shows that step. Returns whether any step was truncated."""
         if not self.window:
             return False
         rows = self._rows
@@ -304,7 +304,7 @@ class ActionServer:
         return bool(chosen.any())
 
     def close(self) -> None:
-        """Releases what the server holds besides memory."""
+        """Releases the server's resources other than memory."""
 
 
 def carry(rows: Tensor, horizon: int) -> None:

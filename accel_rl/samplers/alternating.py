@@ -23,7 +23,7 @@ from accel_rl.samplers.worker_pool import WorkerPool
 
 
 class AlternatingSampler:
-    """Steps environments in config.num_workers processes; this process serves the group that is ready first.
+    """A sampler with config.num_workers simulator processes; this process serves the group that is ready first.
 
     Raises UsageError or RunError if an environment cannot be built, UsageError for config.num_workers=0. Every method
     that waits raises RunError if a worker fails. `close` ends the workers.
@@ -125,10 +125,10 @@ class AlternatingSampler:
 
 
 class ServingLoop:
-    """Serves the group of a pool's environments that is ready first, and measures where the server's time goes.
+    """A loop that serves whichever group of a pool is ready first, and measures where the server's time goes.
 
-    seconds: gets the wall time of rollouts by its purpose, as `Sampler` says, without that of hooks. clock: returns the
-    time in seconds.
+    seconds: collects the wall time of rollouts by purpose, as in `Sampler`, without hooks. clock: returns the time in
+    seconds.
     """
 
     def __init__(self, pool: WorkerPool, seconds: dict[str, float], clock: Callable[[], float] = time.perf_counter):
@@ -143,9 +143,9 @@ class ServingLoop:
         self._acting.clear()
         self._counted_until = self._clock()
         step = [0, 0]  # the row that each group announces next
-        due, held = hook.next_call(0, T, server.groups)  # no group is given actions beyond step `due` before the hook
+        due, held = hook.next_call(0, T, server.groups)  # no group acts beyond step `due` before the hook
         while step != [T + 1, T + 1]:
-            if min(step) > due and not self._acting:  # no environment waits for the hook that need not
+            if min(step) > due and not self._acting:  # no environment waits for the hook needlessly
                 self._count("inference")
                 hook.run(due)
                 server.learner_has_worked()
@@ -177,11 +177,11 @@ class ServingLoop:
         self._hand_over()
 
     def _has_acted(self) -> bool:
-        """Tells whether actions are there that have not been handed over."""
+        """Returns whether actions have arrived that have not been handed over."""
         return any(server.has_acted(group) for group, server in self._acting.items())
 
     def _hand_over(self) -> None:
-        """Announces the actions that are there."""
+        """Announces the actions that have arrived."""
         for group in [group for group, server in self._acting.items() if server.has_acted(group)]:
             self._pool.announce_actions(group)
             self._acting.pop(group).record()  # last, while the environments step already

@@ -1,4 +1,4 @@
-"""What the samplers have in common: their interface and settings, generators of noise, games for evaluation."""
+"""Defines what samplers share: their interface and settings, noise generators, games for evaluation."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -23,12 +23,12 @@ EnvsToUpdate = Callable[[int], slice | None]
 
 @dataclass(frozen=True)
 class StepHook:
-    """What runs between the steps of a rollout, and which groups wait for it.
+    """A callback between the steps of a rollout, and the groups that wait for it.
 
-    on_step(t) runs for t = 0, every, 2 * every, ..., once both groups have been given their actions of step t and
-    before either is given those of step t + 1. Where envs_to_update(t) names environments, the groups that hold any of
-    them are given their actions of step t only after on_step(t), while a group that holds none simulates. So t alone
-    decides which policy chose an action, not the order in which groups become ready. envs_to_update is asked once for
+    on_step(t) runs for t = 0, every, 2 * every, ...: after both groups have received their actions of step t, before
+    either receives those of step t + 1. If envs_to_update(t) names environments, the groups that hold any of them
+    receive their actions of step t only after on_step(t); a group that holds none simulates meanwhile. So t alone
+    decides which policy chose an action, not the order in which groups become ready. envs_to_update is called once for
     each of these t, in order."""
 
     on_step: OnStep | None = None
@@ -37,7 +37,7 @@ class StepHook:
 
     def next_call(self, t: int, horizon: int, groups: Sequence[slice]) -> tuple[int, list[int]]:
         """Returns the first step from t on at which on_step runs, and the groups whose actions of that step wait for
-        it; horizon and no groups if it does not run any more."""
+        it. Returns the horizon and no groups if on_step does not run again."""
         due = -(-t // self.every) * self.every
         if self.on_step is None or due >= horizon:
             return horizon, []
@@ -56,7 +56,7 @@ NO_HOOK = StepHook()
 
 @dataclass(frozen=True)
 class SamplerConfig:
-    """num_envs environments in two groups, stepped by num_workers processes (samplers/env_arrays.py: assign_envs).
+    """Settings for num_envs environments in two groups, stepped by num_workers processes (env_arrays.py: assign_envs).
 
     Raises UsageError for an odd number of environments, or fewer of them than workers.
     num_workers=0, for SerialSampler alone: any number of environments; group 0 has the larger half.
@@ -71,7 +71,7 @@ class SamplerConfig:
     spin: bool = False  # the server has a logical CPU of its own, and waits without sleeping
     cuda_graphs: bool = True
     window: int = 0  # steps of earlier rollouts that are kept for `recent`
-    num_learners: int = 1  # in the whole run, each with num_envs environments
+    num_learners: int = 1  # learners of the whole run, each with num_envs environments
     worker_cpus: tuple[int | None, ...] | None = None  # logical CPU of each worker; None: the default placement
     terminal_frames: bool = False  # rollouts hold the true last frames of terminated episodes
 
@@ -88,7 +88,7 @@ class SamplerConfig:
         return self.num_evaluation_envs or self.num_envs
 
     def for_evaluation(self) -> "SamplerConfig":
-        """Returns what the rollouts of an evaluation are collected with."""
+        """Returns the settings for an evaluation's rollouts."""
         return replace(self, num_envs=self.evaluation_envs, horizon=EVALUATION_HORIZON, window=0, terminal_frames=False)
 
 
@@ -100,12 +100,12 @@ def _check_workers(name: str, num_envs: int, num_workers: int) -> None:
 
 
 class Sampler(Protocol):
-    """Collects rollouts of config.horizon steps of all environments.
+    """The interface of samplers, which collect rollouts of config.horizon steps of all environments.
 
-    seconds: wall time so far, by what it was spent on: "env_wait" (the server waits, and an environment may announce
-        first), "inference" (the server works), "action_wait" (workers wait for actions: their mean). An alternating
-        sampler on a GPU also has "gpu_wait" (the server waits, and only the GPU can end that: no group that could be
-        served next is simulated) and "gpu" (the GPU works on actions).
+    seconds: wall time so far, by purpose: "env_wait" (the server waits, and an environment may announce first),
+        "inference" (the server works), "action_wait" (the workers' mean wait for actions). An alternating sampler on a
+        GPU also has "gpu_wait" (the server waits for the GPU alone: no group that could be served next is simulated)
+        and "gpu" (the GPU works on actions).
     """
 
     config: SamplerConfig
@@ -117,29 +117,28 @@ class Sampler(Protocol):
 
     @property
     def num_restarts(self) -> int:
-        """How many training environments have been replaced by new ones so far (restart_on_error)."""
+        """Number of training environments replaced by new ones so far (restart_on_error)."""
 
     def collect(self, hook: StepHook = NO_HOOK, first_step: int | None = None) -> Rollout:
-        """Returns the next rollout; hook: what runs between its steps.
+        """Returns the next rollout; hook: runs between its steps.
 
-        first_step: the run's agent steps so far, where other learners may have done more or fewer than this one (None:
-        as many)."""
+        first_step: the run's agent steps so far; None: every learner has taken as many as this one."""
 
     def recent(self, t: int, num_steps: int, envs: slice) -> Rollout:
         """Returns, in on_step(t), the num_steps steps before step t of some environments.
 
-        If envs_to_update(t) named environments, envs must be among those of the groups that were held. The steps may
-        have begun in earlier rollouts (config.window of their steps are kept). Steps before the very first one are not
-        valid. The tensors are views of storage that is written again: they hold until on_step returns."""
+        If envs_to_update(t) named environments, envs must belong to the groups that waited. The steps may begin in
+        earlier rollouts, of which config.window steps are kept. Steps before the run's first one are not valid. The
+        tensors are views of storage that is overwritten after on_step returns."""
 
     def evaluate(self, games: "GamesToPlay", index: int, greedy: bool, policy: Any = None) -> list[Game]:
-        """Returns whole games, played with environments and generators of their own.
+        """Returns whole games, played with separate environments and generators.
 
-        index: decides their seeds. greedy: actions are not sampled. policy: the one that plays; None: the one that acts
-        in training."""
+        index: decides their seeds. greedy: actions are not sampled. policy: the player; None: the policy of
+        training."""
 
     def read_metrics(self) -> dict[str, float]:
-        """Returns what the sampler itself has to report since the last call, by name; most have nothing."""
+        """Returns the sampler's own metrics since the last call, by name; most samplers have none."""
 
     def get_state(self) -> dict[str, Any]:
         """Returns, between rollouts, everything that the next rollout depends on except the policy."""
@@ -147,7 +146,7 @@ class Sampler(Protocol):
     def set_state(self, state: dict[str, Any]) -> list[int]:
         """Continues from get_state's result.
 
-        Returns the environments, by index in the run, that had to be started anew."""
+        Returns the environments that had to be restarted, by index in the run."""
 
     def close(self) -> None:
         """Ends all processes and releases all memory."""
@@ -161,7 +160,7 @@ def noise_generator(config: BatchConfig, device: torch.device, role: int = 0) ->
 
 
 def restore_noise(generator: torch.Generator, state: dict[str, Any]) -> None:
-    """Continues the policy's noise from a checkpoint, unless that was made on another kind of device."""
+    """Continues the policy's noise from a checkpoint, unless the checkpoint comes from another kind of device."""
     if state["generator_device"] == generator.device.type:
         generator.set_state(state["generator"])
     else:
@@ -171,12 +170,12 @@ def restore_noise(generator: torch.Generator, state: dict[str, Any]) -> None:
 
 @dataclass(frozen=True)
 class GamesToPlay:
-    """Which whole games an evaluation plays: a number of episodes, or all that end within a number of steps.
+    """The games of an evaluation: a number of episodes, or all games that end within a number of steps.
 
-    episodes: each environment plays equally many, its first ones, so that short games are not overrepresented; those
-        not ended after MAX_GAME_STEPS steps for each game that an environment may play are left out. num_steps: steps
-        of all environments together; None: `episodes` counts.
-    stop: asked now and then; True ends the evaluation early.
+    episodes: each environment plays equally many, its first ones, so that short games are not overrepresented. An
+        environment stops after MAX_GAME_STEPS steps per game; unfinished games are left out. num_steps: steps of all
+        environments together; None: `episodes` counts.
+    stop: called now and then; True ends the evaluation early.
     """
 
     episodes: int = 1

@@ -1,8 +1,8 @@
-"""The sampler of environments that come as one batch on the policy's device (envs/device_env.py says what they are).
+"""Samples environments that form one batch on the policy's device (defined in envs/device_env.py).
 
 Observations, rewards and ends of episodes are read by DLPack and copied into the rollout on the device; actions go back
-the same way. Nothing is done per environment in Python, and nothing waits for the device between the steps: what the
-host must know (games that have ended, numbers that are not finite) is fetched once a rollout.
+the same way. Python does nothing per environment, and nothing waits for the device between steps. Once a rollout, the
+host fetches what it must know: finished games, and whether all numbers are finite.
 """
 
 import traceback
@@ -38,9 +38,9 @@ from accel_rl.updates.cuda_graphs import CudaGraphs
 
 
 class DeviceSampler(SerialSampler):
-    """Steps all environments at once, in this process; the policy acts once for all of them.
+    """A sampler that steps all environments at once, in this process; the policy acts once for all of them.
 
-    Evaluations have an instance of their own, which is made once and reset for each."""
+    Evaluations have a separate instance, made once and reset for each evaluation."""
 
     @cached_property
     def _instances(self) -> dict[bool, Any]:
@@ -53,7 +53,7 @@ class DeviceSampler(SerialSampler):
             name: torch.zeros(shape, dtype=_torch_dtype(dtype), device=self.device)
             for name, (shape, dtype) in layout.items()
         }
-        return {**arrays, "restarts": np.zeros(config.num_envs, np.int64)}  # there never are any
+        return {**arrays, "restarts": np.zeros(config.num_envs, np.int64)}  # always 0 here
 
     def _make_server(self, arrays: dict[str, Any], generator: torch.Generator, config: SamplerConfig) -> ActionServer:
         return DeviceServer(self.spec, arrays, generator, config, self.device)
@@ -74,9 +74,9 @@ class DeviceSampler(SerialSampler):
 
 
 class DeviceServer(ActionServer):
-    """Chooses the actions of all environments at once; everything stays on the device.
+    """A server that chooses the actions of all environments at once; everything stays on the device.
 
-    The policy is a CUDA graph from the third step on, on a GPU and unless config.cuda_graphs says otherwise."""
+    On a GPU, unless config.cuda_graphs is off, the policy is a CUDA graph from the third step on."""
 
     def __init__(
         self,
@@ -111,10 +111,10 @@ class DeviceServer(ActionServer):
 
 
 class DeviceBatch:
-    """Steps a batch of environments into columns of time-major tensors, as BatchSimulator does it with single ones.
+    """A batch of environments that writes into columns of time-major tensors, as BatchSimulator does for single ones.
 
     config: reset_mode is "immediate", restart_on_error False. arrays: tensors of rollout_layout on the policy's device,
-    without a window. env: the user's object. Methods raise RunError if it returns what it should not."""
+    without a window. env: the user's object. Methods raise RunError for invalid values that it returns."""
 
     def __init__(self, config: BatchConfig, spec: EnvSpec, arrays: dict[str, Any], env: Any):
         self.config, self.spec, self.arrays, self._env = config, spec, arrays, env
@@ -129,12 +129,12 @@ class DeviceBatch:
         if isinstance(self._space, gymnasium.spaces.Box):
             self._bounds = [torch.as_tensor(bound, device=self.device) for bound in (self._space.low, self._space.high)]
         self._start = torch.as_tensor(getattr(self._space, "start", 0), device=self.device)
-        self._from_torch: Any = None  # makes the environment's arrays of tensors; known once it was reset
-        self._first: Tensor | None = None  # the first observation [B, ...], until a rollout begins with it
-        # Each environment's game so far. NaN: it began with random actions, so that its score is left out.
+        self._from_torch: Any = None  # converts tensors to the environment's arrays; from the reset
+        self._first: Tensor | None = None  # first observation [B, ...], until a rollout begins with it
+        # Score of each environment's game so far. NaN: the game began with random actions, so its score is left out.
         self._score = torch.zeros(self.num_envs, dtype=torch.float64, device=self.device)
         self._ended = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)  # by the last step
-        # What a rollout has lacked: a last observation, an action that is allowed, a type that holds its numbers
+        # What a rollout lacked: a last observation, an allowed action, a dtype that holds its numbers.
         self._lacks_final, self._lacks_choice, self._lacks_type = torch.zeros(3, dtype=torch.bool, device=self.device)
 
     @torch.no_grad()
@@ -152,7 +152,7 @@ class DeviceBatch:
         self._first = rows
 
     def _random_actions(self, seed: int) -> Callable[[Tensor], Tensor]:
-        """Returns what draws random actions, as the environment takes them, among those allowed in rows [B, R]."""
+        """Returns a function that draws allowed random actions for rows [B, R], in the environment's format."""
         if not self.spec.mask_size:
             space = batch_space(self._space, self.num_envs)
             space.seed(seed)
@@ -182,7 +182,7 @@ class DeviceBatch:
         now, after = self._views[t : t + 2]
         observation, reward, terminated, truncated, info = self._step_env(self._to_env(now["action"]))
         final = None
-        if self._resets_in_next_step:  # a step that only resets is no sample
+        if self._resets_in_next_step:  # a step that only resets is not a sample
             starts = self._ended
             reward = reward.masked_fill(starts, 0)
             terminated, truncated = terminated & ~starts, truncated & ~starts
@@ -208,7 +208,7 @@ class DeviceBatch:
         self._score = now["game_score"].masked_fill(ended, 0.0)
 
     def pause(self) -> None:
-        """Looks, once a rollout, for what no step has waited for."""
+        """Checks once a rollout for errors, since no step waits for the device."""
         checked = {name: self.arrays[name] for name in ("reward", "observation")}
         wrong = [~values.isfinite().all() for values in checked.values()]
         lacks = [self._lacks_final, self._lacks_choice, self._lacks_type]
@@ -243,7 +243,7 @@ class DeviceBatch:
 
     @with_own_generators
     def _call(self, method: str, parts: tuple[str, ...], *arguments: Any, **options: Any) -> tuple[Any, ...]:
-        """Returns what a method of the environment returns, a tuple of these parts."""
+        """Calls a method of the environment, which must return a tuple of these parts; returns that."""
         try:
             returned = getattr(self._env, method)(*arguments, **options)
         except Exception as error:
@@ -253,7 +253,7 @@ class DeviceBatch:
         return returned
 
     def _to_env(self, action: Tensor) -> Tensor:
-        """Returns actions as the environment takes them, a copy: its numbering and bounds (see `to_env_action`)."""
+        """Returns a copy of actions in the environment's numbering and bounds (see `to_env_action`)."""
         return action.clamp(*self._bounds) if self._bounds else action + self._start
 
     def _step_env(self, action: Tensor) -> tuple[Any, Tensor, Tensor, Tensor, Any]:
@@ -267,8 +267,8 @@ class DeviceBatch:
         )
 
     def _rows(self, observation: Any, info: Any, is_over: Any = False) -> Tensor:
-        """Returns observations and masks as policies are given them [B, *row_shape]. is_over: bool [B], or True for
-        all: they are a game's last, whose mask may be missing or allow nothing."""
+        """Returns observations and masks as the policy's rows [B, *row_shape]. is_over: bool [B], or True for all: a
+        game's last observation, whose mask may be missing or allow nothing."""
         seen = self._observations(observation)
         if not self.spec.mask_size:
             return seen
@@ -288,7 +288,7 @@ class DeviceBatch:
         return torch.stack([choice.any(-1) for choice in choices]).all(0)
 
     def _observations(self, observation: Any) -> Tensor:
-        """Returns observations as networks see them [B, *O]: of the rows' type; pictures have their channels first."""
+        """Returns observations as networks see them [B, *O]: in the rows' dtype, pictures with channels first."""
         shape, dtype = self.spec.picture_shape or self.spec.observation_shape, _torch_dtype(self.spec.row_dtype)
         dtypes = _NUMBERS if dtype.is_floating_point else (dtype, *_INTEGERS, torch.bool)
         given = self._tensor("observation", observation, shape, dtypes)
@@ -302,8 +302,8 @@ class DeviceBatch:
         return tensor.reshape(self.num_envs, *self.spec.observation_shape)
 
     def _tensor(self, name: str, value: Any, shape: tuple[int, ...], dtypes: Sequence[torch.dtype]) -> Tensor:
-        """Returns an array [B, *shape] of the environment as a tensor. Raises RunError for one that is not as it
-        should be."""
+        """Returns an array [B, *shape] of the environment as a tensor. Raises RunError for a wrong shape, dtype or
+        device, or one without DLPack."""
         if not isinstance(value, Tensor):
             if not hasattr(value, "__dlpack__"):
                 raise self._error(f"{name} is a {type(value).__name__}, without the DLPack protocol; return an array")
@@ -328,7 +328,7 @@ class DeviceBatch:
     # ---- checkpoints ----
 
     def get_state(self) -> list[dict[str, Any]]:
-        """Returns, in a pause, one entry for the whole batch; "simulator" is None if it has no get_state."""
+        """Returns, in a pause, one entry for the whole batch; "simulator" is None if the batch has no get_state."""
         has_hook = hasattr(self._env, "get_state") and hasattr(self._env, "set_state")
         state = self._env.get_state() if has_hook else None
         generators = self.generators.get_state()
@@ -337,7 +337,7 @@ class DeviceBatch:
     def set_state(self, state: list[dict[str, Any]]) -> list[int]:
         """Continues from get_state's result, in place of `start`.
 
-        Returns the environments that could only be started anew: all or none."""
+        Returns the environments that could only be restarted: all or none."""
         (saved,) = state
         if saved["simulator"] is None:
             self.start()
@@ -350,7 +350,7 @@ class DeviceBatch:
         return []
 
     def close(self) -> None:
-        """Does nothing: the sampler keeps the environments."""
+        """Does nothing: the sampler owns the environments."""
 
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -362,5 +362,5 @@ def _torch_dtype(dtype: Any) -> torch.dtype:
 
 
 def _seed_sequence(config: BatchConfig) -> np.random.SeedSequence:
-    """Returns the seed of a learner's environments, by the index of its first one."""
+    """Returns the seed of a learner's environments, which depends on the index of its first one."""
     return np.random.SeedSequence(config.seed, spawn_key=(config.role, config.first_env))

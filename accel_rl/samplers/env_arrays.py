@@ -1,4 +1,4 @@
-"""Which environments each worker steps, and the shared arrays that they are written into. Imports no torch."""
+"""Assigns environments to workers, and holds the shared arrays that they write. Imports no torch."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ EnvRange = tuple[int, int]
 
 @dataclass(frozen=True)
 class EnvArraysSetup:
-    """What one worker needs in order to map the arrays: their file, and its environments in each group."""
+    """A description of the arrays for one worker: their file, and the worker's environments in each group."""
 
     layout: Layout
     fd: int
@@ -36,9 +36,9 @@ class EnvArraysSetup:
 
 
 class EnvArrays:
-    """Holds the shared arrays of num_envs environments, and which of these each worker steps.
+    """The shared arrays of num_envs environments, and the assignment of environments to workers.
 
-    window: rows of each array in front of the rollout's, which only the learner uses."""
+    window: rows of each array before the rollout's; only the learner uses them."""
 
     def __init__(self, layout: Layout, num_workers: int, window: int = 0):
         self.layout, self.window = layout, window
@@ -70,9 +70,9 @@ class EnvArrays:
 def assign_envs(num_envs: int, num_workers: int) -> list[tuple[EnvRange, EnvRange]]:
     """Returns each worker's environments in each group.
 
-    A worker has as many of one group as of the other, so that it always has something to do. Where the environments do
-    not divide like this, but do over the workers, the first half of the workers serves group 0 and the second half
-    group 1. Else numbers differ by one: the first workers have more of group 0, the last ones of group 1."""
+    A worker has equally many in both groups, so that it always has something to do. If the environments divide evenly
+    over the workers, but not over both groups of each, the first half of the workers serves group 0 and the second half
+    group 1. Otherwise numbers differ by one: the first workers have more of group 0, the last ones of group 1."""
     half = num_envs // NUM_GROUPS
     if half % num_workers and num_envs % num_workers == 0 and num_workers % NUM_GROUPS == 0:
         k, in_group_0 = num_envs // num_workers, num_workers // NUM_GROUPS

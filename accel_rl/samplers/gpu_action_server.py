@@ -1,15 +1,15 @@
 """The action server of a policy on a GPU.
 
-The rollout lives on the GPU. For each step of a group there are two uploads, from pinned memory: the newest frames, and
-everything else that the environments have written (PACKED), 16 bytes for each of them. The rest is one CUDA graph: it
-assembles the stacks of frames, runs the network, chooses actions, and stores all of this into the rollout at the
-group's own step counter, which it increments, so that one graph serves all steps. The actions come back in one copy. An
-event says when they are there; until then the server looks after the other group. Nothing is uploaded a second time for
-learning, except what is rare: the last frames of episodes.
+The rollout lives on the GPU. Each step of a group takes two uploads from pinned memory: the newest frames, and
+everything else that the environments wrote (PACKED), 16 bytes per environment. The rest is one CUDA graph: it assembles
+the stacks of frames, runs the network, chooses actions, and stores all of this into the rollout. The graph reads and
+increments the group's own step counter, so one graph serves all steps. The actions come back in one copy. An event
+tells when they have arrived; until then the server attends to the other group. Only the rare last frames of episodes
+are uploaded a second time for learning.
 
 Each group has its own stream; the learner uses the current one. A group waits for the learner's stream when a rollout
-begins and after each hook, the learner for the groups' streams before it is shown a rollout. What a graph reads or
-writes stays where it is from its capture on.
+begins and after each hook. The learner waits for the groups' streams before it receives a rollout. After its capture, a
+graph reads and writes the same memory for good.
 """
 
 import contextlib
@@ -35,17 +35,17 @@ from accel_rl.stacks import blank
 logger = logging.getLogger("accel_rl")
 
 ROW = ("age", "reset")  # the part of PACKED that is known before step t
-STEP = ("reward", "terminated", "truncated", "valid")  # known after it
-# What is uploaded as one piece with the observation of row t: ROW of t, STEP of t - 1. The largest comes first, so that
-# each lies at a multiple of its size.
+STEP = ("reward", "terminated", "truncated", "valid")  # the part that is known after step t
+# Fields of one upload, beside the observation of row t: ROW of t and STEP of t - 1. The largest fields come first, so
+# that each lies at a multiple of its size.
 PACKED = ("age", "reward", "terminated", "truncated", "valid", "reset")
-# The host keeps these rows of the window, too: where episodes end is decided here, without asking the GPU. Workers go
-# on from the last row's age and reset.
+# The host keeps these rows of the window, too: it decides where episodes end, without asking the GPU. Workers continue
+# from the last row's age and reset.
 CARRIED_ON_HOST = ("age", "reset", "terminated", "truncated", "valid")
 
 
 class _Group:
-    """What one group has on the device."""
+    """One group's tensors, stream and events on the device."""
 
     def __init__(self, columns: slice, device: torch.device):
         self.columns = columns
@@ -54,9 +54,9 @@ class _Group:
         self.graph: Any = None
         self.timer = DeviceTimer(device)
         self.stream: Any = None
-        self.uploaded: Any = None  # event: the last upload that the learner waits for
+        self.uploaded: Any = None  # event: the last upload, for which the learner waits
         self.acted: Any = None  # event: the newest actions are in the host's memory
-        self.must_wait = False  # for the learner, before the next action
+        self.must_wait = False  # the next action waits for the learner
         if device.type == "cuda":
             self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
             self.uploaded, self.acted = torch.cuda.Event(), torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -66,10 +66,10 @@ class _Group:
 
 
 class GpuActionServer(ActionServer):
-    """Acts and stores on `device`; without config.cuda_graphs, operation by operation.
+    """An action server that acts and stores on `device`; without config.cuda_graphs, operation by operation.
 
-    shared_memory: the memory that holds the arrays, which gets pinned. On the CPU, where tests use this class, there
-    are neither graphs nor streams; everything else is the same.
+    shared_memory: the memory of the arrays, which gets pinned. On the CPU, where tests use this class, there are no
+    graphs or streams; everything else is the same.
     """
 
     def __init__(
@@ -85,22 +85,22 @@ class GpuActionServer(ActionServer):
         self.device = device
         self._pinned = pin(shared_memory) if shared_memory and device.type == "cuda" else None
         self._use_graphs = config.cuda_graphs and device.type == "cuda"
-        # The rollout's rows on the device, like those of self._rows on the host.
+        # The rollout's rows on the device; self._rows has those on the host.
         self._kept = {name: torch.zeros_like(self._rows[name], device=device) for name in ("observation", "action")}
         self._pack(arrays)
         self._here = {name: rows[self.window :] for name, rows in self._kept.items()}
         self._history_rows = torch.arange(self.history + 1, device=device)
         self._noise_here: Tensor | None = None
         self._on_device = [_Group(columns, device) for columns in self.groups]
-        self._learned: Any = None  # event: what the learner has enqueued by the last call of `learner_has_worked`
+        self._learned: Any = None  # event: the learner's work up to the last call of `learner_has_worked`
         if device.type == "cuda":
             self._learned = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        # Row 0 is the previous rollout's last row, except for environments that were rebuilt or reset in the pause.
-        self._carried_reset: Array | None = None  # [B] bool, of that last row; None: there is none
+        # Row 0 equals the previous rollout's last row, except for environments that were rebuilt or reset in the pause.
+        self._carried_reset: Array | None = None  # [B] bool: `reset` of that last row; None: there is none
         self._restarted = np.zeros(self.num_envs, bool)
         self._has_last_rows = False
         self._is_warm = False  # both groups have acted without a graph, as capturing requires
-        self._acts_as: tuple[Any, ...] = ()  # what is frozen in a graph
+        self._acts_as: tuple[Any, ...] = ()  # policy and modes that a graph has frozen
 
     def _pack(self, arrays: dict[str, Array]) -> None:
         """Makes the rows of PACKED on both sides: bytes [T + 1, B, 16] here, [window + T + 1, B, 16] on the device."""
@@ -120,8 +120,8 @@ class GpuActionServer(ActionServer):
                 self._previous_reward = rows
 
     def begin(self, policy: Policy, greedy: bool = False) -> None:
-        # The host's rows may be written again: each group has waited for its uploads when it acted. Only the last row's
-        # may still be under way; it is written again after the group has acted again.
+        # The host's rows may be overwritten: each group waited for its uploads when it acted. Only the last row's
+        # upload may be in progress; that row is overwritten after the group has acted again.
         if policy.state_size and self._recurrent_inputs is None:
             self._recurrent_inputs = self._make_recurrent_inputs(policy.state_size)
         self._restarted = self._find_restarted()
@@ -135,7 +135,7 @@ class GpuActionServer(ActionServer):
         self._policy, self._greedy = policy, greedy
         refresh(policy)
         acts_as = (policy, greedy, getattr(policy, "training", None))
-        if acts_as != self._acts_as:  # graphs show another policy
+        if acts_as != self._acts_as:  # the graphs were captured with another policy
             self._acts_as, self._is_warm, self._noise_here = acts_as, False, None
             self._drop_graphs()
         if not greedy:
@@ -150,7 +150,7 @@ class GpuActionServer(ActionServer):
             self._capture()
         self.learner_has_worked()
         for group in self._on_device:
-            self._wait_for_learner(group)  # before the first upload, which follows upon the rows carried over
+            self._wait_for_learner(group)  # before the first upload: `_carry_over` uses the learner's stream
 
     def learner_has_worked(self) -> None:
         if self._learned is not None:
@@ -186,7 +186,7 @@ class GpuActionServer(ActionServer):
 
     def act(self, group: int, t: int) -> None:
         on_device = self._on_device[group]
-        self._wait_for_learner(on_device)  # only here: what `receive` writes is not what a hook learns from
+        self._wait_for_learner(on_device)  # not in `receive`: hooks do not learn from the rows it writes
         with on_device.on_stream():
             with on_device.timer:
                 if on_device.graph:
@@ -209,7 +209,7 @@ class GpuActionServer(ActionServer):
             acted.synchronize()
 
     def record(self) -> None:
-        """Does nothing: `act` has stored everything already."""
+        """Does nothing: `act` has already stored everything."""
 
     def finish(self) -> Rollout:
         self._wait_for_groups()
@@ -249,7 +249,7 @@ class GpuActionServer(ActionServer):
     def _capture(self) -> None:
         try:
             for group in self._on_device:
-                # Each has memory of its own: one group's actions must outlive what the other one computes.
+                # Each graph has its own memory: one group's actions must outlive the other group's computations.
                 group.graph = capture(partial(self._act, group), group.stream)
         except CaptureError as error:  # for example, a user's network that reads values on the host
             logger.warning("the network cannot be captured as a CUDA graph and acts without one: %s", error)
@@ -261,14 +261,14 @@ class GpuActionServer(ActionServer):
             group.graph = None
 
     def _row_0_is_new(self, columns: slice) -> bool:
-        """Returns whether row 0 differs from the last row of the previous rollout, which is on the device already."""
+        """Returns whether row 0 differs from the previous rollout's last row, which is already on the device."""
         if self._carried_reset is None:
             return True
         changed = self.arrays["reset"][0, columns] != self._carried_reset[columns]
         return bool((changed | self._restarted[columns]).any())
 
     def _upload(self, here: Tensor, newest: Tensor) -> None:
-        """Copies a group's part of one row: contiguous on both sides, so that it is a single transfer."""
+        """Copies a group's part of one row, contiguous on both sides and so a single transfer."""
         here.copy_(newest, non_blocking=True)
         self.bytes_moved += newest.nbytes
 
@@ -309,7 +309,7 @@ class GpuActionServer(ActionServer):
         for name, rows in self._kept.items():
             rows[self.horizon :] = state["rows"][name].to(self.device)
         self._staging[self.horizon] = self._packed[-1].cpu()
-        self._has_last_rows = False  # row 0 is uploaded again: environments that were started anew show another one
+        self._has_last_rows = False  # row 0 is uploaded again: restarted environments have a new one
 
     def close(self) -> None:
         if self._pinned:

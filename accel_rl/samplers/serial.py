@@ -1,4 +1,4 @@
-"""The sampler without processes: the reference that tests compare with, and the one to set a breakpoint in."""
+"""The sampler without processes: tests use it as their reference, and one can set breakpoints in it."""
 
 import time
 from dataclasses import replace
@@ -17,7 +17,7 @@ from accel_rl.samplers.gpu_action_server import make_server
 
 
 class SerialSampler:
-    """Steps all environments in this process, one after the other; acts group by group like AlternatingSampler."""
+    """A sampler that steps all environments in this process, one by one; acts by group like AlternatingSampler."""
 
     def __init__(
         self,

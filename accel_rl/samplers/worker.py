@@ -10,11 +10,11 @@ while the other waits for its actions. For each group, a worker and the action s
     actions_ready.release()       ->      steps each environment        T times
                                   <-      obs_ready.release()           row t + 1 may be read
 
-so a worker announces T + 1 rows and is given actions T times per rollout. A countdown makes the last of a group's
-workers wake the server. All workers of a group wait for the same semaphore, so that one system call wakes them; there
-are two such semaphores, used in turn, so that a fast worker cannot take what is meant for a slow one. Between rollouts
-the server may send requests over the control connection, each of which is answered; its end of file means that the
-server has gone. A worker may send warnings over it at any time.
+So a worker announces T + 1 rows and receives actions T times per rollout. A countdown makes the last of a group's
+workers wake the server. All workers of a group wait for the same semaphore, so that one system call wakes them. Two
+such semaphores take turns, so that a fast worker cannot take a slow one's token. Between rollouts the server may send
+requests over the control connection; the worker answers each. End of file means that the server has gone. A worker may
+send warnings over it at any time.
 """
 
 import contextlib
@@ -34,18 +34,18 @@ from accel_rl.processes.child import reporting
 from accel_rl.samplers.env_arrays import NUM_GROUPS, EnvArraysSetup
 from accel_rl.samplers.worker_status import CURRENT_ENV, HEARTBEAT, ROWS_ANNOUNCED, WAITED_NS
 
-# For this long a worker that waits in a rollout yields its CPU again and again before it sleeps: actions are mostly
-# there by then, and waking a CPU that sleeps takes tens of microseconds. On 2 cores, this was worth 2 % of the
-# simulation limit with 8 environments per core, and 4 % with 2.
+# A worker that waits in a rollout yields its CPU repeatedly for this long before it sleeps. Actions have mostly arrived
+# by then, and waking a sleeping CPU takes tens of microseconds. On 2 cores, this gained 2 % of the simulation limit
+# with 8 environments per core, and 4 % with 2.
 SPIN_NS = 200_000
 
 
 @dataclass(frozen=True)
 class GroupSemaphores:
-    """How the workers of a group and the server wake each other.
+    """The semaphores by which the workers of a group and the server wake each other.
 
-    countdown holds one token less than there are workers that still have to announce the next row; the worker that
-    finds none announces it.
+    With n workers still to announce the next row, countdown holds n - 1 tokens; the worker that finds none announces
+    it.
     """
 
     obs_ready: Semaphore
@@ -63,11 +63,11 @@ class GroupSemaphores:
 
 @dataclass(frozen=True)
 class WorkerSetup:
-    """The first message to a worker: all that it needs to know.
+    """The first message to a worker, with all its settings.
 
-    turns: which of its two actions_ready semaphores each group waits for next.
-    replaces: it takes the place of a worker that died, so its environments start at once; evaluation_role: those of an
-        evaluation under way, too.
+    turns: for each group, the one of its two actions_ready semaphores that it waits for next.
+    replaces: the worker replaces one that died, so its environments start at once; evaluation_role: so do those of an
+        evaluation in progress.
     """
 
     index: int
@@ -84,7 +84,7 @@ class WorkerSetup:
 
 
 class Worker:
-    """Holds the environments of one process: those of training and, while it lasts, of an evaluation."""
+    """The environments of one process: those of training and, while it lasts, of an evaluation."""
 
     def __init__(self, setup: WorkerSetup, control: "Connection[Any, Any]"):
         self._setup, self._control = setup, control
@@ -95,7 +95,7 @@ class Worker:
         self._turns = list(setup.turns)
         self._pollers: dict[tuple[int, ...], Any] = {}
         self._train = self._active = self._build(setup.train, setup.batch)
-        self._next_row = [0] * NUM_GROUPS  # the row that each group announces next; 0: it is between two rollouts
+        self._next_row = [0] * NUM_GROUPS  # the row that each group announces next; 0: between rollouts
         if setup.replaces:
             self._start(self._train)
         if setup.evaluation_role is not None:
@@ -113,7 +113,7 @@ class Worker:
                 self._control.send(("done", self._answer(*self._control.recv())))
 
     def close(self) -> None:
-        """Closes the environments, which may have something of their own to clean up."""
+        """Closes the environments, which may have resources to release."""
         for batch in {*self._train.values(), *self._active.values()}:
             with contextlib.suppress(Exception):
                 batch.close()
@@ -121,7 +121,7 @@ class Worker:
     def _wait(self) -> int | None:
         """Waits for actions or a message.
 
-        Returns the group whose actions are ready (if both are, the one that is behind), or None for a message."""
+        Returns the group whose actions are ready (the one that is behind, if both are), or None for a message."""
         if (group := self._acquire_actions()) is not None:
             return group
         start = time.perf_counter_ns()
@@ -170,7 +170,7 @@ class Worker:
         semaphores = self._setup.semaphores[group]
         if not semaphores.countdown.try_acquire():
             semaphores.obs_ready.release()
-        # Last: what is counted has been announced, however suddenly this process ends.
+        # Last: every counted row has been announced, however suddenly this process ends.
         self._status[ROWS_ANNOUNCED + group] += 1
 
     def _answer(self, request: str, argument: Any) -> Any:
@@ -182,11 +182,11 @@ class Worker:
             return self._set_state(argument)
         if request == "open_evaluation":
             role, self._turns = argument
-            if self._active is self._train:  # else this worker has just replaced another one
+            if self._active is self._train:  # otherwise this worker has just replaced another one
                 self._open_evaluation(role)
             return
         assert request == "close_evaluation"
-        # Where a worker serves one group only, in training or in the evaluation, the other one's turns passed it by.
+        # A worker that serves one group only, in training or in the evaluation, has missed the other group's turns.
         self._turns = argument
         if self._active is not self._train:
             self._close_evaluation()
@@ -210,8 +210,8 @@ class Worker:
         while self._active:
             self._active.popitem()[1].close()
         self._active, self._pollers = self._train, {}
-        # Environments may refer to themselves, however large they are, and Python looks for that once there are
-        # thousands of new objects: a worker would keep those of tens of evaluations.
+        # Environments may be large and contain reference cycles. Python collects these only after thousands of new
+        # objects, so a worker would keep the environments of tens of evaluations.
         gc.collect()
 
     def _build(self, setup: EnvArraysSetup, config: BatchConfig) -> dict[int, EnvBatch]:
@@ -228,13 +228,13 @@ class Worker:
 
 
 def main(fd: int) -> None:
-    """Runs a worker from its first message to its last, in a process that was forked for it. fd: of its connection."""
+    """Runs a worker in a process that was forked for it. fd: file descriptor of the control connection."""
     control: Connection[Any, Any] = Connection(fd)
     with reporting(control):
         only_simulate()
         setup: WorkerSetup = control.recv()
         if setup.cpu is not None:
-            with contextlib.suppress(OSError):  # it has been taken away since it was planned
+            with contextlib.suppress(OSError):  # this CPU may have been taken away since the plan was made
                 os.sched_setaffinity(0, {setup.cpu})
         worker = Worker(setup, control)
         control.send(("done", None))

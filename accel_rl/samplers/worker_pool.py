@@ -1,7 +1,7 @@
-"""The server's side of the simulator processes: starts them, waits for them, and handles their failures.
+"""Starts the simulator processes for the server, waits for them, and handles their failures.
 
-No wait outlives the process waited for: a worker that raises, exits, is killed or hangs ends the wait with a RunError
-that names it, or (on_env_error="restart") is lost: its environments stand still until the pause, where a new process
+No wait outlives its process: a worker that raises, exits, is killed or hangs ends the wait with a RunError that names
+it. With on_env_error="restart" it is lost instead: its environments stand still until the pause, where a new process
 takes its place.
 """
 
@@ -27,13 +27,13 @@ from accel_rl.samplers.worker_status import WorkerStatus
 
 POLL_INTERVAL_S = 0.5  # how often a wait checks that the workers still make progress
 ACT_S = 0.0005  # a guess at the longest act of a GPU that does nothing else; not measured yet
-DONE_BY_NEW_WORKERS = ("start", "open_evaluation", "close_evaluation")  # requests that need not be repeated to them
+DONE_BY_NEW_WORKERS = ("start", "open_evaluation", "close_evaluation")  # requests that new workers do not need again
 
 
 class WorkerPool:
-    """Holds config.num_workers simulator processes, whose environments are built when the constructor returns.
+    """A pool of config.num_workers simulator processes, whose environments are built when the constructor returns.
 
-    config.env_timeout_s: longest time without a sign of life in a rollout; env_build_timeout_s: elsewhere.
+    config.env_timeout_s: longest time without a sign of life in a rollout; env_build_timeout_s: the same elsewhere.
     Raises UsageError or RunError if an environment cannot be built."""
 
     def __init__(self, config: SamplerConfig, batch: BatchConfig, train: EnvArrays, evaluation: EnvArrays):
@@ -47,11 +47,11 @@ class WorkerPool:
         self.status = WorkerStatus(config.num_workers)
         self._semaphores = semaphores = (GroupSemaphores.create(), GroupSemaphores.create())
         self._turn = [0] * NUM_GROUPS  # which of its two actions_ready semaphores each group waits for
-        self._ready = [False] * NUM_GROUPS  # a row has been announced that has not been read
-        self._acted = [-1] * NUM_GROUPS  # the step whose actions each group has; -1: none of this rollout
-        self._rows_read = [0] * NUM_GROUPS  # in this rollout
+        self._ready = [False] * NUM_GROUPS  # an announced row has not been read yet
+        self._acted = [-1] * NUM_GROUPS  # the last step whose actions each group has; -1: none of this rollout
+        self._rows_read = [0] * NUM_GROUPS  # rows of this rollout
         self._in_rollout = False
-        self._woken_at = [time.monotonic()] * NUM_GROUPS  # when there was work to do
+        self._woken_at = [time.monotonic()] * NUM_GROUPS  # when each group last received work
         self._next_check = 0.0
         fds = [memory.fd for memory in (train.memory, evaluation.memory, self.status.memory)]
         fds += [fd for group in semaphores for each in group.all() for fd in each.fds]
@@ -72,7 +72,7 @@ class WorkerPool:
                 )
                 self._pool.launch(worker, setup)
             self._register_connections()
-            self.status.restart_clocks()  # preparing what they share may have taken longer than they may
+            self.status.restart_clocks()  # the shared preparation may have taken longer than their time limit
             self._collect_replies()
         except BaseException:
             self.close()
@@ -96,8 +96,8 @@ class WorkerPool:
     def wait(self, groups: Sequence[int], is_done: Callable[[], bool] | None = None) -> int | None:
         """Waits for all workers of one of these groups; then that group's newest rows are safe to read.
 
-        Returns the group that is ready first; if several are, the first one named. is_done: None is returned once this
-        returns True, which is asked first and all the while."""
+        Returns the group that is ready first; if several are, the first one named. is_done: called first and
+        repeatedly; returns None once it returns True."""
         start = time.monotonic()
         while True:
             if is_done and is_done():
@@ -113,12 +113,12 @@ class WorkerPool:
     def _pause_s(self, waited_s: float) -> float:
         """Returns how long to wait for workers before asking a GPU again.
 
-        A GPU has no descriptor to wait for. A server with a core of its own asks all the time. Without one, it leaves
-        the CPU to the workers after ACT_S."""
+        A GPU has no descriptor to wait for. A server with its own core asks all the time; otherwise it leaves the CPU
+        to the workers after ACT_S."""
         return 0.0 if self._spin or waited_s < ACT_S else 0.001
 
     def announce_actions(self, group: int) -> None:
-        """Wakes the group's workers, whose next actions have been written, to step."""
+        """Wakes the group's workers to step, after their next actions have been written."""
         self._acted[group] += 1
         self._wake(group)
 
@@ -145,7 +145,7 @@ class WorkerPool:
         self._replace_lost()
 
     def tokens_left(self) -> int:
-        """Takes what is left in all semaphores between two rollouts, which must be 0."""
+        """Takes all tokens left in the semaphores between two rollouts; returns their number, which must be 0."""
         return sum(each.try_acquire() for group in self._semaphores for each in group.all()) + sum(self._ready)
 
     # ---- between rollouts ----
@@ -163,17 +163,17 @@ class WorkerPool:
         return self._collect_replies(name)
 
     def open_evaluation(self, role: int) -> None:
-        """Builds environments for an evaluation; rollouts are theirs from now on."""
+        """Builds environments for an evaluation; rollouts then use these."""
         self._serve(self._evaluation, role)
         self.request("open_evaluation", [(role, self._turn)] * len(self.processes))
 
     def close_evaluation(self) -> None:
-        """Closes the evaluation's environments; rollouts are those of training again."""
+        """Closes the evaluation's environments; rollouts use those of training again."""
         self._serve(self.train, None)
         self.request("close_evaluation", [self._turn] * len(self.processes))
 
     def _serve(self, active: EnvArrays, evaluation_role: int | None) -> None:
-        """Makes rollouts those of training or of an evaluation; nobody has acted there yet."""
+        """Switches rollouts to training or to an evaluation, where no group has acted yet."""
         self._active, self._evaluation_role = active, evaluation_role
         self._acted = [-1] * NUM_GROUPS
 
@@ -189,14 +189,14 @@ class WorkerPool:
     # ---- waiting ----
 
     def _register_connections(self) -> None:
-        """Makes waits watch both groups' announcements and the control connection of every living worker."""
+        """Makes waits watch both groups' announcements and every living worker's control connection."""
         self._controls = {child.control.fileno(): worker for worker, child in self._pool.children.items()}
         self._poller = make_poller(*(group.obs_ready.fd for group in self._semaphores), *self._controls)
 
     def _wait_for_event(self, at_most_s: float | None = None) -> list[int]:
         """Returns the readable file descriptors of obs_ready semaphores and control connections.
 
-        Returns [] after at_most_s (None: never), and after having lost a worker that hung, or raises RunError."""
+        Returns [] after at_most_s (None: never). If a worker hangs, returns [] after it is lost, or raises RunError."""
         timeout_s = POLL_INTERVAL_S if at_most_s is None else at_most_s
         while True:
             ready = self._poller.poll(0 if self._spin else timeout_s * 1000)
@@ -248,13 +248,13 @@ class WorkerPool:
         errors = [self._pool.hang_error(worker, self._timeout_s, "--env-timeout-s") for worker in late]
         if not self._batch.restart_on_error:
             raise errors[0]
-        for worker in late:  # all of them, before the semaphores are looked at
+        for worker in late:  # kill all of them before looking at the semaphores
             self._pool.children[worker].kill()
         for worker, error in zip(late, errors, strict=True):
             self._lose(worker, str(error))
 
     def _handle_message(self, worker: int) -> None:
-        """Handles what a worker says in a rollout: a warning, or by the end of its connection that it has died."""
+        """Handles a worker's message in a rollout: a warning, or the end of its connection if it has died."""
         try:
             kind, _ = self._pool.receive(worker)
         except RunError as error:
@@ -270,12 +270,13 @@ class WorkerPool:
         return sorted({worker for group in range(NUM_GROUPS) for worker in self._late_members(group)})
 
     def _late_members(self, group: int) -> list[int]:
-        """Returns the group's workers that have been woken more often than they have announced a row."""
+        """Returns the group's workers that were woken more often than they announced a row."""
         expected = self._acted[group] + 2
         return [worker for worker in self._members[group] if self._rows_announced(worker, group) < expected]
 
     def _rows_announced(self, worker: int, group: int) -> int:
-        """Returns the rows announced in this rollout: those that were read, even if the worker died before counting."""
+        """Returns how many rows were announced in this rollout: at least those read, even if the worker died before
+        counting."""
         return max(self.status.rows_announced(worker, group), self._rows_read[group])
 
     def _lose(self, worker: int, reason: str) -> None:
@@ -294,7 +295,7 @@ class WorkerPool:
             self._reset_semaphores(group)
 
     def _reset_semaphores(self, group: int) -> None:
-        """Gives a group's semaphores the values that its remaining workers expect: a dead one leaves any.
+        """Gives a group's semaphores the values that its remaining workers expect: a dead one may leave any value.
 
         Waits for the living ones first, so that none of them changes a semaphore at the same time."""
         deadline = time.monotonic() + self._timeout_s
@@ -311,7 +312,7 @@ class WorkerPool:
         self._ready[group] = not late and self._rows_read[group] < self._acted[group] + 2
 
     def _replace_lost(self) -> None:
-        """Between two rollouts: starts a process with new environments in place of each lost worker."""
+        """Starts a process with new environments in place of each lost worker, between two rollouts."""
         lost, self._lost = self._lost, {}
         for worker, setup in lost.items():
             self.status.reset(worker)
@@ -329,7 +330,7 @@ class WorkerPool:
         self._pool.collect("done", lost, self._pool.receive, watch, POLL_INTERVAL_S)
 
     def _place(self, worker: int) -> str:
-        """Returns which environment a worker was stepping with which action."""
+        """Describes which environment a worker was stepping, and with which action."""
         env = self.status.current_env(worker)
         index = self._batch.first_env + env
         group = int(env >= self._active.num_envs // NUM_GROUPS)
@@ -343,9 +344,9 @@ class WorkerPool:
 
 
 def simulator_server(program: str, batch: BatchConfig, fds: Collection[int]) -> ForkServer:
-    """Returns what forks simulator processes, which share the imported simulators and their prepared start states.
+    """Returns a server that forks simulator processes. They share imported simulators and prepared start states.
 
-    Raises RunError or UsageError, from its methods, if they cannot be prepared."""
+    The server's methods raise RunError or UsageError if these cannot be prepared."""
     lost = "the process that starts the workers {how}"
     one_thread = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
     return ForkServer(program, fds, lost, "accel_rl.envs.batch_simulator:prepare", batch, one_thread)

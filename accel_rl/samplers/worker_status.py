@@ -1,4 +1,4 @@
-"""What workers report of themselves in shared memory, which outlives them: how far they are, when they last moved.
+"""Records workers' progress and last signs of life in shared memory, which outlives them.
 
 Imports no torch.
 """
@@ -10,7 +10,7 @@ from accel_rl.hardware.shared_memory import Layout, SharedArrays
 from accel_rl.processes.pool import SignsOfLife
 from accel_rl.samplers.env_arrays import NUM_GROUPS
 
-# Columns of a worker's row; ROWS_ANNOUNCED is group 0's, group 1's follows. A worker only ever counts up.
+# Columns of a worker's row. ROWS_ANNOUNCED is group 0's; group 1's follows. A worker only counts up.
 CURRENT_ENV, HEARTBEAT, WAITED_NS, ROWS_ANNOUNCED = range(4)
 
 
@@ -21,7 +21,7 @@ class WorkerStatus:
         self.layout: Layout = {"status": ((num_workers, ROWS_ANNOUNCED + NUM_GROUPS), "<i8")}
         self.memory = SharedArrays(self.layout)
         self._status = self.memory.arrays["status"]
-        self._rows_before = np.zeros((num_workers, NUM_GROUPS), np.int64)  # announced in all rollouts before this one
+        self._rows_before = np.zeros((num_workers, NUM_GROUPS), np.int64)  # announced before this rollout
         self._signs = SignsOfLife(self._status[:, HEARTBEAT])
 
     def current_env(self, worker: int) -> int:
@@ -33,26 +33,26 @@ class WorkerStatus:
         return int(self._status[worker, ROWS_ANNOUNCED + group] - self._rows_before[worker, group])
 
     def finish_rollout(self, num_rows: Array) -> None:
-        """num_rows [num_workers, NUM_GROUPS]: the rows of the rollout that has ended."""
+        """Counts the rows of a rollout that has ended, num_rows [num_workers, NUM_GROUPS], as earlier ones."""
         self._rows_before += num_rows
 
     def reset(self, worker: int) -> None:
-        """Between two rollouts: a new process takes the worker's place."""
+        """Prepares, between two rollouts, for a new process in the worker's place."""
         self._status[worker, ROWS_ANNOUNCED:] = self._rows_before[worker]
         self._signs.restart(worker)
 
     def restart_clocks(self) -> None:
-        """Gives all workers the whole time limit again."""
+        """Gives all workers their whole time limit again."""
         self._signs.restart()
 
     def find_hung(self, late: list[int], woken_at: Array, timeout_s: float) -> list[int]:
         """Returns those of the late workers that have shown no sign of life for timeout_s.
 
-        woken_at [num_workers]: when each was last given work, by the monotonic clock."""
+        woken_at [num_workers]: when each last received work, by the monotonic clock."""
         self._signs.look()
         return [worker for worker in late if self._signs.silent_s(worker, woken_at[worker]) > timeout_s]
 
     @property
     def waited_s(self) -> float:
-        """Seconds in rollouts that workers have waited for actions so far: their mean."""
+        """Seconds that workers have waited for actions in rollouts so far, on average."""
         return float(self._status[:, WAITED_NS].mean()) / 1e9

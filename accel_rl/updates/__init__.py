@@ -1,4 +1,4 @@
-"""How a gradient becomes new parameters, here and on the other learners."""
+"""Turns gradients into new parameters, here and on the other learners."""
 
 from accel_rl.updates.cuda_graphs import Loss, LossPart
 from accel_rl.updates.exchange import Exchange

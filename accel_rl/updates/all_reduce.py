@@ -1,4 +1,4 @@
-"""Several learners with the same parameters: each update descends the gradient of all their samples together."""
+"""Updates several learners with the same parameters by the gradient of all their samples together."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from accel_rl.updates.shared_sum import SharedSum
 
 @dataclass
 class CollectiveCount:
-    """How many collectives this process has come to, since it was started. All learners come to the same ones."""
+    """The number of collectives that this process has reached since its start. All learners reach the same ones."""
 
     value: int = 0
 
@@ -28,16 +28,16 @@ COLLECTIVES = CollectiveCount()
 
 
 class AllReduce(Exchange):
-    """Sums gradients over all learners, divides by the number of their samples, then clips and applies the optimizer
-    (Stooke & Abbeel 2018, section 4.2). With reduction="sum" nothing is divided.
+    """An exchange that sums gradients over all learners, divides by the number of their samples, then clips and applies
+    the optimizer (Stooke & Abbeel 2018, section 4.2). With reduction="sum" it does not divide.
 
-    Every learner of torch.distributed's default group makes the same calls in the same order. The network starts as
-    that of rank 0; since sums are the same everywhere, parameters and the optimizer's state stay the same. There is one
-    all-reduce for each update: the terms of the loss and the number of samples ride behind the gradient. Between GPUs
-    it is NCCL's. On the CPUs of one machine, and for learners that share a GPU, which NCCL refuses, it goes through
-    shared memory (through_memory=False: through Gloo, as between machines).
+    Every learner of torch.distributed's default group makes the same calls in the same order. All networks start equal
+    to rank 0's. Since sums are equal everywhere, parameters and optimizer states stay equal. Each update has one
+    all-reduce, which also carries the terms of the loss and the number of samples. Between GPUs it uses NCCL. On the
+    CPUs of one machine, and for learners that share a GPU, which NCCL refuses, it uses shared memory
+    (through_memory=False: Gloo, as between machines).
 
-    No CUDA graph holds a collective: captured ones of NCCL, beside others or in another order, can deadlock.
+    No CUDA graph holds a collective: captured collectives of NCCL can deadlock beside others or in another order.
     """
 
     is_capturable: ClassVar[bool] = False
@@ -109,7 +109,7 @@ class AllReduce(Exchange):
 
 
 def _can_use_nccl(device: torch.device) -> bool:
-    """Tells whether all learners have NCCL, and each a GPU of its own. All of them call it together."""
+    """Returns whether all learners have NCCL, and each its own GPU. All of them call it together."""
     learners: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(learners, ("nccl" in dist.get_backend_config(), device_id(str(device)).hardware))
     return all(has_nccl for has_nccl, _ in learners) and len({gpu for _, gpu in learners}) == len(learners)

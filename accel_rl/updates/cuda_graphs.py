@@ -1,4 +1,4 @@
-"""Work as CUDA graphs: one launch in place of about a hundred."""
+"""Runs work as CUDA graphs: one launch in place of about a hundred."""
 
 import logging
 import weakref
@@ -16,12 +16,12 @@ from accel_rl.updates.trees import dtype_of, leaves, map_leaves, structure, to_d
 logger = logging.getLogger("accel_rl")
 
 NUM_WARM_UP_CALLS = 2  # run operation by operation before a call is captured
-MAX_DELAYED_CALLS = 1000  # so run because an argument comes from a function that is not captured yet
-MAX_GRAPHED_CALLS = 32  # each keeps memory of its own on the GPU
-MAX_GRAPHS_PER_CALL = 4  # that read results of other graphs where they are; one more copies them
+MAX_DELAYED_CALLS = 1000  # so run, too, while an argument comes from a function that is not captured yet
+MAX_GRAPHED_CALLS = 32  # each keeps its own memory on the GPU
+MAX_GRAPHS_PER_CALL = 4  # graphs that read other graphs' results in place; further ones copy them
 
 Loss = Callable[..., tuple[Tensor, dict[str, Tensor]]]
-"""loss(*batch) -> the sum of the loss over the valid samples, and its terms, detached: sums to log [], or an entry for
+"""loss(*batch) -> the sum of the loss over the valid samples, and its detached terms: sums to log [], or an entry for
 each sample [N, ...]."""
 
 
@@ -39,16 +39,16 @@ Work = Callable[..., Any]
 
 
 class CudaGraphs:
-    """Calls functions; the third and all later calls of one function with arguments of one structure and shape replay
-    one CUDA graph.
+    """A cache of CUDA graphs: from the third call on, calls of a function with arguments of one structure and shape
+    replay one graph.
 
     Arguments are copied into the memory that the graph reads, numbers only if they differ from the last call's.
-    Results stay at the same addresses: the next call of the function overwrites them. As arguments of other functions
-    they are not copied but read where they are.
+    Results stay at the same addresses: the next call of the function overwrites them. Other functions read them in
+    place when they receive them as arguments.
 
     A function that cannot be captured (it reads values) keeps running operation by operation, after a warning; so do
-    all if there are ever new functions or shapes. On a CPU, where tests use it, a replay calls the function again on
-    the buffers that a graph would read; everything else is the same.
+    all functions if functions or shapes never stop being new. On a CPU, where tests use this class, a replay calls the
+    function again on the graph's buffers; everything else is the same.
     """
 
     def __init__(self, device: torch.device):
@@ -56,14 +56,14 @@ class CudaGraphs:
         self.is_enabled = True
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._calls: dict[Hashable, _Calls] = {}
-        self._results: dict[int, tuple[Tensor, _Calls]] = {}  # what graphs return, by id (alive tensors share none)
+        self._results: dict[int, tuple[Tensor, _Calls]] = {}  # results of graphs, by id (unique among alive tensors)
         self._not_capturable: set[Hashable] = set()
 
     def __call__(self, key: Hashable, work: Work, arguments: tuple[Any, ...], uses: Sequence[Tensor] = ()) -> Any:
         """Returns work(*arguments).
 
-        key: the same if and only if work does the same. uses: tensors that it reads besides its arguments and that may
-        be replaced by others; all graphs are dropped when one is."""
+        key: the same if and only if work does the same. uses: tensors that work reads besides its arguments and that
+        may be replaced by others; then all graphs are dropped."""
         calls = self._find_calls(key, arguments, uses)
         if calls is None:
             return work(*to_device(arguments, self.device))
@@ -73,7 +73,7 @@ class CudaGraphs:
             results = self._warm_up(work, arguments)
             calls.warm_up_results = {id(leaf): weakref.ref(leaf) for leaf in leaves(results)}
             return results
-        # A graph that reads its own results could overwrite them before it has read them: those are copied.
+        # A graph could overwrite its own results before it has read them, so it copies these.
         in_place = tuple(
             id(leaf) if self._results.get(id(leaf), (leaf, calls))[1] is not calls else None for leaf in given
         )
@@ -88,7 +88,7 @@ class CudaGraphs:
         results = call.run()
         if not known:
             for leaf in leaves(results):
-                self._results.setdefault(id(leaf), (leaf, calls))  # it may be another graph's that is handed on
+                self._results.setdefault(id(leaf), (leaf, calls))  # another graph's result may be handed on
         return results
 
     def forget(self) -> None:
@@ -112,15 +112,15 @@ class CudaGraphs:
         return calls
 
     def _is_delayed(self, calls: "_Calls", given: list[Any]) -> bool:
-        """Tells whether an argument comes from a function that is not captured yet: once it is, its results are
-        elsewhere, and a graph that reads them there would replace the one that is captured now."""
+        """Returns whether an argument comes from a function that is not captured yet. A capture moves that function's
+        results, so a graph captured now would soon be replaced."""
         if calls.graphs or calls.num_warm_ups >= MAX_DELAYED_CALLS:
             return False
         sources = [each for each in self._calls.values() if each is not calls and not each.graphs]
         return any(source.has_returned(leaf) for source in sources for leaf in given)
 
     def _warm_up(self, work: Work, arguments: tuple[Any, ...]) -> Any:
-        """Calls work on the stream that it will be captured on: libraries allocate what they need at first calls."""
+        """Calls work on the stream of its later capture: libraries allocate their memory at first calls."""
         arguments = to_device(arguments, self.device)
         if self._stream is None:
             return work(*arguments)
@@ -133,7 +133,7 @@ class CudaGraphs:
             current.wait_stream(self._stream)
         for leaf in leaves(results):
             if leaf.device.type == "cuda":
-                leaf.record_stream(current)  # or the other stream could reuse its memory before it is read here
+                leaf.record_stream(current)  # else the other stream could reuse its memory before it is read here
         return results
 
     def _capture(self, key: Hashable, call: "GraphedCall") -> bool:
@@ -161,11 +161,11 @@ class _Calls:
     def __init__(self, uses: Sequence[Tensor]):
         self.num_warm_ups = 0
         self.uses = [*uses]
-        self.warm_up_results: dict[int, weakref.ref[Tensor]] = {}  # what the last warm-up returned, by id
-        self.graphs: dict[Hashable, GraphedCall] = {}  # by which arguments they read in place
+        self.warm_up_results: dict[int, weakref.ref[Tensor]] = {}  # results of the last warm-up, by id
+        self.graphs: dict[Hashable, GraphedCall] = {}  # by the arguments that they read in place
 
     def has_returned(self, leaf: Any) -> bool:
-        """Tells whether the last call to warm up has returned this tensor."""
+        """Returns whether the last warm-up call returned this tensor."""
         found = self.warm_up_results.get(id(leaf))
         return found is not None and found() is leaf
 
@@ -174,9 +174,9 @@ class _Calls:
 
 
 class GraphedCall:
-    """Holds a graph, the buffers that it reads, and its results.
+    """A graph, the buffers that it reads, and its results.
 
-    is_in_place: for each leaf of the arguments, whether the graph reads it where it is."""
+    is_in_place: for each leaf of the arguments, whether the graph reads it in place."""
 
     def __init__(self, work: Work, arguments: tuple[Any, ...], is_in_place: list[bool], device: torch.device):
         self._work, self._is_in_place = work, is_in_place
@@ -189,12 +189,12 @@ class GraphedCall:
         self._buffers = [leaf if stays else buffer(leaf) for leaf, stays in zip(given, is_in_place, strict=True)]
         buffers = iter(self._buffers)
         self._arguments = map_leaves(lambda _: next(buffers), arguments)
-        self._numbers: list[Any] = [None] * len(given)  # what was filled in last
+        self._numbers: list[Any] = [None] * len(given)  # the numbers filled in last
         self._graph: Any = None
         self._results: Any = None
 
     def fill(self, given: list[Any]) -> None:
-        """Copies the arguments of the next run into the buffers."""
+        """Copies the next run's arguments into the buffers."""
         targets, sources = [], []
         for index, (leaf, buffer, stays) in enumerate(zip(given, self._buffers, self._is_in_place, strict=True)):
             if stays:
@@ -217,7 +217,7 @@ class GraphedCall:
             self._graph.replay()
         else:
             self._call()
-        return map_leaves(lambda leaf: leaf, self._results)  # containers that the caller may change
+        return map_leaves(lambda leaf: leaf, self._results)  # new containers, which the caller may change
 
     def _call(self) -> None:
         results = self._work(*self._arguments)
@@ -240,7 +240,7 @@ Place = tuple[int, str]  # position and name of a term
 
 
 class PackedTerms(NamedTuple):
-    """Terms in few tensors, so that few launches copy them: those that are 0-d are stacked, by dtype."""
+    """Terms in few tensors, so that few launches copy them: 0-d terms are stacked, by dtype."""
 
     scalars: dict[tuple[Place, ...], Tensor]
     arrays: dict[Place, Tensor]
@@ -269,7 +269,7 @@ def pack_all(updates: Sequence[Terms]) -> PackedTerms:
 
 
 def unpack_all(packed: PackedTerms) -> list[Terms]:
-    """Returns copies of what `pack_all` was given."""
+    """Returns copies of the terms that `pack_all` packed."""
     copies: PackedTerms = map_leaves(torch.clone, packed)
     num_updates = len(next(iter([*copies.scalars.values(), *copies.arrays.values()])))
     return [_unpacked(map_leaves(itemgetter(index), copies)) for index in range(num_updates)]

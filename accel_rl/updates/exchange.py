@@ -1,6 +1,6 @@
-"""What follows a gradient: clip, optimizer, and nothing to exchange, since there is one learner.
+"""Applies a gradient: clips it and runs the optimizer. A single learner has nothing to exchange.
 
-all_reduce.py and store_exchange.py are for several learners; they differ in `apply`, and in what is shared besides.
+all_reduce.py and store_exchange.py are for several learners; they differ in `apply`, and in what else learners share.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -19,34 +19,34 @@ CLIP_EPSILON = 1e-7  # keeps a gradient of zeros finite, as in the original code
 
 
 class Exchange:
-    """Applies gradients to the parameters of one learner; the base of those that exchange with other learners.
+    """The exchange of a single learner, which applies its gradients; the base class of all other exchanges.
 
     An `Update` binds it to its parameters before the first use.
     """
 
     is_capturable: ClassVar[bool] = True
-    """Whether a CUDA graph can hold `apply`."""
+    """True if a CUDA graph can hold `apply`."""
     sums_gradients: ClassVar[bool] = False
-    """Whether `apply` sums gradients over learners: then it expects the gradient of a sum of losses, not of a mean."""
+    """True if `apply` sums gradients over learners: then it needs the gradient of a sum of losses, not of a mean."""
 
     parameters: FlatParameters
     optimizer: Optimizer
     clip_grad_norm: float | None
     optimizer_state: State
-    num_syncs: int  # the count that the target network belongs to
+    num_syncs: int  # the count of the target network's last sync
 
     def bind(self, parameters: FlatParameters, optimizer: Optimizer, clip_grad_norm: float | None) -> None:
-        """Takes the parameters that it is to change."""
+        """Sets the parameters to change, their optimizer and the clipping norm."""
         self.parameters, self.optimizer, self.clip_grad_norm = parameters, optimizer, clip_grad_norm
         self.optimizer_state = optimizer.init(parameters.values)
         self.num_syncs = 0
 
     def apply(self, sums: Terms, num_samples: Tensor, learning_rate: float | Tensor, reduction: str = "mean") -> Terms:
-        """Updates the parameters by the gradient that lies in `parameters`.
+        """Updates the parameters by the gradient in `parameters`.
 
-        sums: terms of the loss over this learner's samples. reduction: mean or sum, of the samples' gradients; only an
-        exchange that sums them over learners has to know it. Returns their means over the samples of all learners that
-        update together, and "grad_norm"."""
+        sums: terms of the loss over this learner's samples. reduction: mean or sum of the samples' gradients, for
+        exchanges that sum over learners. Returns the terms' means over the samples of all learners that update
+        together, and "grad_norm"."""
         grad_norm = self._clip()
         self.optimizer.apply(self.parameters.values, self.parameters.gradient, learning_rate, self.optimizer_state)
         return means(sums, num_samples) | {"grad_norm": grad_norm}
@@ -70,12 +70,12 @@ class Exchange:
         return value
 
     def pull(self) -> None:
-        """Takes over the newest parameters, where they are kept centrally."""
+        """Copies the newest central parameters, if there are any."""
 
     def sync_target(self, target: nn.Module, count: int) -> None:
-        """Copies the network into `target` if count, the number of intervals gone by, has grown since the last sync.
+        """Copies the network into `target` if count, the number of past intervals, has grown since the last sync.
 
-        Learners that share parameters share the target, too: the first one syncs it, the others take it over."""
+        Learners that share parameters share the target, too: the first learner syncs it, the others copy it."""
         if count > self.num_syncs:
             self.num_syncs = count
             copy_module(self.parameters.module, target)
@@ -83,13 +83,13 @@ class Exchange:
     def locked_buffers(self, buffers: dict[str, Tensor]) -> AbstractContextManager[None]:
         """Locks running statistics that learners share without updating together.
 
-        On entry the buffers get the values that the last learner left; on exit the others can see theirs."""
+        On entry the buffers receive the last learner's values; on exit other learners can see the new ones."""
         return nullcontext()
 
     # ---- checkpoints, and the end ----
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns parameters and the optimizer's state, exactly: what all learners share."""
+        """Returns the state that all learners share: parameters and optimizer state, exactly."""
         return {"parameters": self.parameters.values, "optimizer": self.optimizer_state, "num_syncs": self.num_syncs}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -99,14 +99,14 @@ class Exchange:
         self.optimizer_state = to_devices(state["optimizer"], self.optimizer.init(values), values.device)
 
     def local_state_dict(self) -> dict[str, Any]:
-        """Returns what belongs to this learner alone."""
+        """Returns this learner's own state."""
         return {}
 
     def load_local_state_dict(self, state: dict[str, Any]) -> None:
         pass
 
     def read_seconds(self) -> dict[str, float]:
-        """Returns the seconds that other learners have cost since the last reading, by cause; may wait for a GPU."""
+        """Returns the seconds that other learners cost since the last reading, by cause; may wait for a GPU."""
         return {}
 
     def close(self) -> None:
@@ -114,15 +114,15 @@ class Exchange:
 
 
 def means(sums: Terms, num_samples: Tensor) -> Terms:
-    """Divides the terms of a loss by the number of samples; those with an entry for each sample stay as they are."""
+    """Divides the terms of a loss by the number of samples; terms with an entry for each sample stay unchanged."""
     count = num_samples.clamp(min=1)
     return {name: value if value.dim() else value / count for name, value in sums.items()}
 
 
 def to_devices(saved: State, initial: State, device: torch.device) -> State:
-    """Returns a saved optimizer state on the devices where the optimizer puts it initially.
+    """Returns a saved optimizer state on the optimizer's initial devices.
 
-    Vectors that it only makes at its first update go to `device`, step counts to the CPU."""
+    Vectors that first exist after an update go to `device`, step counts to the CPU."""
     devices = {name: value.device for name, value in initial.items()}
     return {name: value.to(devices.get(name, device if value.dim() else "cpu")) for name, value in saved.items()}
 
@@ -130,4 +130,4 @@ def to_devices(saved: State, initial: State, device: torch.device) -> State:
 def copy_module(source: nn.Module, target: nn.Module) -> None:
     """Copies the parameters and buffers of one network into another."""
     copy_tensors([*target.parameters(), *target.buffers()], [*source.parameters(), *source.buffers()])
-    refresh(target, always=True)  # PyTorch does not count what it copies together
+    refresh(target, always=True)  # PyTorch does not count copies of several tensors at once

@@ -1,18 +1,18 @@
-"""A module's parameters as one flat vector, and its gradients as another."""
+"""Stores a module's parameters as one flat vector, and its gradients as another."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 
-SPARE = 64  # numbers behind the gradient that are summed over learners together with it
+SPARE = 64  # numbers behind the gradient, summed over learners together with it
 
 
 class FlatParameters:
-    """Makes all parameters of `module` views of one vector and their `.grad` views of another.
+    """Flat storage of `module`: its parameters become views of one vector, their `.grad` views of another.
 
-    A gradient norm, an all-reduce, an update or a copy is then one operation on one vector. Values are kept, gradients
-    start at zero, tied parameters occur once, the order is that of `module.parameters()`.
+    A gradient norm, an all-reduce, an update or a copy is then one operation on one vector. Values stay, gradients
+    start at zero, tied parameters occur once, and the order is that of `module.parameters()`.
 
         values    [P], on the module's device
         gradient  [P]; `backward` adds to it
@@ -39,7 +39,7 @@ class FlatParameters:
         for parameter, (values, gradient) in zip(parameters, pieces, strict=True):
             parameter.data = values.copy_(parameter.detach())
             parameter.flat_vector = self.values  # type: ignore[attr-defined]  # it counts the changes made through it
-            parameter.grad = gradient  # backward adds in place to a .grad that is already there
+            parameter.grad = gradient  # backward adds in place to an existing .grad
 
     def views(self, vector: Tensor) -> list[Tensor]:
         """Returns views of a vector [P] in the order and the shapes of `module.parameters()`."""

@@ -1,4 +1,4 @@
-"""Copies many tensors at once. PyTorch's operation for it is private, so it is used here only, and may be missing."""
+"""Copies many tensors at once. PyTorch's operation for it is private and may be missing, so only this file uses it."""
 
 from collections.abc import Iterable
 
@@ -27,7 +27,7 @@ def copy_tensors(targets: Iterable[Tensor], sources: Iterable[Tensor]) -> None:
 
 
 def _copy(target: Tensor, source: Tensor) -> None:
-    # A copy to the host must be waited for: it could be read before it has arrived.
+    # A copy to the host needs a wait, lest it be read before it has arrived.
     target.copy_(source, non_blocking=target.device.type == "cuda")
 
 

@@ -1,8 +1,8 @@
-"""Optimizers: they turn a gradient into new parameters, in place on one flat vector.
+"""Defines optimizers, which turn a gradient into new parameters, in place on one flat vector.
 
-An optimizer holds hyperparameters only and never changes. What it remembers between updates is a plain dict of tensors,
-which `init` makes and `apply` changes in place. So the state can be kept in shared memory, there can be one for each
-chunk of the vector, and a checkpoint that saves the dict as it is resumes bit for bit.
+An optimizer holds hyperparameters only and never changes. Its state is a plain dict of tensors, which `init` makes and
+`apply` changes in place. So the state can lie in shared memory, each chunk of the vector can have its own, and a
+checkpoint of the dict resumes bit for bit.
 
 Epsilon is placed as in the papers' code, which differs from PyTorch; see each optimizer.
 Notation: theta parameters, g gradient, lr learning rate; state starts at 0 unless stated otherwise.
@@ -20,12 +20,12 @@ from torch import Tensor
 
 State = dict[str, Tensor]
 
-TINY = 1e-30  # the root of which is far below any epsilon
+TINY = 1e-30  # its root is far below any epsilon
 
 
 class Optimizer(Protocol):
     capturable: ClassVar[bool]
-    """Whether `apply` can be captured in a CUDA graph: it takes the learning rate as a tensor and reads no value."""
+    """True if a CUDA graph can capture `apply`: it takes the learning rate as a tensor and reads no value."""
 
     def init(self, flat: Tensor) -> State:
         """Returns the state before the first update of parameters `flat` [P]."""
@@ -48,7 +48,7 @@ class RMSProp:
     epsilon: float = 1e-5
     momentum: float = 0.0
     initial_square: float = 0.0
-    epsilon_outside: float = 0.0  # added to the root, as PyTorch's RMSprop does
+    epsilon_outside: float = 0.0  # added to the root, as in PyTorch's RMSprop
 
     def init(self, flat: Tensor) -> State:
         state = {"square": torch.full_like(flat, self.initial_square)}
@@ -74,7 +74,7 @@ class Adam:
     """Computes  t += 1;  a = lr * sqrt(1 - beta2^t) / (1 - beta1^t);  m = beta1 * m + (1 - beta1) * g;
     v = beta2 * v + (1 - beta2) * g^2;  theta -= a * m / (sqrt(v) + epsilon).
 
-    This is the epsilon-hat form: PyTorch's Adam with epsilon / sqrt(1 - beta2^t), so with smaller first updates.
+    This is the epsilon-hat form: PyTorch's Adam with epsilon / sqrt(1 - beta2^t), so first updates are smaller.
     Source: Kingma & Ba 2015, end of section 2; Stooke & Abbeel 2018, appendix A.
     """
 
@@ -96,15 +96,15 @@ class Adam:
         _add_ratio(parameters, mean, root, -step_size)
 
     def _advance(self, gradient: Tensor, learning_rate: float | Tensor, state: State) -> tuple[Any, Tensor, Tensor]:
-        """Takes a gradient into the state; returns t, a number if the learning rate is one on a CPU, m, and
-        sqrt(v) + epsilon."""
+        """Adds a gradient to the state; returns t (on a CPU, a number if the learning rate is one), m, sqrt(v) +
+        epsilon."""
         count = state["step"].add_(1)
-        # Reading it would wait for a GPU.
+        # Reading the count would wait for a GPU.
         step = count if count.device.type != "cpu" or isinstance(learning_rate, Tensor) else float(count)
         mean = state["mean"].lerp_(gradient, 1 - self.beta1)
         square = state["square"].mul_(self.beta2).addcmul_(gradient, gradient, value=1 - self.beta2)
-        # MKL's root of 0 takes 5 times as long on a CPU, and that of a subnormal number 30 times: to these decay
-        # averages of weights without gradient, as dead units have (docs/benchmarks.md).
+        # On a CPU, MKL's root of 0 takes 5 times as long, and that of a subnormal number 30 times. Averages for weights
+        # without gradient, as in dead units, decay to these (docs/benchmarks.md).
         return step, mean, square.add(TINY).sqrt_().add_(self.epsilon)
 
 
@@ -118,7 +118,7 @@ class RAdam(Adam):
 
     before, with defaults in the first 5 updates,  theta -= lr / (1 - beta1^t) * m.
 
-    As PyTorch's RAdam, which takes 5 where the paper has 4. Source: Liu et al. 2020, "On the variance of the adaptive
+    Like PyTorch's RAdam, with 5 where the paper has 4. Source: Liu et al. 2020, "On the variance of the adaptive
     learning rate and beyond", algorithm 2.
     """
 
@@ -130,7 +130,7 @@ class RAdam(Adam):
         longest = 2 / (1 - self.beta2) - 1
         length = longest - 2 * step * (1 - weight) / weight
         squared = (length - 4) * (length - 2) * longest / ((longest - 4) * (longest - 2) * length)
-        if isinstance(length, Tensor):  # chosen without being read
+        if isinstance(length, Tensor):  # choose without reading the value
             is_long = length > 5
             factor = torch.where(is_long, (squared * weight).clamp(min=0).sqrt(), 1.0)
             _add_ratio(parameters, mean, torch.where(is_long, root, 1.0), -step_size * factor)
@@ -189,12 +189,11 @@ def _subtract(target: Tensor, direction: Tensor, factor: float | Tensor) -> None
 
 
 class TorchOptimizer:
-    """Applies an optimizer of torch.optim, given by class name, to the flat vector as its only parameter.
+    """An optimizer of torch.optim, given by class name, applied to the flat vector as its only parameter.
 
-    The torch object exists for one update only. All that it remembers is the dict it keeps for its parameter: that dict
-    is the state, with PyTorch's own keys, most of which appear with the first update.
-    Raises ValueError for unknown names, for options that the class refuses, and for classes that need more than a flat
-    vector and its gradient (LBFGS, Muon, SparseAdam).
+    The torch object exists for one update only. The state is the dict that it keeps for its parameter, with PyTorch's
+    own keys; most of them appear with the first update. Raises ValueError for unknown names, for options that the class
+    refuses, and for classes that need more than a flat vector and its gradient (LBFGS, Muon, SparseAdam).
     """
 
     capturable: ClassVar[bool] = False
@@ -204,7 +203,7 @@ class TorchOptimizer:
             raise _unknown(f"torch.{name}")
         self.name, self.options = name, options
         trial = torch.zeros(1)
-        try:  # now rather than at the first update, which may come minutes later, once a replay is filled
+        try:  # now, since the first update may come minutes later, once a replay is filled
             self.apply(trial, torch.zeros(1), 1e-3, self.init(trial))
         except (RuntimeError, TypeError, ValueError) as error:
             raise ValueError(
@@ -213,7 +212,7 @@ class TorchOptimizer:
             ) from error
 
     def init(self, flat: Tensor) -> State:
-        # The learning rate does not matter: it does not enter the state before the first update.
+        # Any learning rate will do: it does not enter the state before the first update.
         return dict(self._optimizer(flat, 1e-3).state[flat])
 
     def apply(self, parameters: Tensor, gradient: Tensor, learning_rate: float | Tensor, state: State) -> None:
@@ -222,7 +221,7 @@ class TorchOptimizer:
         optimizer = self._optimizer(vector, float(learning_rate))
         optimizer.state[vector] = state
         optimizer.step()
-        torch.autograd.graph.increment_version(vector)  # fused implementations do not, and models/prepared.py reads it
+        torch.autograd.graph.increment_version(vector)  # fused ones omit this, and models/prepared.py reads it
 
     def _optimizer(self, vector: Tensor, learning_rate: float) -> torch.optim.Optimizer:
         make: Callable[..., torch.optim.Optimizer] = getattr(torch.optim, self.name)

@@ -1,9 +1,9 @@
-"""The central parameter store, which asynchronous learners of one machine share through memory that all of them map.
+"""Defines the central parameter store, which asynchronous learners of one machine share through mapped memory.
 
-Stooke & Abbeel 2018, section 4.3: parameters and the optimizer's state are kept in CPU memory, in a few chunks, each
-with a lock of its own. A lock is a record lock of the operating system on one byte of the memory's file descriptor: it
-is released when the process that holds it ends, for whatever reason. Locked tensors have two buffers and a version: a
-writer fills the buffer that is not read and increments the version last, so a writer that dies has changed nothing.
+Stooke & Abbeel 2018, section 4.3: parameters and optimizer state lie in CPU memory, in a few chunks, each with its own
+lock. A lock is a record lock of the operating system on one byte of the memory's file descriptor; it is released when
+its process ends, for whatever reason. Locked tensors have two buffers and a version. A writer fills the buffer that is
+not read and increments the version last, so a writer that dies has changed nothing.
 """
 
 import fcntl
@@ -24,24 +24,24 @@ from accel_rl.hardware.shared_memory import Layout, SharedArrays
 from accel_rl.updates.optimizers import State
 
 NUM_CHUNKS = 3  # Stooke & Abbeel 2018's code, algos/pg/a2c.py
-RETRY_S = 5e-5  # between two rounds over chunks that are all locked
+RETRY_S = 5e-5  # between two rounds if all chunks are locked
 
-PARAMETERS = "parameters"  # the name of a chunk's parameters among those of the optimizer's state
+PARAMETERS = "parameters"  # name of a chunk's parameters, beside the names of the optimizer state
 
 
 @dataclass(frozen=True)
 class StoreSetup:
-    """What another process needs to attach to the store, together with the inherited descriptor (pass_fds)."""
+    """A description with which another process attaches to the store, by the inherited descriptor (pass_fds)."""
 
     layout: Layout
     fd: int
     num_chunks: int
-    counters: tuple[str, ...]  # names in the optimizer's state that are one number for each chunk
+    counters: tuple[str, ...]  # names in the optimizer state with one number per chunk
     locks: bool
 
 
 class LockedTensors:
-    """Holds tensors that are read and written together, under one lock.
+    """Tensors that are read and written together, under one lock.
 
     Only the process that holds the lock may read `current` or write `staging`. With one buffer instead of two, both are
     the same memory.
@@ -53,17 +53,17 @@ class LockedTensors:
 
     @property
     def version(self) -> int:
-        """How often `publish` has been called, by any process."""
+        """Number of calls of `publish`, by any process."""
         return int(self._version[0])
 
     @property
     def current(self) -> dict[str, Tensor]:
-        """The tensors as published last."""
+        """The tensors published last."""
         return self._buffers[self.version % len(self._buffers)]
 
     @property
     def staging(self) -> dict[str, Tensor]:
-        """The tensors that `publish` makes `current`; until filled they hold old values, or those of a dead writer."""
+        """The tensors that `publish` makes `current`; until filled they hold old values or a dead writer's."""
         return self._buffers[(self.version + 1) % len(self._buffers)]
 
     def copy_to_staging(self) -> dict[str, Tensor]:
@@ -95,21 +95,21 @@ class LockedTensors:
 
 
 class CentralStore:
-    """Holds parameters [P] and the optimizer's state in chunks, statistics of all learners, and a target network.
+    """A store of parameters [P] and optimizer state in chunks, statistics of all learners, and a target network.
 
-    parameters [P], on the CPU, and optimizer_state, as `Optimizer.init` returns it (vectors [P], and 0-d counters, of
-        which each chunk gets its own): the initial values. optimizer_state={}: each learner keeps its own state.
-    locks: False: as in Mnih et al. 2016 (supplement, section 1), chunks are changed in place without a lock, and
+    parameters, optimizer_state: initial values, on the CPU: [P], and the result of `Optimizer.init` (vectors [P], and
+        0-d counters, one copy per chunk). optimizer_state={}: each learner keeps its own state.
+    locks: if False, chunks are changed in place without a lock, as in Mnih et al. 2016 (supplement, section 1), and
         versions may miss a count. Statistics and target always have a lock and two buffers.
     statistics: initial values of running statistics that all learners share.
 
         chunks       LockedTensors with "parameters" and the names of the state, for the slices `spans`
         statistics   LockedTensors with the names of the statistics
-        target       LockedTensors with "parameters" [P] and "count" [1] int64, the number of the interval it belongs to
+        target       LockedTensors with "parameters" [P] and "count" [1] int64, the number of its interval
         lock_wait_s  seconds that this process has waited for locks
 
-    Record locks belong to a process, not to a thread or an object, and a process loses all of them when it closes any
-    descriptor of the memory: it should open the store once, and close it when it no longer needs any lock.
+    Record locks belong to a process, not to a thread or an object. A process loses all of them when it closes any
+    descriptor of the memory. So it should open the store once, and close it when it needs no more locks.
     Raises UsageError if there are more chunks than parameters, or none.
     """
 
@@ -142,7 +142,7 @@ class CentralStore:
 
     @classmethod
     def attach(cls, setup: StoreSetup) -> "CentralStore":
-        """Opens the same store in a process that has inherited its descriptor."""
+        """Opens the same store in a process that inherited its descriptor."""
         store = cls.__new__(cls)
         store._open(SharedArrays(setup.layout, setup.fd), setup)
         return store
@@ -172,7 +172,7 @@ class CentralStore:
 
     @contextmanager
     def locked(self, tensors: LockedTensors) -> Iterator[LockedTensors]:
-        """Waits for the lock of these tensors, and holds it inside of the `with` block."""
+        """Waits for the lock of these tensors, and holds it within the `with` block."""
         if not tensors.acquire(blocking=False):
             start = time.perf_counter()
             tensors.acquire()
@@ -183,7 +183,7 @@ class CentralStore:
             tensors.release()
 
     def for_each_chunk(self, visit: Callable[[int], None]) -> None:
-        """Calls visit(chunk) for each chunk while holding its lock, in the order in which the chunks are free."""
+        """Calls visit(chunk) for each chunk under its lock, in the order in which chunks become free."""
         remaining = list(range(len(self.chunks)))
         while remaining:
             chunk = next((chunk for chunk in remaining if self.chunks[chunk].acquire(blocking=False)), None)
@@ -199,9 +199,9 @@ class CentralStore:
             remaining.remove(chunk)
 
     def read(self) -> State:
-        """Returns copies of the parameters [P] and the optimizer's state, as whole vectors.
+        """Returns copies of the parameters [P] and the optimizer state, as whole vectors.
 
-        Each chunk is consistent in itself. A counter is that of the chunk with the highest count."""
+        Each chunk is consistent in itself. A counter is the highest of all chunks."""
         states: list[State] = [{} for _ in self.chunks]
 
         def visit(chunk: int) -> None:
@@ -211,7 +211,7 @@ class CentralStore:
         return join(states)
 
     def write(self, values: State) -> None:
-        """Sets parameters and state, given as `read` returns them."""
+        """Sets parameters and state, in the format of `read`."""
 
         def visit(chunk: int) -> None:
             for name, staging in self.chunks[chunk].staging.items():

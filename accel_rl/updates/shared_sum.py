@@ -1,6 +1,6 @@
 """Sums over learners on one machine through shared memory: faster than Gloo over the loopback device.
 
-Learners whose vectors are on a GPU copy them to the shared memory, which is pinned, and back.
+If vectors are on a GPU, learners copy them to the shared memory, which is pinned, and back.
 """
 
 import os
@@ -15,7 +15,7 @@ from accel_rl.hardware.shared_memory import Layout, SharedArrays
 
 
 class SharedSum:
-    """Sums a vector over all learners of torch.distributed's default group; all of them must make the same calls.
+    """A sum over all learners of torch.distributed's default group, all of which must make the same calls.
 
     Each learner writes its vector, sums one slice over all learners, and reads the whole sum. Results are equal on all
     learners, bit for bit. Gloo keeps the learners in step, and so reports a learner that has died.
@@ -45,7 +45,7 @@ class SharedSum:
         pid, fd, token = announcement[0]
         if memory:
             memory.arrays["token"][:] = list(token)
-        dist.all_reduce(torch.zeros(1))  # the token is there; barrier() might choose a GPU to wait with
+        dist.all_reduce(torch.zeros(1))  # the token is written now; barrier() might choose a GPU to wait with
         if not memory:
             memory = _open_memory(pid, fd, layout)
         is_shared = torch.tensor([bool(memory and memory.arrays["token"].tobytes() == token)], dtype=torch.int32)
@@ -65,7 +65,7 @@ class SharedSum:
         for other in self._vectors[2:, span]:
             total.add_(other)
         self._wait_for_all()
-        # No learner writes there before all are in the next call, where each waits for its GPU first.
+        # No learner overwrites the sum before all are in the next call, where each waits for its GPU first.
         vector.copy_(self._sum[:n], non_blocking=True)
 
     def _wait_for_all(self) -> None:

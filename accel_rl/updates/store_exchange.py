@@ -1,4 +1,4 @@
-"""The exchange of an asynchronous learner: its own gradient, all learners' parameters."""
+"""Defines the exchange of an asynchronous learner: its own gradient, all learners' parameters."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,21 +19,21 @@ from accel_rl.updates.parameter_store import PARAMETERS, CentralStore, LockedTen
 
 
 class StoreExchange(Exchange):
-    """Shares a learner's parameters with others through a `CentralStore` (Stooke & Abbeel 2018, section 4.3).
+    """An exchange of parameters with other learners through a `CentralStore` (Stooke & Abbeel 2018, section 4.3).
 
-    The gradient is computed and clipped locally. Then for each chunk of the parameters, under its lock: take over the
-    central values, apply the optimizer on the learner's device, write back. The learner is left with what it wrote.
-    (Without locks, others may have changed it in between.)
+    The gradient is computed and clipped locally. Then for each chunk of the parameters, under its lock: copy the
+    central values, apply the optimizer on the learner's device, write back. The learner keeps the values that it wrote.
+    (Without locks, other learners may have changed them in between.)
 
-    The learner starts with what is in the store.
-    own_state: the optimizer's state stays here, as with the RMSProp and momentum SGD of Mnih et al. 2016 (supplement,
+    The learner starts with the store's values.
+    own_state: the optimizer state stays here, as with the RMSProp and momentum SGD of Mnih et al. 2016 (supplement,
         section 1); otherwise it is central, as with their shared RMSProp.
-    updates_per_exchange: None, or n: multi-step asynchronous Adam (Stooke & Abbeel 2018, appendix A), n updates here
-        between two exchanges with the store; see `_exchange`.
+    updates_per_exchange: None, or n for multi-step asynchronous Adam (Stooke & Abbeel 2018, appendix A), with n updates
+        here between two exchanges with the store; see `_exchange`.
     in_place: the optimizer works on the store's own memory, as on a CPU; otherwise chunks are copied to the device.
 
-    `apply` also returns "staleness": how many updates (or exchanges) other learners made between this learner's last
-    read of a chunk and its own next write, the mean over chunks, at its newest exchange.
+    `apply` also returns "staleness": the number of updates (or exchanges) that other learners made between this
+    learner's last read of a chunk and its own next write, averaged over chunks, at its newest exchange.
     """
 
     is_capturable: ClassVar[bool] = False
@@ -50,8 +50,8 @@ class StoreExchange(Exchange):
         self._in_place_option = in_place
 
     def bind(self, parameters: FlatParameters, optimizer: Optimizer, clip_grad_norm: float | None) -> None:
-        """Raises ValueError for a store of another network or optimizer, UsageError for an optimizer that cannot share
-        its state."""
+        """Sets the parameters to change. Raises ValueError for a store of another network or optimizer, UsageError for
+        an optimizer that cannot share its state."""
         shared = shared_state(
             optimizer, torch.zeros(1), own_state=self.own_state, updates_per_exchange=self.updates_per_exchange
         )
@@ -61,14 +61,14 @@ class StoreExchange(Exchange):
         self._on_cpu = values.device.type == "cpu"
         self._pinned = None if self._on_cpu else pin(store.memory)
         self._in_place = self._on_cpu if self._in_place_option is None else self._in_place_option
-        self._seen = [0] * len(store.chunks)  # versions
+        self._seen = [0] * len(store.chunks)  # version of each chunk at the last read
         self._missed = [0] * len(store.chunks)  # versions that other learners wrote in between
-        self._num_pending = 0  # updates since the last exchange
+        self._num_pending = 0  # updates not exchanged yet
         self._read_s = store.lock_wait_s
-        # What multi-step Adam exchanges, now and as the last exchange left it: whole vectors.
+        # Multi-step Adam exchanges these whole vectors: current values, and those after the last exchange.
         self._local: State = {PARAMETERS: values}
         self._base: State = {}
-        # The optimizer's state by chunks: this learner's own, or where the central one is copied to.
+        # The optimizer state by chunks: this learner's own, or copies of the central one.
         self._states: list[State] = []
         if self.updates_per_exchange is not None:
             self._local |= {name: self.optimizer_state[name] for name in shared}
@@ -80,7 +80,7 @@ class StoreExchange(Exchange):
         self.pull()
 
     def _check_store(self, shared: set[str]) -> None:
-        """shared: the names of the optimizer's state that the store must hold."""
+        """Checks the store; shared: the names of the optimizer state that it must hold."""
         values, central = self.parameters.values, dict(self.store.chunks[0].current)
         size, dtype = self.store.spans[-1].stop, central.pop(PARAMETERS).dtype
         if (size, dtype) != (len(values), values.dtype):
@@ -135,8 +135,8 @@ class StoreExchange(Exchange):
         self._seen[chunk] = part.version
 
     def _wait_for_gpu(self) -> None:
-        """Waits for all that this learner has enqueued. Call it before a lock is acquired, too: else the lock would be
-        held for as long as the whole gradient takes."""
+        """Waits for all enqueued work of this learner. Call it before acquiring a lock, too, or the lock would be held
+        while the whole gradient is computed."""
         if not self._on_cpu:
             torch.cuda.current_stream(self.parameters.values.device).synchronize()
 
@@ -154,12 +154,12 @@ class StoreExchange(Exchange):
 
             theta~ <- theta~ - a_s;   m~ <- beta1^n m~ + (1 - beta1) a_g;   v~ <- beta2^n v~ + (1 - beta2) a_g2
 
-        The accumulators need not be kept. With theta0, m0, v0 the values after the last exchange, here as in the store,
+        The accumulators are not needed. With theta0, m0, v0 the values after the last exchange, here and in the store,
         a_s = theta0 - theta, (1 - beta1) a_g = m - beta1^n m0 and (1 - beta2) a_g2 = v - beta2^n v0, so that
 
             theta~ <- theta + theta~ - theta0;   m~ <- m + beta1^n (m~ - m0);   v~ <- v + beta2^n (v~ - v0)
 
-        which leaves a single learner with exactly what it has: Adam. Rounding must not make v~ negative.
+        which leaves a single learner's values unchanged: Adam. Rounding must not make v~ negative.
         """
         assert isinstance(self.optimizer, Adam)
         part, span = self.store.chunks[chunk], self.store.spans[chunk]
@@ -177,8 +177,8 @@ class StoreExchange(Exchange):
         self._publish(chunk)
 
     def pull(self) -> None:
-        """Takes over the newest central parameters (multi-step Adam: and its state), chunk by chunk. Pending updates
-        are exchanged instead, which amounts to the same."""
+        """Copies the newest central parameters (for multi-step Adam also its state), chunk by chunk. If updates are
+        pending, exchanges them instead, which has the same effect."""
         if self._num_pending:
             self.flush()
         else:
@@ -211,7 +211,7 @@ class StoreExchange(Exchange):
         refresh(target, always=True)
 
     def _write_target(self, part: LockedTensors, count: int) -> None:
-        """Makes what the store holds now the target of this count."""
+        """Makes the store's present parameters the target of this count."""
         staging = part.staging
 
         def visit(chunk: int) -> None:
@@ -242,8 +242,8 @@ class StoreExchange(Exchange):
     # ---- checkpoints ----
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what the store holds, without updates that are pending here; of an optimizer's state that each
-        learner keeps, this learner's."""
+        """Returns the store's contents, without updates that are pending here. If learners keep their own optimizer
+        states, returns this learner's."""
         state = self.store.read()
         parameters = state.pop(PARAMETERS)
         if self.own_state:
@@ -257,7 +257,7 @@ class StoreExchange(Exchange):
         return {"parameters": parameters, "optimizer": state, "num_syncs": self.num_syncs, "target": target}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Loads into the store, for all learners; call it before any of them has made an update."""
+        """Loads the state into the store, for all learners; call it before any of them makes an update."""
         shared, optimizer = set(self.store.chunks[0].current) - {PARAMETERS}, state["optimizer"]
         self.store.write({PARAMETERS: state["parameters"]} | {name: optimizer[name] for name in shared})
         self._num_pending = 0
@@ -271,8 +271,8 @@ class StoreExchange(Exchange):
         self.pull()
 
     def local_state_dict(self) -> dict[str, Any]:
-        """Returns the optimizer's state with own_state, the number of updates made with multi-step Adam, and the count
-        that this learner's target network belongs to: a learner without such a state takes over the store's."""
+        """Returns the optimizer state with own_state, the number of updates with multi-step Adam, and the count of this
+        learner's target network. A learner without such a state copies the store's."""
         state: dict[str, Any] = {"num_syncs": self.num_syncs}
         if self.own_state:
             state["optimizer"] = join(self._states)
@@ -289,7 +289,7 @@ class StoreExchange(Exchange):
             self.optimizer_state["step"].copy_(state["step"])
 
     def _own_state(self, whole: State, values: Tensor, span: slice) -> State:
-        """Returns copies of one chunk of an optimizer's whole state."""
+        """Returns copies of one chunk of a whole optimizer state."""
         part = {name: (value[span] if value.dim() else value).clone() for name, value in whole.items()}
         return to_devices(part, self.optimizer.init(values), values.device)
 
@@ -304,13 +304,13 @@ class StoreExchange(Exchange):
 def shared_state(
     optimizer: Optimizer, parameters: Tensor, *, own_state: bool = False, updates_per_exchange: int | None = None
 ) -> State:
-    """Returns the part of the optimizer's initial state for `parameters` [P] that belongs into the store.
+    """Returns the store's part of the optimizer's initial state for `parameters` [P].
 
-    Raises UsageError for an optimizer that cannot be used so."""
+    Raises UsageError for an optimizer that does not allow this."""
     if updates_per_exchange is not None:
         if updates_per_exchange < 1:
             raise UsageError(f"updates_per_exchange={updates_per_exchange} must be at least 1, or None")
-        if type(optimizer) is not Adam:  # RAdam is another rule
+        if type(optimizer) is not Adam:  # RAdam has another rule
             raise UsageError(
                 f"updates_per_exchange={updates_per_exchange} is for Adam, not for {optimizer!r}; "
                 "choose --optimizer adam, or exchange every update"
@@ -329,7 +329,7 @@ def shared_state(
         return {}
     state = optimizer.init(parameters)
     if updates_per_exchange is not None:
-        del state["step"]  # counts a learner's own updates
+        del state["step"]  # each learner counts its own updates
     return state
 
 

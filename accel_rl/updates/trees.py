@@ -1,5 +1,5 @@
-"""Nested batches: tensors and numbers in NamedTuples, tuples, lists, dicts and rollouts, with None where something is
-absent."""
+"""Handles nested batches: tensors and numbers in NamedTuples, tuples, lists, dicts, rollouts; None for absent
+values."""
 
 from collections.abc import Callable
 from itertools import pairwise
@@ -21,8 +21,7 @@ def leaves(tree: Any) -> list[Any]:
 def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
     """Returns a batch of the same structure with function(leaf) in place of each tensor and number.
 
-    A rollout becomes one whose games and first_step cannot be read. Raises TypeError for anything else than what is
-    named above."""
+    The games and first_step of a resulting rollout cannot be read. Raises TypeError for types not named above."""
     if isinstance(tree, Tensor | float | int):
         return function(tree)
     if tree is None:
@@ -41,7 +40,7 @@ def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
 
 
 def structure(tree: Any) -> Any:
-    """Returns what is the same, and hashable, of batches that differ in values only: types, names, shapes, dtypes."""
+    """Returns a hashable structure, equal for batches that differ in values only: types, names, shapes, dtypes."""
     if isinstance(tree, Tensor):
         return tree.shape, tree.dtype
     if isinstance(tree, dict):
@@ -69,7 +68,7 @@ def to_device(tree: Any, device: torch.device) -> Any:
 
 
 def dtype_of(leaf: Any) -> torch.dtype:
-    """Returns the dtype of a leaf, for a number that of the tensor which it becomes: float32, int64 or bool."""
+    """Returns the dtype of a leaf; for a number, that of its later tensor: float32, int64 or bool."""
     if isinstance(leaf, Tensor):
         return leaf.dtype
     if isinstance(leaf, float):
@@ -87,9 +86,8 @@ def _holds_sequences(tree: Any) -> bool:
 def slices(tree: Any, most_elements: int) -> list[Any]:
     """Cuts a batch along its samples, the first axis, into parts of about equal size; 0-d tensors go with each part.
 
-    No tensor of a part has more than most_elements elements, but each part has at least one sample. A batch with a
-    `Batch` of sequences among its parts stays whole. Raises ValueError if the tensors do not hold the same number of
-    samples."""
+    No tensor of a part has more than most_elements elements, but each part has at least one sample. A batch that
+    contains a `Batch` of sequences stays whole. Raises ValueError if the tensors hold different numbers of samples."""
     if _holds_sequences(tree):
         return [tree]
     samples = [leaf for leaf in leaves(tree) if leaf.dim()]

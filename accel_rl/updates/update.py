@@ -1,4 +1,4 @@
-"""The verbs with which an algorithm changes its parameters. Exchange says what follows the gradient."""
+"""Defines the methods by which an algorithm changes its parameters. An Exchange applies the gradient."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -28,19 +28,19 @@ from accel_rl.updates.trees import leaves, slices, to_device
 Result = TypeVar("Result")
 
 Body = Callable[..., Terms]
-"""body(update, part, learning_rate, *arguments) -> what `update.minimize` returns; see `Update.repeat`."""
+"""body(update, part, learning_rate, *arguments) -> the result of `update.minimize`; see `Update.repeat`."""
 
 MAX_REPEATED = 64  # updates in one graph, each of about a hundred operations
 
 
 class Update:
-    """Computes gradients of a module's parameters and applies them, for however many learners there are.
+    """An updater of a module's parameters: it computes gradients and applies them, for any number of learners.
 
-    exchange: how the gradient becomes new parameters, here and on the other learners (None: there is one learner).
+    exchange: turns the gradient into new parameters, here and on the other learners (None: there is one learner).
     clip_grad_norm: largest norm of the gradient over all parameters together; None does not clip.
-    slice_elements: on a CPU, `minimize` takes the batch in slices of which no tensor has more elements than that. It
-        bounds the memory of an update: pictures in float32 stay below allocator.LARGEST_KEPT. Smaller slices are
-        slower (128 samples by 5 %), since each adds once to the gradient of all weights.
+    slice_elements: on a CPU, `minimize` cuts the batch into slices whose tensors have at most this many elements. It
+        bounds the memory of an update: pictures in float32 stay below allocator.LARGEST_KEPT. Smaller slices are slower
+        (128 samples by 5 %), since each adds once to the gradient of all weights.
     cuda_graphs: on a GPU, `minimize` becomes one CUDA graph for each loss and shape of batch, and each `graphed`
         function one for each shape of its arguments.
     log_norms: `minimize` also returns the norms of each parameter tensor, its gradient and its step, as "norm/...".
@@ -73,16 +73,16 @@ class Update:
         self._on_cpu = self.device.type == "cpu"
         self._graph_is_all = self.exchange.is_capturable and optimizer.capturable
         self._graphs = CudaGraphs(self.device) if cuda_graphs and not self._on_cpu else None
-        self._is_in_graph = False  # what runs is part of a graph already: `repeat`'s
+        self._is_in_graph = False  # True: this runs within a graph already, that of `repeat`
 
     def graphed(self, function: Callable[..., Result], *arguments: Any, uses: Sequence[Tensor] = ()) -> Result:
         """Returns function(*arguments), computed without gradients; on a GPU by one launch, the replay of a CUDA graph.
 
         function: the same at each call; it enqueues the same operations each time, reads no value of a tensor, and
-        returns tensors, nested as arguments are. Nothing else that it reads may change, except in place.
+        returns tensors, nested like arguments. Nothing else that it reads may change, except in place.
         arguments: tensors and numbers, nested in NamedTuples, tuples, lists, dicts and rollouts, or None. A number
-        arrives as a 0-d tensor; a rollout without its games and first_step. Where all tensors [N, ...] are on the CPU,
-        so is the work. uses: tensors that function reads besides and that may be replaced by others.
+        arrives as a 0-d tensor; a rollout without its games and first_step. If all tensors [N, ...] are on the CPU, so
+        is the work. uses: other tensors that function reads and that may be replaced by others.
 
         Results are valid until the next call of the same function. Passing them on, to `minimize` or to another
         graphed function, copies nothing."""
@@ -96,7 +96,7 @@ class Update:
             return _call(function, *to_device(arguments, device))
 
     def _are_elsewhere(self, arguments: tuple[Any, ...]) -> bool:
-        """Tells whether these are tensors on the CPU, though parameters are on a GPU, as those of a replay may be."""
+        """Returns whether these are tensors on the CPU, though parameters are on a GPU; a replay's may be."""
         if self._on_cpu:
             return False
         return {leaf.device.type for leaf in leaves(arguments) if isinstance(leaf, Tensor) and leaf.dim()} == {"cpu"}
@@ -104,11 +104,11 @@ class Update:
     def repeat(
         self, body: Body, parts: Sequence[Tensor], learning_rate: float, *arguments: Any, by_one: bool = True
     ) -> list[Terms]:
-        """Returns body(self, part, learning_rate, *arguments) for each part, one after the other; each makes an update.
+        """Returns body(self, part, learning_rate, *arguments) for each part in order; each call makes an update.
 
-        On a GPU, one graph does all of it, where there is one learner and the parts [N] are of one size. body: what it
-        does on a GPU it does by `minimize` and `graphed`; what holds for functions of `graphed` holds for it, too.
-        arguments: as those of `graphed`. by_one: False for a body that does more on the host, such as drawing."""
+        On a GPU, one graph runs all calls, if there is one learner and the parts [N] have one size. body: works on a
+        GPU by `minimize` and `graphed` alone, and follows the rules for functions of `graphed`. arguments: as in
+        `graphed`. by_one: False for a body that does more on the host, such as drawing."""
         parts = [*parts]
         is_even = len({len(part) for part in parts}) == 1 and len(parts) <= MAX_REPEATED
         if not (by_one and is_even and self._graphs and self._graph_is_all) or self.log_norms:
@@ -125,16 +125,16 @@ class Update:
             self._is_in_graph = False
 
     def pull(self) -> None:
-        """Takes over the newest parameters, where they are kept centrally."""
+        """Copies the newest central parameters, if there are any."""
         self.exchange.pull()
         self._refresh(always=True)
 
     def step(self, loss_sum: Tensor, num_samples: Tensor, learning_rate: float) -> Tensor:
         """Descends the gradient of loss_sum / num_samples, both summed over all learners that update together.
 
-        loss_sum: 0-d, the sum of the loss over this learner's valid samples; num_samples: 0-d, how many these are.
-        Returns the norm of the gradient before clipping, 0-d. Do not keep loss_sum: while its computation is alive,
-        `minimize` cannot be captured."""
+        loss_sum: 0-d, the sum of the loss over this learner's valid samples; num_samples: 0-d, their number. Returns
+        the norm of the gradient before clipping, 0-d. Do not keep loss_sum: while its computation is alive, `minimize`
+        cannot be captured."""
         self.parameters.zero_gradient()
         self._scale(loss_sum, num_samples).backward()  # type: ignore[no-untyped-call]
         return self._apply({}, num_samples, learning_rate, "mean")["grad_norm"]
@@ -153,12 +153,12 @@ class Update:
         update together; with reduction="sum", of loss(*batch)[0] summed over them.
 
         loss: the same function at each update. batch: its arguments, tensors or NamedTuples of tensors, samples first
-        [N, ...]; or with a Batch of sequences [T, B, ...] among them, then the loss sees the whole batch at once.
-        Numbers are settings that change (clip range, entropy weight): they arrive as 0-d tensors. num_samples: how many
-        valid samples it has. extra_losses: with batches of their own, of any order; their sums are added.
+        [N, ...]. If they contain a Batch of sequences [T, B, ...], the loss sees the whole batch at once. Numbers are
+        settings that change (clip range, entropy weight); they arrive as 0-d tensors. num_samples: the number of valid
+        samples. extra_losses: losses with their own batches, of any order; their sums are added.
 
         Returns the loss's terms divided by num_samples, both summed over these learners, and "grad_norm", the norm of
-        the gradient before clipping. A term with an entry for each sample [N, ...] is returned as it is."""
+        the gradient before clipping. A term with an entry for each sample [N, ...] is returned unchanged."""
         self._refresh()
         values_before = self.parameters.values.clone() if self.log_norms else None
         losses, batches = (loss, *(part.loss for part in extra_losses)), (batch, *(part.batch for part in extra_losses))
@@ -179,7 +179,7 @@ class Update:
     def _in_graph(
         self, losses: Sequence[Loss], reduction: str, batches: Sequence[Any], num_samples: Tensor, learning_rate: Tensor
     ) -> PackedTerms:
-        """Does what a CUDA graph can hold: the whole update, or everything up to the gradient."""
+        """Runs the part that a CUDA graph can hold: the whole update, or everything up to the gradient."""
         terms = self._gradient([*map(LossPart, losses, batches)], num_samples, reduction)
         return pack(self._apply(terms, num_samples, learning_rate, reduction) if self._graph_is_all else terms)
 
@@ -199,7 +199,7 @@ class Update:
         return sums
 
     def _scale(self, loss_sum: Tensor, num_samples: Tensor, reduction: str = "mean") -> Tensor:
-        """An exchange that sums gradients over learners divides them itself, by the sum of num_samples."""
+        """Divides a loss by num_samples, unless reduction is "sum" or the exchange divides by all learners' samples."""
         is_sum = reduction == "sum" or self.exchange.sums_gradients
         return loss_sum if is_sum else loss_sum / num_samples.clamp(min=1)
 
@@ -219,7 +219,7 @@ class Update:
         self._forget_graphs()
 
     def _forget_graphs(self) -> None:
-        """Drops graphs that would go on with tensors that have been replaced."""
+        """Drops graphs that would still use replaced tensors."""
         if self._graphs:
             self._graphs.forget()
 
