@@ -16,7 +16,7 @@ from accel_rl.training.log import logger
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Raw scores over whole games; lengths in steps."""
+    """Statistics of whole games: raw scores, and lengths in steps."""
 
     mean_reward: float
     std_reward: float
@@ -26,7 +26,7 @@ class Evaluation:
 
     @classmethod
     def of(cls, games: list[Game]) -> "Evaluation":
-        """Raises ValueError if there are no games."""
+        """Summarizes games. Raises ValueError if there are none."""
         if not games:
             raise ValueError("no game was finished")
         scores = [game.score for game in games]
@@ -40,7 +40,7 @@ class Evaluation:
 
 
 class Evaluator:
-    """Scores a learner's policies in its workers, together with the other learners where these wait for each other.
+    """An evaluator of a learner's policies, in its workers. Learners that wait for each other share the games.
 
     stop: true once a signal has asked the run to stop. save_best: called when the policy is the best one so far."""
 
