@@ -58,7 +58,7 @@ def train(
 
 @contextlib.contextmanager
 def trained(request: RunRequest, show: bool, callbacks: Sequence[Callback] = ()) -> Iterator[Path]:
-    """Trains as `train` does, and yields the run's folder: what is added there is still given to the run's tracker."""
+    """Trains as `train` does, and yields the run's folder: the run's tracker still gets files that are added there."""
     on_row = Callbacks(callbacks)
     with contextlib.ExitStack() as tracker:
         with StopSignal() as stop:
@@ -75,12 +75,12 @@ def trained(request: RunRequest, show: bool, callbacks: Sequence[Callback] = ())
 def _train_here(
     request: RunRequest, stop: StopSignal, show: bool, callbacks: Callbacks, tracker: contextlib.ExitStack
 ) -> Path:
-    """Trains with all learners of the run on this machine. tracker: what ends the run's tracker."""
+    """Trains with all learners of the run on this machine. tracker: a stack that ends the run's tracker."""
     with request.open_run() as (config, state, folder):
         tracker.enter_context(tracked(config, folder, show, callbacks))
         is_alone = config.rank_info.size == 1
         train_all = _learn_alone if is_alone else supervise
-        with logged(folder, show and is_alone, config.run.report):  # several learners: rank 0 shows what is logged
+        with logged(folder, show and is_alone, config.run.report):  # of several learners, rank 0 shows its log
             train_all(config, folder, state, stop, show, callbacks)
     return folder
 
