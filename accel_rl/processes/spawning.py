@@ -1,4 +1,4 @@
-"""Starts programs of this package as processes that import what this one does. Imports no torch."""
+"""Starts programs of this package as processes with this one's import path. Imports no torch."""
 
 import contextlib
 import os
@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 
 def child_environment() -> dict[str, str]:
-    """Returns this process's environment, with the places that it imports from."""
+    """Returns this process's environment, with its import path."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
 
 
@@ -26,7 +26,7 @@ def spawn(
 ) -> "subprocess.Popen[bytes]":
     """Starts `python -m module arguments ...`, which inherits these descriptors and no Ctrl-C of a terminal.
 
-    environment: what is added to this process's. options: as subprocess.Popen takes them."""
+    environment: variables added to this process's. options: subprocess.Popen's."""
     command = [sys.executable, "-m", module, *map(str, arguments)]
     env = {**child_environment(), **(environment or {})}
     return subprocess.Popen(command, stdin=stdin, pass_fds=[*fds], env=env, process_group=0, **options)
@@ -35,7 +35,7 @@ def spawn(
 def spawn_connected(
     module: str, *arguments: object, fds: Iterable[int] = (), **options: Any
 ) -> "tuple[subprocess.Popen[bytes], Connection[Any, Any]]":
-    """Starts `python -m module FD arguments ...`; returns it with this end of the connection whose other end is FD."""
+    """Starts `python -m module FD arguments ...`; returns it and this end of a connection, whose other end is FD."""
     ours, theirs = Pipe()
     try:
         return spawn(module, theirs.fileno(), *arguments, fds=[theirs.fileno(), *fds], **options), ours
@@ -44,7 +44,7 @@ def spawn_connected(
 
 
 class Answer(NamedTuple):
-    """What is left of a process: its exit status, its answer, and what it said on stderr if that was a pipe."""
+    """The result of a process: its exit status, its answer, and its output on stderr if that was a pipe."""
 
     status: int
     data: bytes
@@ -54,8 +54,8 @@ class Answer(NamedTuple):
 def ask_process(
     module: str, *arguments: object, request: bytes = b"", timeout_s: float | None = None, **options: Any
 ) -> Answer:
-    """Runs `python -m module FD arguments ...` to its end, which reads the request from stdin and writes its answer to
-    the file FD: a pipe would be full before a large one is written.
+    """Runs `python -m module FD arguments ...` to its end. It reads the request from stdin and writes its answer to the
+    file FD, since a large answer would fill a pipe.
 
     Raises subprocess.TimeoutExpired. Whatever happens, no process of its group is left."""
     with _anonymous_file() as answer:
@@ -71,14 +71,14 @@ def ask_process(
 
 
 def _anonymous_file() -> BinaryIO:
-    """Opens a file without a name: in memory, where that is possible, since a disk may be full."""
+    """Opens a file without a name: in memory if possible, since a disk may be full."""
     if sys.platform == "linux":
         return os.fdopen(os.memfd_create("accel_rl"), "w+b")
     return tempfile.TemporaryFile()
 
 
 def describe_exit(status: int | None) -> str:
-    """Describes how a process has ended, from its exit status or minus the signal that killed it."""
+    """Describes how a process has ended. status: its exit status, or minus the signal that killed it."""
     if not status or status > 0:
         return f"exited with status {status}"
     hint = " (by the system, if memory ran out: see dmesg, and use fewer --envs)" if -status == signal.SIGKILL else ""
