@@ -1,4 +1,4 @@
-"""The presets that come with the package: YAML files of settings, an algorithm's own or a variant's."""
+"""The package's presets: YAML files of settings, an algorithm's own or a variant's."""
 
 import importlib.resources
 from typing import Any
@@ -19,9 +19,9 @@ def preset_names() -> list[str]:
 
 
 def load_preset(name: str, kind: str = "preset") -> dict[str, Any]:
-    """Returns what accel_rl/presets/<name>.yaml holds. Raises UsageError if there is no such file.
+    """Reads accel_rl/presets/<name>.yaml. Raises UsageError if there is no such file.
 
-    kind: what the user meant by the name, for the message ("preset" or "algorithm")."""
+    kind: the user's meaning of the name, for the message ("preset" or "algorithm")."""
     if name not in preset_names():
         where = {"algorithm": "(`accel-rl list algos`; your own: package.module:Class)"}
         raise unknown(kind, name, preset_names(), where.get(kind, "(`accel-rl list presets`)"))
@@ -31,15 +31,15 @@ def load_preset(name: str, kind: str = "preset") -> dict[str, Any]:
 
 
 def preset_and_base(name: str) -> list[dict[str, Any]]:
-    """Returns an algorithm's preset; of a variant, its base's first."""
+    """Returns an algorithm's preset; for a variant, its base's and then its own."""
     preset = load_preset(name, kind="algorithm")
     return [load_preset(preset["base"]), preset] if "base" in preset else [preset]
 
 
 def preset_settings(presets: list[dict[str, Any]], kind: str | None = None, is_box: bool = False) -> dict[str, Any]:
-    """Returns what presets set for observations of a kind (None: of any kind); a later preset overrides.
+    """Returns the presets' settings for observations of a kind (None: of any kind); a later preset overrides.
 
-    is_box: whether actions are in a Box."""
+    is_box: True if actions are in a Box."""
     values: dict[str, Any] = {}
     for preset in presets:
         block = dict(preset.get(kind, {})) if kind else {}
