@@ -29,7 +29,7 @@ def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     _open_closed_streams()
     try:
-        if os.getcwd() not in sys.path:  # the user's modules; a console script has only its own folder there
+        if os.getcwd() not in sys.path:  # a console script lacks it, and so the user's modules
             sys.path.insert(0, os.getcwd())
         parser = _parser(arguments)
         options, rest = parser.parse_known_args(arguments)
@@ -59,8 +59,8 @@ def _print_error(message: str, status: int) -> int:
 
 
 def _open_closed_streams() -> None:
-    """Gives a command that was started without stdin, stdout or stderr (`2>&-`) the empty device in its place: else the
-    next file that it opens would take what is written there."""
+    """Opens the empty device in place of a missing stdin, stdout or stderr (`2>&-`): else the next file that the
+    command opens would get their output."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
@@ -93,7 +93,7 @@ def _parser(arguments: list[str]) -> argparse.ArgumentParser:
 
 
 def _unexpected(word: str, arguments: list[str], command: str, actions: list[argparse.Action]) -> UsageError:
-    """Returns the error for a word among the arguments that no action takes."""
+    """Returns the error for a word in the arguments that no action takes."""
     from accel_rl.config.fields import as_mapping
     from accel_rl.config.flags import MAPPING
     from accel_rl.config.names import unknown_setting
