@@ -103,7 +103,7 @@ def _parser(arguments: list[str]) -> argparse.ArgumentParser:
 
 
 def _unexpected(word: str, arguments: list[str], command: str, actions: list[argparse.Action]) -> UsageError:
-    """Returns the error for a word among the arguments that no action takes."""
+    """Returns the error for a word in the arguments that no action takes."""
     from accel_rl.config.fields import as_mapping
     from accel_rl.config.flags import MAPPING
     from accel_rl.config.names import built_in_setting_names, unknown_setting

@@ -1,1 +1,1 @@
-"""What is looked at after a run: learning curves, videos, and the trained agent itself."""
+"""The analysis of a run: learning curves, scores, videos, and the trained agent itself."""

@@ -27,11 +27,11 @@ VIDEO = "replay.mp4"  # the name that hubs look for
 
 
 def write_card(run_dir: Path, out: Path, best: bool = False, trust: bool = False) -> Interval:
-    """Writes README.md, policy.json, policy.safetensors, and, where they can be made, policy.onnx and a video.
+    """Writes README.md, policy.json, policy.safetensors, and, if possible, policy.onnx and a video.
 
     Plays EPISODES games with a seed that training has not used; returns their mean score with its 95 % bootstrap
-    interval. best, trust: as for load. A folder that this function has written is written anew. Raises UsageError if
-    out is something else, or the policy cannot be loaded or played; RunError if the disk refuses."""
+    interval. best, trust: as for load. Replaces a folder that this function has written. Raises UsageError if out is
+    anything else, or the policy cannot be loaded or played; RunError if the disk refuses."""
     readme = out / "README.md"
     if out.exists() and not (out.is_dir() and (not any(out.iterdir()) or _is_card(readme))):
         raise UsageError(f"{out} is there already and is no model card's folder; give the card another --out")
@@ -63,7 +63,7 @@ def _is_card(readme: Path) -> bool:
 
 
 def _make_video(agent: TrainedPolicy, path: Path, seed: int) -> list[str]:
-    """Records a game; returns why there is no video, if there is none."""
+    """Records a game; returns the reason if there is no video."""
     try:
         env = agent.make_env()
         record_video(env, agent.player(env), path, seed=seed)
@@ -81,7 +81,7 @@ def _make_onnx(agent: TrainedPolicy, path: Path) -> list[str]:
 
 
 def _origin(run_dir: Path, weights: Path, seed: int) -> str:
-    """Returns how the policy was trained, as far as its files know."""
+    """Returns a text on how the policy was trained, from its files."""
     with safetensors.safe_open(weights, "pt") as file:
         steps = (file.metadata() or {}).get("steps")
     trained = f"in {int(steps):,} agent steps, seed {seed}" if steps else f"with seed {seed}"

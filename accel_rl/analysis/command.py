@@ -1,4 +1,4 @@
-"""The commands about what a run has left: `accel-rl eval`, `record`, `export` and `plot`.
+"""The commands for trained policies and logs of runs: `accel-rl eval`, `record`, `export` and `plot`.
 
 The command line imports this module for every command: it stays light."""
 

@@ -1,7 +1,7 @@
 """Writes a trained policy to a file that acts without this package: ONNX, or TorchScript.
 
-The file takes a batch of observations and returns the likeliest (or most valuable) actions, with the numbers that they
-are chosen by. It is checked before it gets its name: it has to act as the policy does.
+The file takes a batch of observations and returns the likeliest (or most valuable) actions, with the numbers behind
+the choice. Before the file gets its name, it is checked to act like the policy.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ Run = Callable[[list[Tensor]], list[Tensor]]
 
 SUFFIXES = {"onnx": ".onnx", "torchscript": ".torchscript"}
 """The formats, and how their files' names end."""
-CHECKED_BATCHES = (64, 1)  # numbers of random observations on which a file has to act as the policy does
+CHECKED_BATCHES = (64, 1)  # numbers of random observations in a check of a file
 MOST_ONNX_BYTES = 2**31 - 2**20
 TOLERANCE = 1e-4  # relative to the largest score: other programs round differently
 
@@ -39,8 +39,8 @@ TOLERANCE = 1e-4  # relative to the largest score: other programs round differen
 class ExportedFile(NamedTuple):
     """A file that `export` has written.
 
-    inputs, outputs: name -> dtype and shape, in the file's order; N is the size of the batch. is_checked: whether it
-    was seen to act as the policy does, which takes onnxruntime for ONNX."""
+    inputs, outputs: name -> dtype and shape, in the file's order; N is the size of the batch. is_checked: True if it
+    was checked to act like the policy; for ONNX this takes onnxruntime."""
 
     path: Path
     inputs: dict[str, str]
@@ -48,7 +48,7 @@ class ExportedFile(NamedTuple):
     is_checked: bool
 
     def __str__(self) -> str:
-        """Describes the file for a person, in lines."""
+        """Describes the file in lines of text."""
         rows = [("input", *item) for item in self.inputs.items()] + [("output", *item) for item in self.outputs.items()]
         width = max(len(name) for _, name, _ in rows)
         lines = [f"{kind:6}  {name:{width}}  {text}" for kind, name, text in rows]
@@ -60,9 +60,9 @@ class ExportedFile(NamedTuple):
 def export(agent: TrainedPolicy, path: str | Path, format: str) -> ExportedFile:
     """Writes an agent's policy to path, as "onnx" or "torchscript"; replaces a file that is there.
 
-    The network computes in float32, also where it was trained in bfloat16. Raises UsageError for an unknown format, a
-    package that is missing, a policy or a network that cannot be exported, and a path that cannot be written; RunError
-    if the file does not act as the policy does. Then nothing is written."""
+    The network computes in float32, even if it was trained in bfloat16. Raises UsageError for an unknown format, a
+    missing package, a policy or a network that cannot be exported, and a path that cannot be written; RunError if the
+    file does not act like the policy. After an error, nothing is written."""
     check_format(format)
     path = Path(path)
     if path.is_dir() or not path.parent.is_dir():
@@ -83,7 +83,7 @@ def export(agent: TrainedPolicy, path: str | Path, format: str) -> ExportedFile:
 
 
 def check_format(format: str) -> None:
-    """Raises UsageError if there is no such format, or if the package that it takes is missing."""
+    """Raises UsageError for an unknown format, or if its package is missing."""
     if format not in SUFFIXES:
         raise unknown("format", format, (*SUFFIXES, "card"), "(there are onnx, torchscript, card)")
     if format == "onnx":
@@ -102,7 +102,7 @@ def _describe(tensors: dict[str, Tensor]) -> dict[str, str]:
 
 
 def _metadata(agent: TrainedPolicy, described: ExportedFile) -> dict[str, str]:
-    """Returns what is written into the file besides the network, as texts."""
+    """Returns the file's content besides the network, as texts."""
     run = agent.config.run
     texts = {"algo": run.algo, "env": run.env}
     texts |= {f"input {name}": text for name, text in described.inputs.items()}
@@ -126,9 +126,10 @@ def _quiet() -> Iterator[None]:
 
 
 def _record(policy: ExportablePolicy, inputs: list[Tensor]) -> ExportedProgram:
-    """Records what a policy does for batches of any size.
+    """Records a policy's computation for batches of any size.
 
-    Raises UsageError where that depends on the batch in ways that a record cannot hold, which `torch.jit` does not."""
+    Raises UsageError if the computation depends on the batch in ways that a record cannot hold; `torch.jit` does not
+    raise then."""
     batch = torch.export.Dim("N")
     try:
         shapes = (tuple({0: batch} for _ in inputs),)
@@ -149,7 +150,7 @@ def _to_torchscript(policy: ExportablePolicy, inputs: list[Tensor], metadata: di
     content = io.BytesIO()
     with zipfile.ZipFile(buffer) as written, zipfile.ZipFile(content, "w") as kept:
         for record in written.infolist():
-            if not record.filename.endswith(".debug_pkl"):  # which lines of this machine's files it is from
+            if not record.filename.endswith(".debug_pkl"):  # names lines of this machine's source files
                 kept.writestr(record, written.read(record))
     return content.getvalue()
 
@@ -171,7 +172,7 @@ def _to_onnx(policy: ExportablePolicy, inputs: list[Tensor], metadata: dict[str,
             dynamo=True,
             input_names=policy.input_names,
             output_names=list(policy.outputs(*inputs)),
-            dynamic_shapes=tuple({0: "N"} for _ in inputs),  # its name in the file
+            dynamic_shapes=tuple({0: "N"} for _ in inputs),  # the axis's name in the file
             verbose=False,
         )
     except Exception as error:
@@ -180,12 +181,12 @@ def _to_onnx(policy: ExportablePolicy, inputs: list[Tensor], metadata: dict[str,
     exported.model.metadata_props.update(metadata)
     model = exported.model_proto
     for node in model.graph.node:
-        del node.metadata_props[:]  # which lines of this machine's files it is from
+        del node.metadata_props[:]  # they name lines of this machine's source files
     return bytes(model.SerializeToString())
 
 
 def _load_onnx(content: bytes, input_names: list[str]) -> Run | None:
-    """Returns what runs an ONNX file, or None if onnxruntime is missing."""
+    """Returns a function that runs an ONNX file, or None if onnxruntime is missing."""
     try:
         import onnxruntime
     except ImportError:
@@ -200,7 +201,7 @@ def _load_onnx(content: bytes, input_names: list[str]) -> Run | None:
 
 
 def _unsupported(how: str, error: Exception) -> UsageError:
-    """Returns the error for a network that does what a format cannot hold, which names it as far as it is known."""
+    """Returns the error for a network with an operation that a format cannot hold; names the operation if known."""
     text = ""
     cause: BaseException | None = error
     while cause is not None:
@@ -217,14 +218,14 @@ def _unsupported(how: str, error: Exception) -> UsageError:
 
 
 def _place(error: Exception) -> str:
-    """Returns where in the user's code an error came from, if it did."""
+    """Returns the place in the user's code that caused an error, if it was there."""
     ours, torchs = str(Path(__file__).parents[1]), str(Path(torch.__file__).parent)
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(torchs)]
     last = frames[-1]
     return "" if last.filename.startswith(ours) else f" ({last.filename}, line {last.lineno})"
 
 
-# ---- whether a file acts as the policy does ----
+# ---- the check that a file acts like the policy ----
 
 
 def _check(policy: ExportablePolicy, run: Run) -> None:
@@ -236,7 +237,7 @@ def _check(policy: ExportablePolicy, run: Run) -> None:
             try:
                 found = dict(zip(expected, run(inputs), strict=True))
                 problem = find_difference(policy, found, expected)
-            except Exception as error:  # whatever stops another program
+            except Exception as error:  # another program may raise anything
                 said = str(error).strip() or repr(error)
                 problem = f"with {num_samples} observations, {said.splitlines()[-1]}"
         if problem:
@@ -247,9 +248,9 @@ def _check(policy: ExportablePolicy, run: Run) -> None:
 
 
 def find_difference(policy: ExportablePolicy, found: dict[str, Tensor], expected: dict[str, Tensor]) -> str | None:
-    """Returns how a file's outputs [N, ...] differ from the policy's by more than rounding, or None.
+    """Returns a text on how a file's outputs [N, ...] differ from the policy's by more than rounding, or None.
 
-    Rounding may decide between actions whose scores are as good as equal."""
+    Rounding may decide between actions with nearly equal scores."""
     tolerances = {
         name: TOLERANCE * max(1.0, float(values[values != DISALLOWED].abs().max())) for name, values in expected.items()
     }

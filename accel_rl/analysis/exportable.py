@@ -1,4 +1,4 @@
-"""A policy as a function of tensors only, in the environment's terms: what `export` writes to a file."""
+"""A policy as a function of tensors only, in the environment's terms: `export` writes it to a file."""
 
 import copy
 import math
@@ -24,7 +24,7 @@ from accel_rl.rollout import RecurrentInputs
 
 
 class ExportablePolicy(nn.Module):
-    """Acts greedily: maps a batch of observations to actions in the environment's own numbering, type and bounds.
+    """A greedy policy: maps a batch of observations to actions in the environment's own numbering, type and bounds.
 
     Inputs, all [N, ...]: observation; of a policy with action masks also action_mask bool [N, A]; of a recurrent one
     state float32 [N, S], episode_start bool [N] and reward float32 [N], the reward of the last action. Outputs:
@@ -67,7 +67,7 @@ class ExportablePolicy(nn.Module):
         return tuple(self.outputs(*inputs).values())
 
     def outputs(self, *inputs: Tensor) -> dict[str, Tensor]:
-        """Returns what `forward` returns, by name and in the same order."""
+        """Returns the outputs of `forward`, by name and in the same order."""
         given = dict(zip(self.input_names, inputs, strict=True))
         observation = given["observation"]
         if self.spec.picture_shape:
@@ -97,7 +97,7 @@ class ExportablePolicy(nn.Module):
         return outputs
 
     def _by_part(self, action: Tensor, parameters: Tensor) -> list[tuple[Distribution, Tensor, Tensor]]:
-        """Returns the distribution, the action and the parameters of each part; of all if there are no parts."""
+        """Returns the distribution, the action and the parameters of each part; without parts, a single entry."""
         distribution: Any = self.policy.distribution
         if not isinstance(distribution, Composite):
             return [(distribution, action, parameters)]
@@ -106,9 +106,9 @@ class ExportablePolicy(nn.Module):
 
 
 class ActionPart(nn.Module):
-    """Says in the environment's terms what was chosen: an action, or a part of those of a Dict or Tuple.
+    """The chosen action, or its part in a Dict or Tuple, in the environment's terms.
 
-    suffix: of the names of its outputs, as "/arm/joints"; "" without parts."""
+    suffix: the end of its outputs' names, as "/arm/joints"; "" without parts."""
 
     def __init__(self, name: str, space: gymnasium.Space[Any]):
         super().__init__()
@@ -123,7 +123,7 @@ class ActionPart(nn.Module):
             self.register_buffer("start", torch.as_tensor(space.start, dtype=torch.int64))
 
     def forward(self, action: Tensor) -> Tensor:
-        """Does for tensors [N, ...] what `accel_rl.envs.spaces.to_env_action` does for arrays."""
+        """Converts tensors [N, ...] in the way of `accel_rl.envs.spaces.to_env_action`, which is for arrays."""
         action, dtype = self._shaped(action), _torch_dtype(np.dtype(self.space.dtype))
         if isinstance(self.space, spaces.Box):
             return action.clamp(self.low, self.high).to(dtype)
@@ -132,7 +132,7 @@ class ActionPart(nn.Module):
         return (action + self.start).to(dtype)
 
     def scores(self, distribution: Distribution, parameters: Tensor) -> dict[str, Tensor]:
-        """Returns by name what parameters [N, P] say: logits [N, P], or means and standard deviations [N, *A]."""
+        """Returns parameters [N, P] by their meaning: logits [N, P], or means and standard deviations [N, *A]."""
         if isinstance(distribution, DiagonalGaussian):
             mean, log_std = parameters.chunk(2, -1)
             std = log_std.exp()
@@ -150,7 +150,7 @@ class ActionPart(nn.Module):
     def regret(self, action: Tensor, scores: Tensor) -> Tensor:
         """Returns how much lower the scores of actions [N, *A] are than the best ones, for finite choices: [N, D].
 
-        scores: q_values or logits of the same observations. Infinite for an action that there is not."""
+        scores: q_values or logits of the same observations. The regret of an action that does not exist is infinite."""
         first = self.start.flatten() if hasattr(self, "start") else 0
         choices = (action.reshape(len(action), -1).long() - first).unbind(-1)
         regrets = []
@@ -211,7 +211,7 @@ def _sample_observations(spec: EnvSpec, num_samples: int, generator: np.random.G
     assert isinstance(space, spaces.Box)
     if not np.issubdtype(space.dtype, np.floating):
         return generator.integers(space.low, space.high, shape, dtype=space.dtype, endpoint=True)
-    # Uniform where bounds are narrow; where they are wide or missing, numbers that networks are made for.
+    # Uniform if bounds are narrow; if they are wide or missing, numbers of a size that networks are made for.
     with np.errstate(over="ignore"):
         is_narrow = np.nan_to_num(space.high - space.low, nan=np.inf) < 1e4
     low, high = np.where(is_narrow, space.low, 0.0), np.where(is_narrow, space.high, 0.0)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 Floats = npt.NDArray[np.float64]
 
-# Runs that differ only in these are repetitions, and become one curve. (The number of learners is compared instead.)
+# Runs that differ only in these settings are repetitions and become one curve. (The number of learners is compared.)
 NOT_SETTINGS = (
     "seed",
     "device",
@@ -59,8 +59,8 @@ class Series(NamedTuple):
 
 @dataclass(frozen=True)
 class Run:
-    """A run's settings, and what it has logged: its score in training and in evaluation; columns: all that is a number,
-    by its name in progress.csv."""
+    """A run's settings and log: its score in training and in evaluation. columns: all numbers of progress.csv, by
+    column name."""
 
     config: dict[str, Any]
     score: Series
@@ -70,12 +70,12 @@ class Run:
 
 @dataclass(frozen=True)
 class Curve:
-    """The runs that have the same settings, and how their curve is drawn."""
+    """Runs with the same settings, and the look of their curve."""
 
     label: str
     runs: list[Run]
     color: str
-    style: str  # how its line is drawn
+    style: str  # of its line
 
 
 def plot_runs(run_dirs: Sequence[Path], out: Path) -> None:
@@ -108,7 +108,7 @@ def make_figure(run_dirs: Sequence[Path]) -> "Figure":
 
     Runs that differ only in seed and folder become one curve: their mean where all of them have scores
     (linear interpolation between log rows, no extrapolation) and its pointwise 95 % confidence interval,
-    +- t(n - 1) * standard error over the n runs; each run is drawn as a thin line as well, unless there are more curves
+    +- t(n - 1) * standard error over the n runs. Each run is also drawn as a thin line, unless there are more curves
     than colours. A single run is drawn as it was logged. Dots are evaluations. Raises UsageError as plot_runs does."""
     figure = new_figure(width=12)
     if not run_dirs:
@@ -157,7 +157,7 @@ def time_unit(runs: Sequence[Run]) -> tuple[str, int]:
 
 
 def read_run(run_dir: Path) -> Run:
-    """Reads a run's settings and log. Raises UsageError as `read_log` does, or if it has no score yet."""
+    """Reads a run's settings and log. Raises UsageError as `read_log` does, and if there is no score yet."""
     run = read_log(run_dir)
     if not run.score.value.size:
         raise UsageError(f"no game has finished yet in {run_dir}")
@@ -170,7 +170,7 @@ def read_log(run_dir: Path) -> Run:
         if not (run_dir / name).is_file():
             raise UsageError(f"{run_dir} is not a run's folder: it has no {name}")
     lines = (run_dir / "progress.csv").read_text(errors="replace").splitlines(keepends=True)
-    # The last line of a run that is still under way may be half written.
+    # The last line of an unfinished run may be half written.
     table = csv.DictReader(line for line in lines if line.endswith("\n"))
     try:
         rows, names = list(table), table.fieldnames or ()
@@ -201,7 +201,7 @@ def _number(cell: str | None) -> float:
 
 
 def group_runs(runs: Sequence[Run]) -> list[Curve]:
-    """Groups the runs by their settings; labels each group with the settings in which it differs from the others."""
+    """Groups the runs by their settings; labels each group with the settings that differ from the others'."""
     groups: dict[str, list[Run]] = {}
     for run in runs:
         settings = {name: value for name, value in run.config.items() if name not in NOT_SETTINGS}
@@ -229,17 +229,17 @@ def group_runs(runs: Sequence[Run]) -> list[Curve]:
 
 
 def mean_and_interval(xs: list[Floats], values: list[Floats]) -> tuple[Floats, Floats, Floats]:
-    """Returns x, mean and half-width of the 95 % interval of n >= 2 runs, at every logged x that all of them span."""
+    """Returns x, mean and half-width of the 95 % interval of n >= 2 runs, at each logged x within the span of all."""
     x = np.unique(np.concatenate(xs))
     x = x[(x >= max(run_x[0] for run_x in xs)) & (x <= min(run_x[-1] for run_x in xs))]
     value = np.stack([np.interp(x, *points) for points in zip(xs, values, strict=True)])  # [n, X]
     n = len(value)
-    t = T_QUANTILES[min(n - 1, len(T_QUANTILES)) - 1]  # beyond the table it is too wide, by 4 % at most
+    t = T_QUANTILES[min(n - 1, len(T_QUANTILES)) - 1]  # for more runs than the table's, 4 % too wide at most
     return x, value.mean(0), t * value.std(0, ddof=1) / math.sqrt(n)
 
 
 def draw_over(axes: "Axes", curves: list[Curve], x_of: Callable[[Series], Floats]) -> None:
-    """Draws the curves into axes, over what x_of returns of a series [N], as make_figure describes it."""
+    """Draws the curves into axes, as make_figure describes it. x_of: returns a series' x values [N]."""
     bands = []
     for curve in curves:
         color, style = curve.color, curve.style
@@ -260,7 +260,7 @@ def draw_over(axes: "Axes", curves: list[Curve], x_of: Callable[[Series], Floats
     limits = axes.get_ylim()
     for x, low, high, color in bands:
         axes.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0)
-    axes.set_ylim(limits)  # the interval of two runs is so wide that it would flatten the curves
+    axes.set_ylim(limits)  # the wide interval of two runs would flatten the curves
     axes.set_xlim(left=0)
     tidy(axes)
 

@@ -1,5 +1,6 @@
-"""Scores over several games and seeds, as Agarwal et al. 2021 ("Deep RL at the edge of the statistical precipice")
-compare them: human-normalized, interquartile means with stratified bootstrap intervals, performance profiles."""
+"""Scores over several games and seeds, compared by the methods of Agarwal et al. 2021 ("Deep RL at the edge of the
+statistical precipice"): human-normalized, interquartile means with stratified bootstrap intervals, performance
+profiles."""
 
 import csv
 import json
@@ -24,13 +25,13 @@ ByGame = Mapping[str, Floats]
 """The runs' scores of each game; of an interval or a profile, human-normalized ones."""
 
 NUM_RESAMPLES = 2000
-LEVEL = 0.95  # of confidence
+LEVEL = 0.95  # the level of confidence intervals
 STEPS, MINUTES = 0, 1  # columns of a curve
 
 
 @dataclass(frozen=True)
 class ScoredRun:
-    """What is kept of a run of an Atari game.
+    """The scores of a run of an Atari game.
 
     curve [N, 3]: agent steps, minutes of wall time, mean raw score of the last 100 training games. final: the mean raw
     score of the final policy's evaluation, if there is one."""
@@ -43,12 +44,12 @@ class ScoredRun:
 
     @property
     def score(self) -> float:
-        """The final policy's score, or else the last one of training."""
+        """The final policy's score if there is one, else the last one of training."""
         return float(self.curve[-1, 2]) if self.final is None else self.final
 
     def at(self, column: int, value: float) -> float | None:
-        """Returns the training score after so many agent steps (column STEPS) or minutes (MINUTES); None if the run
-        was shorter, or had none yet."""
+        """Returns the training score at this number of agent steps (column STEPS) or minutes (MINUTES); None if the run
+        was shorter, or had no score yet."""
         reached = self.curve[:, column]
         if not len(reached) or not reached[0] <= value <= reached[-1]:
             return None
@@ -59,7 +60,7 @@ class ScoredRun:
 
 
 class Interval(NamedTuple):
-    """A statistic with the limits of its 95 % interval."""
+    """A statistic and the limits of its 95 % interval."""
 
     value: float
     low: float
@@ -70,7 +71,7 @@ class Interval(NamedTuple):
 def human_scores() -> dict[str, tuple[float, float]]:
     """Returns each game's score of random play and of a human player: {"pong": (-20.7, 14.6), ...}, 57 games.
 
-    Source: Wang et al. 2016 (Dueling networks), supplement, as DQN Zoo has them in dqn_zoo/atari_data.py; games begin
+    Source: Wang et al. 2016 (Dueling networks), supplement, copied from DQN Zoo's dqn_zoo/atari_data.py. Games begin
     with 1 to 30 no-ops."""
     with open(Path(__file__).with_name("human_scores.csv")) as file:
         return {row["game"]: (float(row["random"]), float(row["human"])) for row in csv.DictReader(file)}
@@ -79,7 +80,7 @@ def human_scores() -> dict[str, tuple[float, float]]:
 def human_normalized(game: str, score: npt.ArrayLike) -> Floats:
     """Returns raw scores [...] in units of a human player's: 0 is random play, 1 the human.
 
-    Raises UsageError for a game that no human has played for the table."""
+    Raises UsageError for a game without a human score in the table."""
     if game not in human_scores():
         raise UsageError(
             f"no human score is known of {game}, but of {len(human_scores())} other games, such as pong; leave it out"
@@ -94,7 +95,7 @@ def pooled(scores: ByGame) -> Floats:
 
 
 def interquartile_mean(scores: ByGame) -> float:
-    """Computes the mean of all runs of all games without the lowest and the highest quarter (rounded down) of them."""
+    """Computes the mean of all games' runs without the lowest and the highest quarter of them (rounded down)."""
     values = np.sort(pooled(scores))
     cut = len(values) // 4
     return float(values[cut : len(values) - cut].mean())
@@ -111,26 +112,26 @@ def mean_of_means(scores: ByGame) -> float:
 
 
 def performance_profile(scores: ByGame, thresholds: Floats) -> Floats:
-    """Computes the part of all runs of all games that score more than each threshold [K] -> [K]."""
+    """Computes the fraction of all games' runs that score more than each threshold: [K] -> [K]."""
     return np.asarray((pooled(scores)[:, None] > thresholds).mean(0), np.float64)
 
 
 def resamples(scores: ByGame, count: int = NUM_RESAMPLES, seed: int = 0) -> Iterable[ByGame]:
-    """Draws as many runs of each game, with replacement, from its own runs (stratified bootstrap), `count` times."""
+    """Yields `count` resamples: for each game, as many of its runs, drawn with replacement (stratified bootstrap)."""
     generator = np.random.default_rng(seed)
     for _ in range(count):
         yield {game: generator.choice(values, len(values)) for game, values in scores.items()}
 
 
 def interval(scores: ByGame, statistic: Callable[[ByGame], float]) -> Interval:
-    """Returns a statistic of the scores, and the 2.5 % and 97.5 % quantiles of it over stratified resamples."""
+    """Returns a statistic of the scores, and its 2.5 % and 97.5 % quantiles over stratified resamples."""
     drawn = [statistic(resample) for resample in resamples(scores)]
     low, high = np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return Interval(statistic(scores), float(low), float(high))
 
 
 def difference(ours: npt.ArrayLike, theirs: npt.ArrayLike) -> Interval:
-    """Returns the difference of two means, ours less theirs, with its bootstrap interval; scores [N] and [M]."""
+    """Returns the difference of two means, ours minus theirs, with its bootstrap interval; scores [N] and [M]."""
     both = {"ours": np.asarray(ours, np.float64), "theirs": np.asarray(theirs, np.float64)}
     return interval(both, lambda drawn: float(drawn["ours"].mean() - drawn["theirs"].mean()))
 
@@ -163,7 +164,7 @@ def read_scores(path: Path) -> list[ScoredRun]:
 
 
 def _scored(game: str, setting: str, run: dict[str, Any]) -> ScoredRun:
-    """Returns a run of a file of scores. Raises KeyError, TypeError or ValueError if it has no score, or is no run."""
+    """Converts a run of a file of scores. Raises KeyError, TypeError or ValueError if it has no score, or is no run."""
     curve = np.array(run["curve"], np.float64).reshape(-1, 3)
     final = None if run["final"] is None else float(run["final"])
     scored = ScoredRun(game, setting, int(run["seed"]), curve, final)
@@ -179,7 +180,7 @@ def _read_folder(folder: Path) -> ScoredRun:
         raise UsageError(f"{folder} is a run of {run.config.get('env')}, which is no Atari game; leave it out")
     series, final = run.score, None
     curve = np.stack([series.steps, series.time_s / 60, series.value], 1)
-    if (folder / "final.json").is_file():  # what `accel-rl train` writes of its last games
+    if (folder / "final.json").is_file():  # the last games of `accel-rl train`
         final = float(json.loads((folder / "final.json").read_text())["mean_reward"])
     elif run.evaluation.value.size and run.evaluation.steps[-1] >= series.steps[-1]:
         final = float(run.evaluation.value[-1])
@@ -188,9 +189,9 @@ def _read_folder(folder: Path) -> ScoredRun:
 
 
 def as_json(runs: Sequence[ScoredRun]) -> dict[str, Any]:
-    """Returns the runs of one setting on one game as a file of scores holds them.
+    """Returns the runs of one setting on one game in the form of a file of scores.
 
-    Raises UsageError if they are of several settings or games."""
+    Raises UsageError for runs of several settings or games."""
     kinds = {(run.game, run.setting) for run in runs}
     if len(kinds) != 1:
         found = ", ".join(sorted(f"{setting} on {game}" for game, setting in kinds))
@@ -204,7 +205,7 @@ def as_json(runs: Sequence[ScoredRun]) -> dict[str, Any]:
 
 
 class Comparison(NamedTuple):
-    """One setting's human-normalized scores and what they amount to."""
+    """One setting's human-normalized scores and their statistics."""
 
     setting: str
     scores: ByGame
@@ -214,7 +215,7 @@ class Comparison(NamedTuple):
 
 
 def compare(paths: Sequence[Path]) -> list[Comparison]:
-    """Returns each setting's scores in these folders and files; one that is named twice counts once.
+    """Returns each setting's scores in these folders and files; a path that is given twice counts once.
 
     Raises UsageError as `read_scores` does, and for a game without a human score."""
     grouped: dict[str, dict[str, list[float]]] = {}
@@ -240,7 +241,7 @@ def format_table(comparisons: Sequence[Comparison]) -> str:
 
 
 class Profile(NamedTuple):
-    """The part of runs that score more than each threshold, with the limits of its pointwise 95 % interval; all [K]."""
+    """The fraction of runs that score more than each threshold, and its pointwise 95 % interval's limits; all [K]."""
 
     threshold: Floats
     part: Floats
@@ -260,7 +261,7 @@ def profiles(comparisons: Sequence[Comparison]) -> list[Profile]:
 
 
 def make_figure(comparisons: Sequence[Comparison]) -> "Figure":
-    """Draws the statistics with their intervals on the left, performance profiles with theirs on the right."""
+    """Draws statistics on the left and performance profiles on the right, both with their intervals."""
     figure = new_figure(width=12)
     left, right = figure.subplots(1, 2, width_ratios=(1, 1.4))
     names = ("interquartile mean", "median", "mean")

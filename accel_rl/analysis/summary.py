@@ -1,4 +1,4 @@
-"""What the console shows once a run is over, and what is made for it: the curve, final games, a video."""
+"""The summary at the end of a run: its curve on the console, final games, a video."""
 
 import json
 import shlex
@@ -13,13 +13,13 @@ from accel_rl.errors import UsageError
 from accel_rl.training.log import command
 from accel_rl.training.trust import foreign_code
 
-FINAL_SEED = 1_000_003  # added to the run's, so that the final games are new ones
+FINAL_SEED = 1_000_003  # added to the run's seed, so that final games are new
 
 
 def print_summary(folder: Path) -> None:
-    """Draws a run's learning curve; prints its score and speed, and where its files are.
+    """Draws a run's learning curve; prints its score, speed and files.
 
-    After the last step, `final_games` are played and one is recorded; otherwise it prints how to make a video."""
+    After the last step it plays `final_games` and records one; otherwise it prints how to make a video."""
     settings, summary = read_settings(folder), json.loads((folder / "summary.json").read_text())
     picture = folder / "learning_curve.png"
     try:
@@ -44,8 +44,8 @@ def print_summary(folder: Path) -> None:
 def play_final_games(folder: Path, count: int, seed: int) -> None:
     """Plays games with a run's final policy and records one more; prints their scores and the video's name.
 
-    Writes final.json and video.mp4 to the run's folder. The code that its settings name has just trained, so it is
-    trusted. What cannot be played or shown is said, and is no error: the run is complete."""
+    Writes final.json and video.mp4 to the run's folder. Trusts the code that the settings name: it has just trained.
+    If it cannot play or record, it prints why and raises nothing: the run is complete."""
     policy = load(folder, trust=True)
     print(f"final policy    plays {count} games, and one that is recorded ...", flush=True)
     try:

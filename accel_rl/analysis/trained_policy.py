@@ -1,6 +1,6 @@
-"""A trained agent, loaded from its run's folder: it acts, is evaluated, or is filmed.
+"""A trained agent, loaded from its run's folder, to act, to be evaluated, or to be recorded.
 
-Nothing in the folder is unpickled, and code that its files name is imported only with trust.
+Nothing in the folder is unpickled, and code named in its files is imported only with trust.
 """
 
 import math
@@ -29,8 +29,8 @@ from accel_rl.training.resolve import Config, resolve
 from accel_rl.training.run_directory import ANY_MACHINE
 from accel_rl.training.trust import ACTS, PLAYS, check_code, foreign_code
 
-SPARE_NUMBERS = 2**22  # that a network may have beyond those in its file
-MOST_CHARACTERS = 200  # that a message shows of another error
+SPARE_NUMBERS = 2**22  # numbers that a network may have beyond those in its file
+MOST_CHARACTERS = 200  # of another error, in a message
 
 State = tuple[Array, Array]
 """What a recurrent policy keeps of N games: its recurrent state float32 [N, S], its last actions [N, *A]."""
@@ -62,20 +62,20 @@ def load(run_dir: str | Path, best: bool = False, trust: bool = False) -> "Train
 
 
 def _build_policy(config: Config, weights: Path) -> Any:
-    """Returns the run's network. Raises UsageError, before it takes memory, if the file of weights is far too small."""
+    """Makes the run's network. Raises UsageError before it takes memory if the file of weights is far too small."""
     if foreign_code(config.as_dict(), ACTS):
         return build_algo(config).policy
     try:
-        with MemoryLimit(weights.stat().st_size + SPARE_NUMBERS):  # four times what a file in float32 holds
+        with MemoryLimit(weights.stat().st_size + SPARE_NUMBERS):  # four times the numbers in a float32 file
             return build_algo(config).policy
     except MemoryError:
         raise UsageError(f"{weights} has less than the network that these settings describe") from None
 
 
 class TrainedPolicy:
-    """Acts with a trained policy.
+    """A trained policy that acts.
 
-    config: of the run that has trained it. policy: its network, on config.device. source: the file that config is from.
+    config: the configuration of its training run. policy: its network, on config.device. source: the file of config.
     """
 
     def __init__(self, config: Config, policy: nn.Module, source: Path):
@@ -92,7 +92,7 @@ class TrainedPolicy:
         action_masks: Any = None,
     ) -> tuple[Any, State | None]:
         """Returns the action for one observation (as accel_rl.envs.make_env returns it), or the actions for a batch,
-        and the state to call this with at the next step. Stable-Baselines3's models are called in the same way.
+        and the state for the next step's call. Stable-Baselines3's models are called in the same way.
 
         A batch has one axis more, first; in a Dict or Tuple space, each part has it. Pictures may have their channels
         first or last. Actions are in the environment's own numbering: an array [N, ...] for a batch; for one
@@ -100,11 +100,11 @@ class TrainedPolicy:
         deterministic: the likeliest action instead of a sampled one.
 
         Only a recurrent policy has a state, with a row for each game; None: all games begin now. episode_start [N]
-        bool: games that begin now, whose state does not count. reward [N]: of the last step, as the policy was trained
-        on it (Atari: clipped), for policies with previous_inputs; None: zeros. Nothing is remembered between calls.
-        action_masks: of a policy that was trained with masks, that of the observation, or of each of a batch; None: the
-        observation has it, as its entry action_mask. Raises ValueError if an argument is not of the kind that the
-        policy was trained on."""
+        bool: True for games that begin now; their state is ignored. reward [N]: the last step's, for policies with
+        previous_inputs, in the form of training (Atari: clipped); None: zeros. Nothing is remembered between calls.
+        action_masks: for policies trained with masks, the mask of the observation, or of each one of a batch; None: the
+        observation has it as its entry action_mask. Raises ValueError if an argument is of another kind than in
+        training."""
         rows, is_batch = to_policy_rows(observation, action_masks, self.config.spec)
         batch = torch.from_numpy(rows).to(self.config.run.device)
         policy: Any = self.policy
@@ -116,8 +116,8 @@ class TrainedPolicy:
         return to_env_action(chosen if is_batch else chosen[0], self.config.spec.action_space), next_state
 
     def player(self, env: gymnasium.Env[Any, Any]) -> Callable[[Any, float, Any], Any]:
-        """Returns act(observation, last reward, info) for one game of env from its start; it acts as the run was
-        evaluated."""
+        """Returns act(observation, last reward, info) for one game of env from its start. It acts like the run's
+        evaluations."""
         state: State | None = None
         sources = self.config.spec.mask_sources
 
@@ -131,7 +131,7 @@ class TrainedPolicy:
         return act
 
     def _recurrent_inputs(self, num_games: int, state: Any, episode_start: Any, reward: Any) -> RecurrentInputs:
-        """Returns what a recurrent policy takes besides observations. Raises ValueError for what does not fit."""
+        """Returns a recurrent policy's inputs besides observations. Raises ValueError for arguments that do not fit."""
         spec, device, policy = self.config.spec, self.config.run.device, cast(Any, self.policy)
         if state is None:
             recurrent = np.zeros((num_games, policy.state_size), np.float32)
@@ -154,13 +154,13 @@ class TrainedPolicy:
         return RecurrentInputs(*(torch.as_tensor(rows, device=device) for rows in inputs))
 
     def evaluate(self, episodes: int, seed: int | None = None, greedy: bool | None = None) -> Evaluation:
-        """Evaluates the policy over whole games; takes and raises what play does."""
+        """Evaluates the policy over whole games. Arguments and errors are those of `play`."""
         return Evaluation.of(self.play(episodes, seed, greedy))
 
     def play(self, episodes: int, seed: int | None = None, greedy: bool | None = None) -> list[Game]:
         """Plays whole games in simulator processes; returns their raw scores and lengths.
 
-        greedy: with the likeliest actions instead of sampled ones; None: as the run was evaluated.
+        greedy: takes the likeliest actions instead of sampled ones; None: like the run's evaluations.
         Raises UsageError if the environment needs trust, RunError if no game ends."""
         config = self.config
         self._check_env()
@@ -180,7 +180,7 @@ class TrainedPolicy:
         return games
 
     def make_env(self) -> gymnasium.Env[Any, Any]:
-        """Makes the environment that the policy was trained in, with rendering. Raises UsageError if it needs trust."""
+        """Makes the environment of the policy's training, with rendering. Raises UsageError if it needs trust."""
         self._check_env()
         env = self.config.env
         return make_env(env.env_id, env.preset, "rgb_array", env.simulator, env.wrappers, **env.options)

@@ -1,4 +1,4 @@
-"""Records a game as a video: what the environment renders, enlarged, above a strip with score and step."""
+"""Records a game as a video: the environment's rendering, enlarged, above a strip with score and step."""
 
 import math
 import os
@@ -40,10 +40,10 @@ def record_video(
 ) -> GameRecord:
     """Plays one whole game, over all its lives but at most max_steps; writes it to out, an MP4 of length + 1 frames.
 
-    env renders RGB arrays [H, W, 3]; `act(observation, reward, info)` returns the action, reward is the last step's.
-    seed: of the game; None: any. The environment's metadata say how many frames, and so steps, a second has (Atari:
-    real time). An existing file is replaced only by a complete video. Raises UsageError if out is no .mp4 or cannot be
-    written, or if env renders no RGB arrays; RunError if the video is incomplete."""
+    env renders RGB arrays [H, W, 3]; `act(observation, reward, info)` returns the action, with the last step's reward.
+    seed: the game's; None: any. The environment's metadata give the frames, and so the steps, per second (Atari: real
+    time). Only a complete video replaces an existing file. Raises UsageError if out is no .mp4 or cannot be written, or
+    if env renders no RGB arrays; RunError if the video is incomplete."""
     if out.suffix != ".mp4" or out.is_dir():
         raise UsageError(f"cannot write a video to {out}: it must be a file whose name ends in .mp4")
     observation, info = env.reset(seed=seed)
@@ -63,11 +63,11 @@ def record_video(
                 writer.write(compose(_render(env, picture.shape), score, length))
                 if terminated or truncated:
                     over = info.get("game_over", True)
-                    if not over:  # a lost life: the game continues with the next one
+                    if not over:  # a life is lost; the game continues
                         observation, info = env.reset()
         finally:
             writer.release()
-        if _count_frames(unfinished) != length + 1:  # OpenCV does not report that it could not write
+        if _count_frames(unfinished) != length + 1:  # OpenCV does not report failed writes
             raise RunError(f"the video {out} could not be written completely; is the disk full?")
         os.replace(unfinished, out)
     finally:
@@ -118,7 +118,7 @@ def _render(env: gymnasium.Env[Any, Any], shape: tuple[int, ...] | None = None) 
 
 
 def _open_writer(path: Path, fps: float, frame: Picture) -> cv2.VideoWriter:
-    """Opens an empty video for frames like the given one. Raises UsageError if it cannot be written there."""
+    """Opens an empty video for frames of the same size. Raises UsageError if the file cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()

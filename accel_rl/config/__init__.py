@@ -1,1 +1,1 @@
-"""Settings: typed fields with help and rules, and the presets and YAML files that they are read from."""
+"""Settings: typed fields with help and rules, and their sources: presets and YAML files."""

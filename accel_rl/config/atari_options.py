@@ -10,7 +10,7 @@ LARGEST_SIDE = 2048  # pixels; the console's frames have 210 x 160
 
 @dataclass(frozen=True)
 class AtariOptions:
-    """Settings that only matter in Atari games, whose defaults are those of env_preset=stooke."""
+    """Settings of Atari games only. The defaults are those of env_preset=stooke."""
 
     # 104x80 is half of 208x160: two rows are cropped (Stooke & Abbeel 5.1).
     frame_shape: tuple[int, int] = setting((104, 80), "height x width of a frame")

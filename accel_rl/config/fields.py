@@ -18,7 +18,7 @@ LARGEST_INT, LARGEST_FLOAT = 2**63 - 1, 3.4e38
 
 NOT_IN_TEXT = ("Cc", "Cs", "Zl", "Zp")  # Unicode's control characters, lone surrogates, separators of lines
 LONGEST_SHOWN = 200  # characters of a value in an error message
-MOST_SECONDS = 1e6  # system calls fail that wait for longer
+MOST_SECONDS = 1e6  # system calls with a longer wait fail
 
 
 def setting(
@@ -34,8 +34,8 @@ def setting(
 ) -> Any:
     """Makes a dataclass field. least, most: bounds that may be reached; above: a bound that may not.
 
-    check: raises ValueError for a value that breaks its rule; the message says the rule and the way out: 'must be ...'.
-    basic: the help shows it; --help-all shows all others, too."""
+    check: raises ValueError for a value that breaks its rule; the message has the rule and the way out: 'must be ...'.
+    basic: --help shows the setting; --help-all shows all settings."""
     rule = {"least": least, "above": above, "most": most, "choices": choices, "check": check}
     metadata = {"help": help, "basic": basic, **rule}
     if isinstance(default, dict):
@@ -60,12 +60,12 @@ def build(cls: type, values: dict[str, Any]) -> Any:
 
 
 def pick(cls: type, values: dict[str, Any]) -> Any:
-    """Builds a settings dataclass from those of the values that are fields of it."""
+    """Builds a settings dataclass from the values that are its fields; ignores others."""
     return build(cls, {f.name: values[f.name] for f in fields(cls) if f.name in values})
 
 
 def fields_checked_by(check: Callable[[Any], object], cls: Any) -> list[str]:
-    """Returns the names of the settings that were made with this check."""
+    """Returns the names of the settings with this check."""
     return [f.name for f in fields(cls) if f.metadata.get("check") is check]
 
 
@@ -75,7 +75,7 @@ def flag_of(name: str) -> str:
 
 
 def shown(value: Any) -> str:
-    """Returns a value as an error message shows it: on one line, and shortened if it is long."""
+    """Returns a value's text for an error message: on one line, and shortened if it is long."""
     try:
         text = repr(value)
     except ValueError:  # Python writes no integer of more than 4300 digits
@@ -84,7 +84,7 @@ def shown(value: Any) -> str:
 
 
 def _convert(name: str, value: Any, to: Any) -> Any:
-    """Returns the value as the type that the field declares; text from the command line is read as YAML."""
+    """Converts the value to the type that the field declares. Reads text from the command line as YAML."""
     accepted = typing.get_args(to) if isinstance(to, types.UnionType) else (to,)
     if (value is None or (isinstance(value, str) and value == "null")) and type(None) in accepted:
         return None
@@ -127,7 +127,7 @@ def _parse(text: str, kind: type) -> Any:
 
 
 def parse_mapping(name: str, text: str) -> Any:
-    """Returns a mapping in YAML. Raises UsageError, which says how one is typed, for g=1 and whatever else is none."""
+    """Parses a mapping in YAML. Raises UsageError for any other text, such as g=1, with a text on how to type one."""
     value = _parse(text, dict)
     is_pair = re.compile(r"[\w.]+[=:]").match  # {g:1}, too, which YAML reads as the name "g:1" without a value
     if value is None or (isinstance(value, dict) and not any(is_pair(str(key)) for key in value)):
@@ -136,7 +136,7 @@ def parse_mapping(name: str, text: str) -> Any:
 
 
 def as_mapping(text: str) -> str:
-    """Returns how what is meant by a text such as `g=1 h=2` is typed in a shell: '{g: 1, h: 2}', quotes included."""
+    """Returns the shell's form of the mapping meant by a text such as `g=1 h=2`: '{g: 1, h: 2}', quotes included."""
     bare = text.removeprefix("dict(").strip("{}() ")
     pairs = [re.split("[=:]", pair, maxsplit=1) for pair in re.split(r"[,\s]+(?=\w+[=:])", bare)]
     words = [": ".join(word.strip() for word in pair) for pair in pairs if len(pair) == 2] or ["NAME: VALUE"]
@@ -144,7 +144,7 @@ def as_mapping(text: str) -> str:
 
 
 def _number(value: Any) -> Any:
-    """Returns text such as 1e-6, which YAML does not take for a number since it has no point, as a number."""
+    """Converts text such as 1e-6 to a number: without a point, YAML does not take it for one."""
     is_number = isinstance(value, str) and re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)e[-+]?\d+", value, re.IGNORECASE)
     return float(value) if is_number else value
 

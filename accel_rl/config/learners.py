@@ -10,7 +10,7 @@ from accel_rl.errors import UsageError
 
 @dataclass(frozen=True)
 class LearnerSettings:
-    """Settings that only matter with several learners, or with a central store of parameters."""
+    """Settings for several learners, or for a central store of parameters."""
 
     devices: str | None = setting(
         None, "a learner on each of these: cuda:0,cuda:1 or 0-3 or all (GPUs), or cpu,cpu (default: one, on --device)"
@@ -51,7 +51,7 @@ STORE_ONLY = ("chunks", "locks", "rule_state", "updates_per_exchange", "pull_hor
 
 
 class RankInfo(NamedTuple):
-    """A learner's number among how many: in the run, and on this machine."""
+    """A learner's rank and the number of learners: in the run, and on this machine."""
 
     rank: int = 0
     size: int = 1
@@ -60,7 +60,7 @@ class RankInfo(NamedTuple):
 
 
 def launched_rank_info() -> RankInfo | None:
-    """Returns this process's rank if torchrun has started it as one learner of several; else None.
+    """Returns this process's rank if torchrun has started it with other learners; else None.
 
     Raises UsageError if torchrun's environment variables are incomplete or contradict each other."""
     if not {"RANK", "WORLD_SIZE"} & os.environ.keys():

@@ -1,4 +1,4 @@
-"""The names of settings: those of every run, and what other frameworks call them."""
+"""The names of settings: those of every run, and other frameworks' names for them."""
 
 import importlib.resources
 import re
@@ -93,11 +93,11 @@ ELSEWHERE = {
 """What settings are called in Stable-Baselines3, CleanRL, Sample Factory and rlpyt, in small letters: the names of
 docs/coming_from.md. A key may be a formula; of several for a name, the first whose settings a run has is the answer."""
 
-NAME = re.compile(r"\w\w+")  # in a formula, which also has x
+NAME = re.compile(r"\w\w+")  # a name in a formula, but not its x
 
 
 def run_setting_names() -> list[str]:
-    """Returns the names of the settings that a run has whatever its algorithm."""
+    """Returns the names of the settings that a run has with any algorithm."""
     return [f.name for group in RUN_GROUPS.values() for f in fields(group)]
 
 
@@ -114,8 +114,8 @@ def built_in_setting_names() -> list[str]:
 def unknown_setting(
     kind: str, name: str, known: Iterable[str], way_out: str = "", of_others: Iterable[str] = ()
 ) -> UsageError:
-    """Returns the error for a setting or a flag that does not exist: with what it is here, if other frameworks have it,
-    else with the nearest names. of_others: settings that other algorithms have."""
+    """Returns the error for an unknown setting or flag. The message has its name here, if other frameworks have it,
+    else the nearest names. of_others: settings that other algorithms have."""
     by_name = {_plain(each): each for each in known}
     asked = _plain(name)
     formulas = [asked] if asked in by_name else [ours for ours, theirs in ELSEWHERE.items() if asked in theirs.split()]
@@ -129,5 +129,5 @@ def unknown_setting(
 
 
 def _plain(flag: str) -> str:
-    """Returns the name of the setting that a flag stands for."""
+    """Returns the name of a flag's setting."""
     return flag.removeprefix("--").replace("-", "_").lower()

@@ -1,4 +1,4 @@
-"""The presets that come with the package: YAML files of settings, an algorithm's own or a variant's."""
+"""The package's presets: YAML files of settings, an algorithm's own or a variant's."""
 
 import functools
 import importlib.resources
@@ -47,15 +47,15 @@ def _presets_in(file: str) -> dict[str, dict[str, Any]]:
 
 
 def preset_and_base(name: str) -> list[dict[str, Any]]:
-    """Returns an algorithm's preset; of a variant, its base's first."""
+    """Returns an algorithm's preset; for a variant, its base's and then its own."""
     preset = load_preset(name, kind="algorithm")
     return [load_preset(preset["base"]), preset] if "base" in preset else [preset]
 
 
 def preset_settings(presets: list[dict[str, Any]], kind: str | None = None, is_box: bool = False) -> dict[str, Any]:
-    """Returns what presets set for observations of a kind (None: of any kind); a later preset overrides.
+    """Returns the presets' settings for observations of a kind (None: of any kind); a later preset overrides.
 
-    is_box: whether actions are in a Box."""
+    is_box: True if actions are in a Box."""
     values: dict[str, Any] = {}
     for preset in presets:
         block = dict(preset.get(kind, {})) if kind else {}

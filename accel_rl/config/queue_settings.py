@@ -1,4 +1,4 @@
-"""The settings of the queued sampler, and of the replays that its agents keep."""
+"""The settings of the queued sampler, and of its agents' replays."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from accel_rl.config.fields import MOST_SECONDS, setting
 
 @dataclass(frozen=True)
 class QueueSettings:
-    """Settings that only matter with --sampler queued, whose agents are the environments of --envs."""
+    """Settings for --sampler queued only. Its agents are the environments of --envs."""
 
     predictors: int = setting(
         2, "queued: threads that choose actions for the agents whose observations wait", least=1, most=999
@@ -42,12 +42,12 @@ class QueueSettings:
 
 @dataclass(frozen=True)
 class AgentReplayConfig:
-    """What an agent of the queued sampler keeps and draws for the auxiliary tasks.
+    """The settings of the replay of an agent of the queued sampler, which serves the auxiliary tasks.
 
-    size: steps that are kept. sequence_steps: L, of a sequence. tasks: by name. pixel_control_cell: height and width of
-    a cell, in pixels. pixel_control_discount: of pixel changes; discount: of rewards, both per step.
+    size: steps that it keeps. sequence_steps: L, a sequence's length. tasks: their names. pixel_control_cell: height
+    and width of a cell, in pixels. pixel_control_discount, discount: of pixel changes and of rewards, both per step.
     waits: nothing is drawn before the replay is full. in_checkpoints: the replay is part of the sampler's saved state.
-    seed: this learner's; an agent's generator comes from it and from the agent's index."""
+    seed: this learner's; an agent's generator depends on it and on the agent's index."""
 
     size: int
     sequence_steps: int

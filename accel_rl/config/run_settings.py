@@ -6,14 +6,14 @@ from accel_rl.config.fields import MOST_SECONDS, basic_setting, setting
 
 
 def _check_names(values: tuple[object, ...]) -> None:
-    """Raises ValueError for anything else than names, such as a class, which workers could not import."""
+    """Raises ValueError for anything but names, such as a class, which workers could not import."""
     if not all(isinstance(value, str) for value in values):
         raise ValueError("must be names, as in gymnasium.wrappers:FlattenObservation")
 
 
 @dataclass(frozen=True)
 class RunSettings:
-    """What every run has: names, sizes, sampling, logging, evaluation."""
+    """The settings of every run: names, sizes, sampling, logging, evaluation."""
 
     algo: str = basic_setting(
         "a2c", "an algorithm's name (`accel-rl list algos`), or package.module:Class for your own Algo"

@@ -1,4 +1,4 @@
-"""Schedules: pure functions of the run's agent step, so that they need no state to resume or to rescale.
+"""Schedules: pure functions of the run's agent step. They need no state to resume or to rescale.
 
 A schedule is the text of a setting made by `schedule_setting`:
 

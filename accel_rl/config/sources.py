@@ -1,4 +1,4 @@
-"""Where settings come from: YAML files, and what is said above them."""
+"""Sources of settings: YAML files, and the settings that override them."""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ MOST_ALIASES = 16
 
 
 def read_yaml(path: Path, kind: str) -> dict[str, Any]:
-    """Reads a YAML file that holds one flat mapping. Raises UsageError if it does not; kind: what it should hold."""
+    """Reads a YAML file of one flat mapping. Raises UsageError for any other content. kind: the expected content."""
     try:
         text = path.read_text()
         values = parse_yaml(text)
@@ -29,12 +29,12 @@ def read_yaml(path: Path, kind: str) -> dict[str, Any]:
 
 
 def parse_yaml(text: str) -> Any:
-    """Returns what a text in YAML stands for. Raises ValueError if it is none, or has too many aliases."""
+    """Parses a text in YAML. Raises ValueError if it is none, or has too many aliases."""
     try:
         aliases = sum(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader))
         if aliases <= MOST_ALIASES:
             return yaml.safe_load(text)
-    # Those of a built-in type, for `!!bool x`, `!!int ''`, `!!timestamp x` and more, are none of YAML's own.
+    # Errors for `!!bool x`, `!!int ''`, `!!timestamp x` and more are Python's, not YAML's own.
     except (yaml.YAMLError, LookupError, AttributeError, TypeError, RecursionError) as error:
         raise ValueError(str(error)) from None
     raise ValueError(f"more than {MOST_ALIASES} aliases (*name)")

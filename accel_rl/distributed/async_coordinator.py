@@ -13,7 +13,7 @@ from accel_rl.training.coordinator import Coordinator, Request, copy_to_cpu
 
 
 class AsyncCoordinator(Coordinator):
-    """Coordinates learners that share parameters and never wait for each other: each ends by itself.
+    """A coordinator of learners that share parameters and never wait for each other: each ends by itself.
 
     to_rank_0: this learner's connection to rank 0; from_learners: rank 0's connections, by rank of the sender."""
 
@@ -64,18 +64,18 @@ class AsyncCoordinator(Coordinator):
 
     def _send(self, kind: str, content: Any) -> None:
         assert self._to_rank_0
-        # Not by `send`: torch would put tensors into shared memory for it. If rank 0 is gone, the supervisor knows.
+        # `send` would make torch put tensors into shared memory. If rank 0 is gone, the supervisor knows.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._to_rank_0.send_bytes(pickle.dumps((kind, content)))
 
 
 class _Inbox:
-    """What other learners have sent to rank 0. A thread reads it, so that no sender waits."""
+    """The messages of other learners to rank 0. A thread reads them, so that no sender waits."""
 
     def __init__(self, connections: "dict[int, Connection[Any, Any]]"):
         self._connections = connections
         self._reports: list[Any] = []
-        self._states: dict[int, tuple[bool, Any]] = {}  # by rank: whether it is the last one, and the newest state
+        self._states: dict[int, tuple[bool, Any]] = {}  # by rank: True if it is the last one, and the newest state
         self._reporting = set(connections)  # ranks whose last report has not arrived
         self._error: Exception | None = None
         self._changed = threading.Condition()
@@ -105,7 +105,7 @@ class _Inbox:
                     self._changed.notify_all()
 
     def take_reports(self, wait_for_last: bool) -> list[Any]:
-        """Returns the reports since the last call; waits until all learners have sent their last one, if asked to."""
+        """Returns the reports since the last call. wait_for_last: waits until all learners have sent their last."""
         with self._changed:
             if wait_for_last:
                 self._changed.wait_for(lambda: self._error or not self._reporting)
@@ -134,9 +134,9 @@ class _Inbox:
 
 
 class Control:
-    """Memory that the supervisor and its learners share: each learner's agent steps, the start, what is asked of them.
+    """Memory shared by the supervisor and its learners: each learner's agent steps, the start, and the request to all.
 
-    fd: of the memory that another process has made; None: makes it."""
+    fd: the descriptor of memory that another process has made; None: makes it."""
 
     def __init__(self, num_learners: int, fd: int | None = None):
         layout: Layout = {"steps": ((num_learners,), "<i8"), "started": ((1,), "<i8"), "request": ((1,), "<i8")}
@@ -163,9 +163,9 @@ class Control:
 
     @property
     def request(self) -> Request:
-        """What is asked of all learners."""
+        """The request to all learners."""
         return Request(int(self._request[0]))
 
     def ask(self, request: Request) -> None:
-        """Asks all learners for this, unless they have been asked for more."""
+        """Makes this request to all learners, unless a larger one was made."""
         self._request[0] = max(self.request, request)

@@ -81,7 +81,7 @@ def trained(request: RunRequest, show: bool, callbacks: Sequence[Callback] = ())
 def _train_here(
     request: RunRequest, stop: StopSignal, show: bool, callbacks: Callbacks, tracker: contextlib.ExitStack
 ) -> Path:
-    """Trains with all learners of the run on this machine. tracker: what ends the run's tracker."""
+    """Trains with all learners of the run on this machine. tracker: a stack that ends the run's tracker."""
     with request.open_run() as (config, state, folder):
         tracker.enter_context(tracked(config, folder, show, callbacks))
         is_alone = config.rank_info.size == 1

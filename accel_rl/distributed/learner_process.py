@@ -1,4 +1,4 @@
-"""One learner of a run: what a single learner does, and the process of its own that it has where there are several."""
+"""One learner of a run: its work, and its own process if there are several learners."""
 
 import contextlib
 import traceback
@@ -44,7 +44,7 @@ def learn(
     with advice_on_limits(), advice_on_memory(config), pinned(plan.server_cpus):
         if config.device.startswith("cuda"):
             torch.cuda.set_device(config.device)
-            torch.set_num_threads(plan.sampling_threads)  # by itself torch has one on each logical CPU, workers' too
+            torch.set_num_threads(plan.sampling_threads)  # torch's default is one on each logical CPU, workers' too
         trainer = Trainer(config, folder, coordinator, stop, state, show, store, on_row)
         try:
             check_threads(max(plan.sampling_threads, plan.learning_threads) - 1)
@@ -59,11 +59,11 @@ def learn(
 
 @dataclass
 class LearnerSetup:
-    """What the supervisor sends to a learner's process.
+    """The supervisor's message to a learner's process.
 
-    control_fd: descriptor of the memory of `Control`. has_callbacks: the supervisor wants to be told of rows. port: of
-    the store where synchronous learners meet. store, to_rank_0, from_learners: for asynchronous learners; connections
-    by their descriptors."""
+    control_fd: descriptor of the memory of `Control`. has_callbacks: the supervisor needs the rows of the log. port:
+    that of the store where synchronous learners meet. store, to_rank_0, from_learners: for asynchronous learners;
+    connections by their descriptors."""
 
     config: Config
     folder: Path
@@ -77,14 +77,14 @@ class LearnerSetup:
     from_learners: dict[int, int] = field(default_factory=dict)
 
     def fds(self) -> list[int]:
-        """The descriptors that the process has to inherit, besides its connection to the supervisor."""
+        """The descriptors that the process must inherit, besides its connection to the supervisor."""
         connections = [*self.from_learners.values(), *([] if self.to_rank_0 is None else [self.to_rank_0])]
         return [self.control_fd, *connections, *([self.store.fd] if self.store else [])]
 
 
 @dataclass
 class SupervisedStop:
-    """The supervisor's request to stop, as `Trainer` reads it; true once there is one."""
+    """The supervisor's request to stop, in the form that `Trainer` reads: true once there is one."""
 
     supervisor: "Connection[Any, Any]"
     control: Control
@@ -100,7 +100,7 @@ class SupervisedStop:
 
 @dataclass
 class SupervisedCallbacks:
-    """The callbacks in the supervisor's process, as `Trainer` tells them of rows and hears what they ask for."""
+    """A learner's `RowListener`: passes rows to the callbacks in the supervisor's process, and their requests back."""
 
     supervisor: "Connection[Any, Any]"
     control: Control
@@ -117,9 +117,9 @@ class SupervisedCallbacks:
 
 
 def main(fd: int) -> None:
-    """Runs a learner's process, which has been forked for it: trains to the end of the run.
+    """Runs a learner in a process forked for it: trains to the end of the run.
 
-    fd: of its connection to the supervisor."""
+    fd: the descriptor of its connection to the supervisor."""
     run_learner(fd, _train)
 
 
@@ -137,7 +137,7 @@ def run_learner(fd: int, work: Callable[[LearnerSetup, SupervisedStop], None]) -
         except (RunError, UsageError) as error:
             answer = ("usage" if isinstance(error, UsageError) else "failed", str(error))
         except Exception as error:
-            lost = peer_failure_message(error)  # before there were roll calls
+            lost = peer_failure_message(error)  # a failure before the first roll call
             answer = ("lost", LostError([], lost)) if lost else ("failed", traceback.format_exc().rstrip())
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the supervisor is gone, and so is its log
         supervisor.send(answer)

@@ -1,10 +1,10 @@
-"""Names the learners for which others, in step with them, wait in vain.
+"""Names the synchronous learners for which the others wait in vain.
 
-torch.distributed says that a collective has timed out, but not who has not come. NCCL's collectives do not even time
-out where the host could see it: the GPU waits, and the host waits for the GPU. So each learner counts the collectives
-that it has come to (`COLLECTIVES`), which costs nothing. Once one of them has waited for learner_timeout_s, all are
-asked for their counts, through the store where they have met, and a thread of each answers. Absent are those that do
-not answer, since they are stopped, dead or cut off, and those that have come to fewer collectives than others.
+torch.distributed says that a collective has timed out, but not who is missing. NCCL's collectives do not even time out
+where the host could see it: the GPU waits, and the host waits for the GPU. So each learner counts the collectives that
+it has reached (`COLLECTIVES`), which costs nothing. Once one learner has waited for learner_timeout_s, it asks all for
+their counts, through the store where they have met, and a thread of each answers. A learner is absent if it does not
+answer (it is stopped, dead or cut off), or if it has reached fewer collectives than others.
 """
 
 import contextlib
@@ -20,12 +20,12 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 from accel_rl.errors import RunError
 from accel_rl.updates.all_reduce import COLLECTIVES
 
-POLL_S = 1.0  # how often each learner looks whether it is asked
+POLL_S = 1.0  # seconds between a learner's looks for a roll call
 ANSWER_S = 5.0  # a learner that has not answered for so long is absent
 
 
 class LostError(RunError):
-    """Other learners have not come to a collective; absent: their ranks, if that is known."""
+    """An error: other learners have not reached a collective. absent: their ranks, if known."""
 
     def __init__(self, absent: list[int], message: str):
         super().__init__(absent, message)  # as it is pickled
@@ -38,11 +38,11 @@ class LostError(RunError):
 
 
 class RollCall:
-    """Asks who is absent, and answers other learners that ask.
+    """A roll call: asks which learners are absent, and answers others that ask.
 
-    store: the connection of this object alone. timeout_s: how long learners wait for a late one. host: the rank of the
-    learner whose process has the store; None: it is another process. report: called before this process is ended where
-    the main thread cannot end it, since it waits for a GPU that waits for NCCL."""
+    store: a connection for this object alone. timeout_s: how long learners wait for a late one. host: the rank of the
+    learner whose process has the store; None: it is another process. report: called before this object ends the process
+    in place of the main thread, which may wait for a GPU that waits for NCCL."""
 
     def __init__(
         self,
@@ -68,14 +68,14 @@ class RollCall:
                 if COLLECTIVES.value != count:
                     count, since = COLLECTIVES.value, time.monotonic()
                 elif time.monotonic() - since > self._timeout_s:
-                    since = time.monotonic()  # nobody is late if all of them evaluate for so long
+                    since = time.monotonic()  # nobody is late while all of them evaluate
                     # Gloo's collectives time out by themselves: then the main thread asks as well, and ends the run.
                     if (absent := self._ask()) and not self._is_over.wait(2 * POLL_S):
                         self._report(LostError(absent, f"Timed out waiting {self._timeout_s:g} s"))
                         os._exit(1)
 
     def find_absent(self) -> list[int]:
-        """Returns the ranks of the absent learners, for the main thread, whose collective has failed."""
+        """Returns the ranks of the absent learners. The main thread calls it when its collective has failed."""
         self._is_over.set()
         absent: list[int] = [] if self._host is None else [self._host]
 
@@ -91,7 +91,7 @@ class RollCall:
     def _ask(self) -> list[int]:
         """Calls the roll. Returns the ranks of the absent learners; none if this is one of them.
 
-        All learners return what the first has found, since later others may have ended for this very reason."""
+        All learners return the first one's result: later, others may have ended because of this very failure."""
         if self._store.check(["absent"]):
             return [rank for rank in _parse(self._store.get("absent")) if rank != self._rank]
         number, counts, deadline = self._store.add("roll call", 1), dict[int, int](), time.monotonic() + ANSWER_S
@@ -126,7 +126,7 @@ def _parse(absent: bytes) -> list[int]:
 def naming_absent(
     store: Store, rank: int, size: int, timeout_s: float, host: int | None, report: Callable[[LostError], None]
 ) -> Iterator[None]:
-    """Raises LostError in place of what torch.distributed raises when another learner has gone or does not come."""
+    """Raises LostError in place of torch.distributed's error when another learner is gone or does not come."""
     roll_call = RollCall(store, rank, size, timeout_s, host, report)
     try:
         yield
@@ -139,7 +139,7 @@ def naming_absent(
 
 
 def peer_failure_message(error: Exception) -> str | None:
-    """Returns in short what torch.distributed reports when another learner is gone; None for any other error."""
+    """Returns in short torch.distributed's message that another learner is gone; None for any other error."""
     if not isinstance(error, dist.DistError) and "gloo" not in str(error):
         return None
     message = re.sub(r"^\[\S+\] ", "", str(error).splitlines()[0])  # the place in Gloo's source

@@ -1,4 +1,4 @@
-"""What a caller of `train` asks for, and how that becomes a run: resolved, checked, and given its folder."""
+"""The request of a caller of `train`, and how it becomes a run: resolved, checked, and given its folder."""
 
 import contextlib
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from accel_rl.training.run_directory import choose_folder, create, prepare_resum
 class RunRequest:
     """The arguments of `train`: settings by field name; the run's folder, a YAML file, a run's folder to continue.
 
-    trust: continues also from another user's checkpoint. make_env: makes the environment, in place of a name among the
+    trust: continues even from another user's checkpoint. make_env: makes the environment, in place of a name in the
     settings."""
 
     settings: dict[str, Any]
@@ -49,7 +49,7 @@ class RunRequest:
 
     @contextlib.contextmanager
     def open_run(self) -> Iterator[tuple[Config, dict[str, Any] | None, Path]]:
-        """Yields what `resolve` returns, and the run's folder, which no other run can write to in the meantime."""
+        """Yields the result of `resolve` and the run's folder, locked against other runs in the meantime."""
         with contextlib.ExitStack() as lock:
             if self.resume is None:
                 config, state = self.resolve()

@@ -26,11 +26,11 @@ from accel_rl.training.callbacks import Callbacks, Row
 from accel_rl.training.coordinator import Request
 from accel_rl.training.resolve import Config
 
-GRACE_S = 1.0  # after a failure, for its cause to show: other learners may report first, that one of them is gone
-POLL_S = 0.2  # how often the request to stop is looked at
-# Its own, the console's, the roll call's, and three of Gloo for each of two groups: without them it is killed.
+GRACE_S = 1.0  # until a failure's cause shows: others may first report that a learner is gone
+POLL_S = 0.2  # seconds between looks at the request to stop
+# The main, console and roll-call threads, and three of Gloo for each of two groups. Without them a learner is killed.
 THREADS_OF_LEARNER = 9
-EXIT_TIMEOUT_S = 5.0  # for learners that have finished
+EXIT_TIMEOUT_S = 5.0  # for the processes of learners that have finished
 FAILURE_KINDS = ("died", "usage", "failed", "late", "lost")  # the first of these is the likeliest cause
 
 
@@ -41,12 +41,12 @@ class WatchedLearner:
     rank: int
     device: str
     process: Child
-    is_ready: bool = False  # to stop in good order
+    is_ready: bool = False  # able to stop in good order
     is_done: bool = False
     is_gone: bool = False
     failure: tuple[str, str] | None = None  # its kind, and what happened
-    lost: LostError | None = None  # what it says of other learners
-    row: Row | None = None  # of the log; it waits until this is taken in
+    lost: LostError | None = None  # its error that names other learners
+    row: Row | None = None  # a row of the log; the learner waits until it is handled
 
     @property
     def control(self) -> "Connection[Any, Any]":
@@ -54,7 +54,7 @@ class WatchedLearner:
         return self.process.control
 
     def receive(self) -> None:
-        """Takes in the learner's next message, or that it is gone."""
+        """Receives the learner's next message, or notes that it is gone."""
         kind, content = self.process.receive(math.inf)
         if kind == "ready":
             self.is_ready = True
@@ -98,9 +98,9 @@ def started_learners(
     has_callbacks: bool = False,
     program: str = "accel_rl.distributed.learner_process:main",
 ) -> Iterator[tuple[list[WatchedLearner], Control]]:
-    """Starts a process for each learner, and yields them and what they share with this process; kills them at the end.
+    """Starts a process for each learner; yields them and their memory shared with this one. Kills them at the end.
 
-    program: "module:function" that each of them runs, called with the descriptor of its connection."""
+    program: "module:function" that each process calls with the descriptor of its connection."""
     size = config.rank_info.size
     with contextlib.ExitStack() as resources:
         control = Control(size)
@@ -112,7 +112,7 @@ def started_learners(
             )
             for rank in range(size)
         ]
-        inherited: list[Any] = []  # the ends of connections that are the learners' alone
+        inherited: list[Any] = []  # ends of connections that only learners use
         if config.is_central:
             store = build_store(config, state)
             resources.callback(store.close)
@@ -180,8 +180,8 @@ def _watch(
 
 
 def _fail_late(learners: list[WatchedLearner], timeout_s: float) -> list[WatchedLearner]:
-    """Returns those of these learners that have neither ended nor failed so far: their silence is their failure. One
-    that came after all, and then found that it had lost the others, is late as well."""
+    """Marks learners that have neither ended nor failed as late, and returns them. A learner that came after all, but
+    had lost the others by then, is late as well."""
     late = [each for each in learners if not (each.is_done or each.is_gone) or each.lost]
     for learner in late:
         learner.failure = ("late", f"has not answered for {timeout_s:g} s (--learner-timeout-s)")
@@ -189,7 +189,7 @@ def _fail_late(learners: list[WatchedLearner], timeout_s: float) -> list[Watched
 
 
 def _answer_rows(learners: list[WatchedLearner], control: Control, callbacks: Callbacks) -> None:
-    """Calls the callbacks with the rows that learners have sent, and then lets these go on."""
+    """Calls the callbacks with the rows from learners, and then lets the learners go on."""
     for learner in learners:
         if learner.row is not None:
             callbacks(learner.row)

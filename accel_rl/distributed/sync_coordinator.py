@@ -1,4 +1,4 @@
-"""Synchronous learners: they agree on steps, on when to stop, and on what rank 0 writes, by torch.distributed."""
+"""Synchronous learners: by torch.distributed, they agree on steps, the stop, and the files that rank 0 writes."""
 
 import contextlib
 import os
@@ -21,11 +21,11 @@ from accel_rl.training.log import logger
 from accel_rl.updates.all_reduce import COLLECTIVES
 
 RENDEZVOUS_TIMEOUT = timedelta(minutes=5)  # from the first learner's arrival to the last one's
-NCCL_SPARE_S = 60.0  # after its time-out NCCL ends this process, without a name: the roll call has to be sooner
+NCCL_SPARE_S = 60.0  # NCCL's time-out ends the process and names nobody: the roll call must be sooner
 
 
 class SyncCoordinator(Coordinator):
-    """Coordinates learners in step: all make the same calls in the same order."""
+    """A coordinator of learners in step: all make the same calls in the same order."""
 
     is_synchronous = True
 
@@ -38,7 +38,7 @@ class SyncCoordinator(Coordinator):
         self._check: Callable[[], None] = lambda: None
 
     def begin(self, steps: int, timeout_s: float, check: Callable[[], None] | None = None) -> None:
-        """steps: those that a resumed run has done already; timeout_s: how long learners wait for a late one.
+        """Sets steps and time-outs. steps: done by a resumed run; timeout_s: how long learners wait for a late one.
 
         check: called on rank 0 before a checkpoint is written; raises RunError if it must not be."""
         self.steps = steps
@@ -49,7 +49,7 @@ class SyncCoordinator(Coordinator):
                 backend = distributed_c10d._get_default_group()._get_backend(torch.device("cuda"))
                 if not isinstance(backend, dist.ProcessGroupGloo):
                     backend._set_default_timeout(timedelta(seconds=timeout_s + NCCL_SPARE_S))
-        except (AttributeError, TypeError):  # it is private
+        except (AttributeError, TypeError):  # these functions are private and may change
             logger.warning(
                 "learner_timeout_s=%g has no effect: this version of PyTorch cannot change the time-out of a process "
                 "group",
@@ -115,10 +115,10 @@ class SyncCoordinator(Coordinator):
 def process_group(rank: int, size: int, port: int | None, offers_nccl: bool) -> Iterator[None]:
     """Makes the run's learners torch.distributed's default group: Gloo, and NCCL for GPU tensors if offers_nccl.
 
-    NCCL, where PyTorch has it, connects when it gets the first tensor; `AllReduce` decides whether it gets any.
+    NCCL, where PyTorch has it, connects at its first tensor; `AllReduce` decides whether it gets any.
 
-    port: of the store that the supervisor has opened on this machine; None: the one that the environment names
-    (torchrun). Raises UsageError if the port is in use."""
+    port: that of the supervisor's store on this machine; None: that of torchrun's, from the environment. Raises
+    UsageError if the port is in use."""
     uses_nccl = offers_nccl and dist.is_nccl_available()
     if port and (loopback := loopback_interface()):  # the machine may have no other
         os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
@@ -147,13 +147,13 @@ def process_group(rank: int, size: int, port: int | None, offers_nccl: bool) -> 
 
 
 def connect(port: int | None, size: int) -> TCPStore:
-    """Returns a connection of its own to the store where the learners meet; port: as for `process_group`."""
+    """Opens a further connection to the store where the learners meet. port: as for `process_group`."""
     host = "127.0.0.1" if port else os.environ["MASTER_ADDR"]
     return TCPStore(host, port or int(os.environ["MASTER_PORT"]), size, is_master=False, wait_for_workers=False)
 
 
 def check_loopback() -> None:
-    """Raises UsageError if processes of this machine cannot connect to each other: the store would retry for long."""
+    """Raises UsageError if processes of this machine cannot connect to each other: the store would retry long."""
     try:
         with socket.create_server(("127.0.0.1", 0)) as server:
             socket.create_connection(server.getsockname(), timeout=10).close()

@@ -1,9 +1,9 @@
-"""One learner of those that torchrun has started, on one machine or several: they agree on a run, and train in step.
+"""A learner started by torchrun with others, on one machine or several: they agree on a run, and train in step.
 
-Learners of one machine have a supervisor of their own instead (see supervisor.py), whether in step or not: torchrun
-ends learners by SIGTERM and, after 30 s, SIGKILL, reports the failure that came first (often that of a learner that
-only notices that another one is gone), has one exit status for all of them, passes on no shared memory, and leaves
-learners behind when it is killed itself."""
+Learners of one machine, in step or not, do without torchrun: they have a supervisor (see supervisor.py). The reasons:
+torchrun ends learners by SIGTERM and, after 30 s, SIGKILL. It reports the first failure, often that of a learner that
+only notices that another one is gone. It has one exit status for all, passes on no shared memory, and leaves learners
+behind when it is killed itself."""
 
 import contextlib
 import os
@@ -60,8 +60,8 @@ def learn_launched(
     callbacks: Callbacks,
     tracker: contextlib.ExitStack,
 ) -> Path:
-    """Trains as this learner, to the end of the run; returns the run's folder. tracker: what ends the run's tracker."""
-    # Whether learners are on GPUs is not settled before they have agreed on a run; without tensors there, NCCL is idle.
+    """Trains as this learner, to the end of the run; returns its folder. tracker: a stack that ends the tracker."""
+    # Learners decide on GPUs only when they agree on a run. Without tensors on GPUs, NCCL is idle.
     group = process_group(rank_info.rank, rank_info.size, None, offers_nccl=torch.cuda.is_available())
     with contextlib.ExitStack() as lock, group:
         coordinator = SyncCoordinator(rank_info.rank, rank_info.size)
@@ -78,8 +78,8 @@ def learn_launched(
 
 def _learn(run: AgreedRun, coordinator: SyncCoordinator, stop: StopSignal, show: bool, callbacks: Callbacks) -> None:
     this = f"learner {coordinator.rank} on {socket.gethostname()}"
-    host = None if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else 0  # which learner has the store
-    name = coordinator.all_gather(uuid.uuid4().hex)[0]  # the store may have served a job before it was restarted
+    host = None if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else 0  # the learner that has the store
+    name = coordinator.all_gather(uuid.uuid4().hex)[0]  # a restarted job may meet its earlier store again
     store, timeout_s = PrefixStore(name, connect(None, coordinator.size)), run.config.learners.learner_timeout_s
 
     def report(error: LostError) -> None:
@@ -100,17 +100,18 @@ def _learn(run: AgreedRun, coordinator: SyncCoordinator, stop: StopSignal, show:
 
 
 def _wait_for_own_signal(stop: StopSignal) -> None:
-    """Stopped together with other learners, this one is likely to get a signal itself: then it has not failed."""
+    """Waits for the signal that has stopped other learners: if this one gets it, too, it has not failed."""
     deadline = time.monotonic() + SIGNAL_SPREAD_S
     while not stop and time.monotonic() < deadline:
         time.sleep(0.05)
 
 
 def agree_on_run(coordinator: SyncCoordinator, request: RunRequest, lock: contextlib.ExitStack) -> AgreedRun | None:
-    """Agrees with all learners on the same run, in a folder that all of them see; after a restart by torchrun, from the
-    run's last checkpoint. Returns None if the run was finished before a restart. lock: closed, it unlocks the folder.
+    """Agrees with all learners on the same run, in a folder that all of them see.
 
-    Raises UsageError, in all learners, if they have different versions or settings."""
+    After a restart by torchrun, it goes on from the run's last checkpoint. Returns None if the run was finished before
+    a restart. lock: a stack that unlocks the folder. Raises UsageError, in all learners, if they have different
+    versions or settings."""
     if (name := request.resume or request.out) is None:
         raise UsageError("with torchrun, name the run's folder with --out DIR: a restarted run continues from there")
     folder = Path(name)
@@ -127,7 +128,7 @@ def agree_on_run(coordinator: SyncCoordinator, request: RunRequest, lock: contex
             request = replace(request, out=None, config=None, resume=folder)
             if on_rank_0(lambda: is_finished(folder, request.settings, request.trust)):
                 return None
-    # What learners share is only known when all have resolved: each may call another GPU cuda:0.
+    # Shared devices are known only when all have resolved: each may call another GPU cuda:0.
     config, state = _on_all(coordinator, partial(request.resolve, alone=True))
     sharing = _share_memory(coordinator, config.device)
     _on_all(coordinator, lambda: check(config, sharing) if len(sharing) > 1 else None)
@@ -138,7 +139,7 @@ def agree_on_run(coordinator: SyncCoordinator, request: RunRequest, lock: contex
 
     def take_over() -> None:
         if coordinator.rank == 0:
-            # Learners of this job that were cut off may still hold the lock: they will see that it is no longer theirs.
+            # Cut-off learners of this job may still hold the lock: they will see that another job owns the folder.
             with contextlib.suppress(*[UsageError] if is_own else []):
                 lock.enter_context(locked(folder, "run"))
             request.open_folder(config, state, folder)
@@ -150,13 +151,13 @@ def agree_on_run(coordinator: SyncCoordinator, request: RunRequest, lock: contex
 
 
 def _share_memory(coordinator: SyncCoordinator, device: str) -> list[str]:
-    """Returns this learner's device, as often as there are learners that use the memory of the same one."""
+    """Returns this learner's device, repeated for each learner that uses the same memory."""
     own = device_id(device).memory
     return [device for other in coordinator.all_gather(own) if other == own]
 
 
 def _on_all(coordinator: SyncCoordinator, do: Callable[[], T]) -> T:
-    """Returns what do() returns. If it raises UsageError in some learners, all raise that of the first of them."""
+    """Calls do() and returns its result. If it raises UsageError in some learners, all raise the first one's."""
     result, message = None, ""
     try:
         result = do()
@@ -169,7 +170,7 @@ def _on_all(coordinator: SyncCoordinator, do: Callable[[], T]) -> T:
 
 
 def _check_same(learners: list[tuple[str, dict[str, Any]]]) -> None:
-    """Raises UsageError if a learner has other versions or settings than the first; learners: their host, and these."""
+    """Raises UsageError if a learner's versions or settings differ from the first's. learners: host, and these."""
     first_host, first = learners[0]
     for rank, (host, values) in enumerate(learners):
         for name in {**first, **values}:

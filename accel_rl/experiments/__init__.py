@@ -1,1 +1,1 @@
-"""Grids of runs: what an experiment's file says, the scheduler that runs it, and its report."""
+"""Experiments: grids of runs and sweeps, the scheduler that trains them, and their report."""

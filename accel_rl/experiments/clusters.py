@@ -1,6 +1,6 @@
-"""Runs as jobs of a cluster: of Slurm's by submitit, or of Ray's.
+"""Runs as jobs of a cluster: Slurm's by submitit, or Ray's.
 
-A job is a run's own process, on whatever machine it is given; the folder is on a disk that all machines share. If a job
+A job is a run's own process, on any machine of the cluster. All machines share the disk with the run's folder. If a job
 is preempted, or its machine is lost, it is queued again and continues from its checkpoint.
 """
 
@@ -23,17 +23,17 @@ from accel_rl.experiments.tasks import NO_RESULT, Task, print_start
 from accel_rl.processes.spawning import child_environment
 
 POLL_S = 0.2
-ASK_AGAIN_S = 5.0  # whether a stopped job has ended
-SUBMIT_AGAIN_S = 60.0  # where Slurm takes no more jobs for now
-PATIENCE_S = 600.0  # with Slurm, which has ended a run, until it says what becomes of the job
-RETRIES = 100  # after machines that were lost, or jobs whose time was over
+ASK_AGAIN_S = 5.0  # between questions to a cluster about a stopped job
+SUBMIT_AGAIN_S = 60.0  # until the next try if Slurm takes no more jobs for now
+PATIENCE_S = 600.0  # until Slurm kills or requeues the job of a run that it has ended
+RETRIES = 100  # of a job whose machine was lost or whose time was over
 DAY_MIN = 24 * 60
 
 
 @dataclass(frozen=True)
 class JobOptions:
-    """What a job is given. cpus, gpus: logical CPUs and GPUs (0 or 1) for each of a run's learners; cluster: submitit's
-    name for it; passed_on: what submitit or Ray take besides."""
+    """The options of a job. cpus, gpus: logical CPUs and GPUs (0 or 1) for each of a run's learners; cluster: its name
+    in submitit; passed_on: further options of submitit or Ray."""
 
     cpus: int = 4
     gpus: int = 1
@@ -42,7 +42,7 @@ class JobOptions:
 
     @classmethod
     def read(cls, text: str) -> "JobOptions":
-        """Reads a mapping in YAML. Raises UsageError."""
+        """Reads a mapping in YAML. Raises UsageError if it is none, or has wrong values."""
         values = dict(parse_mapping("job", text) or {})
         own = {name: values.pop(name) for name in ("cpus", "gpus", "cluster") if name in values}
         options = cls(**own, passed_on=values)
@@ -59,10 +59,10 @@ class JobOptions:
 
 @dataclass
 class Work:
-    """What a job does: trains a task in a process of its own. Is pickled before it begins.
+    """The work of a job: it trains a task in a process of its own. It is pickled before it begins.
 
-    placement: the run's settings for its machine; cwd: where its relative paths begin; patience_s: how long to wait for
-    what becomes of the job after somebody else has stopped the run."""
+    placement: the run's settings for its machine; cwd: the folder of its relative paths; patience_s: the wait for the
+    cluster to end the job after somebody else has stopped the run."""
 
     task: Task
     placement: dict[str, Any]
@@ -88,8 +88,8 @@ class Work:
         return status
 
     def checkpoint(self) -> Any:
-        """Stops the run, which is preempted, with a checkpoint; returns what continues it. submitit calls this in the
-        handler of a signal."""
+        """Stops the preempted run with a checkpoint; returns the work that continues it. submitit calls this in a
+        signal handler."""
         import submitit
 
         self.stop()
@@ -103,7 +103,7 @@ class Work:
 
 
 class ClusterExecutor:
-    """What Slurm's and Ray's executors share: a run's resources and its settings for them."""
+    """The common part of Slurm's and Ray's executors: a run's resources and its settings for them."""
 
     poll_s = POLL_S
 
@@ -126,7 +126,7 @@ class ClusterExecutor:
 
 
 class SlurmExecutor(ClusterExecutor):
-    """Submits each run as a job by submitit, whose files are in FOLDER/jobs.
+    """An executor that submits each run to Slurm by submitit, with submitit's files in FOLDER/jobs.
 
     Raises UsageError without submitit or Slurm, and for options that submitit does not know."""
 
@@ -152,17 +152,17 @@ class SlurmExecutor(ClusterExecutor):
         )
         try:
             job = self._submitit.submit(self.work(task, PATIENCE_S))
-        except RuntimeError as error:  # what sbatch has said
+        except RuntimeError as error:  # sbatch has refused the job
             if not self._has_submitted:
                 raise UsageError(f"submitit: {' '.join(str(error).split())}") from None
-            self._next_at = time.monotonic() + SUBMIT_AGAIN_S  # no more jobs at a time
+            self._next_at = time.monotonic() + SUBMIT_AGAIN_S  # Slurm takes no more jobs at a time
             return None
         self._has_submitted = True
         print_start(task, f"job {job.job_id}")
         return SlurmJob(task, job)
 
     def _make(self, folder: Path) -> Any:
-        """Returns submitit's executor, whose files are in a folder, which is created."""
+        """Creates a folder; returns submitit's executor with its files there."""
         import submitit
 
         retries = {"slurm_max_num_timeout": RETRIES} if self.options.cluster == "slurm" else {}
@@ -176,7 +176,7 @@ class SlurmExecutor(ClusterExecutor):
 
 @dataclass
 class SlurmJob:
-    """A task as a job of submitit's."""
+    """A task as one of submitit's jobs."""
 
     task: Task
     job: Any
@@ -184,7 +184,7 @@ class SlurmJob:
     ask_at: float = 0.0
 
     def poll(self) -> int | None:
-        if self.is_stopped:  # submitit itself asks Slurm every ten minutes, and waits for a result that may not come
+        if self.is_stopped:  # submitit asks Slurm only every ten minutes, and its result may not come
             if time.monotonic() < self.ask_at:
                 return None
             self.ask_at = time.monotonic() + ASK_AGAIN_S
@@ -193,7 +193,7 @@ class SlurmJob:
             return None
         try:
             return int(self.job.result())
-        except Exception as error:  # submitit's many: cancelled, out of memory, no result
+        except Exception as error:  # submitit has many: cancelled, out of memory, no result
             return _lost(self.task, error)
 
     def stop(self) -> None:
@@ -207,7 +207,7 @@ class SlurmJob:
 
 
 class RayExecutor(ClusterExecutor):
-    """Gives each run to a Ray cluster as a task, that of RAY_ADDRESS or this machine's.
+    """An executor that gives each run as a task to a Ray cluster: that of RAY_ADDRESS, or this machine's.
 
     Raises UsageError without Ray or a cluster."""
 
@@ -243,7 +243,7 @@ class RayExecutor(ClusterExecutor):
 
 @dataclass(frozen=True)
 class RayJob:
-    """A task as one of Ray's."""
+    """A task as one of Ray's tasks."""
 
     task: Task
     result: Any
@@ -255,7 +255,7 @@ class RayJob:
             return None
         try:
             return int(ray.get(self.result))
-        except Exception as error:  # Ray's many: cancelled, out of memory, too many machines lost
+        except Exception as error:  # Ray has many: cancelled, out of memory, too many machines lost
             return _lost(self.task, error)
 
     def stop(self) -> None:
@@ -267,14 +267,14 @@ class RayJob:
 
 
 def _work_on_some_cpus(work: Work, num_cpus: int) -> int:
-    """Does the work on so many logical CPUs of this machine, which no other job of Ray's has."""
+    """Does the work on num_cpus logical CPUs of this machine that no other Ray job has."""
     with _claimed(num_cpus):
         return work()
 
 
 @contextlib.contextmanager
 def _claimed(num_cpus: int) -> Iterator[None]:
-    """Binds this process to logical CPUs that no other one has claimed so; to all where too few are left.
+    """Binds this process to num_cpus logical CPUs that no other job has claimed; to all if too few are left.
 
     Ray counts logical CPUs but assigns none, and each run would bind its workers to the first ones."""
     if not hasattr(os, "sched_setaffinity"):
@@ -298,7 +298,7 @@ def _claimed(num_cpus: int) -> Iterator[None]:
 
 
 def _lost(task: Task, error: Exception) -> int:
-    """Adds what the cluster says of a job without a result to the run's output; returns its status."""
+    """Adds the cluster's error of a job without a result to the run's output; returns its status."""
     with task.console.open("a") as console:
         console.write(f"the job has ended without a result: {type(error).__name__}: {str(error).strip()}\n")
     return NO_RESULT

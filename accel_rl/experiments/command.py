@@ -14,9 +14,9 @@ from accel_rl.training.command import add_settings, given_settings, settings_of_
 if TYPE_CHECKING:
     from accel_rl.experiments.tasks import Executor
 
-    MakeExecutor = Callable[[Path, bool], Executor]  # from a folder, and whether learners may share logical CPUs
+    MakeExecutor = Callable[[Path, bool], Executor]  # of a folder, and True if learners may share logical CPUs
 
-RUN_ARGUMENTS = ("out", "config", "resume", "overwrite", "trust")  # arguments of `train` that are no settings
+RUN_ARGUMENTS = ("out", "config", "resume", "overwrite", "trust")  # arguments of `train` other than settings
 
 
 def add_train(commands: Any, arguments: list[str]) -> None:
@@ -71,7 +71,7 @@ def add_sweep(commands: Any) -> None:
 
 
 def _add_executor(group: Any) -> None:
-    """Adds the flags that say where the runs of an experiment or a sweep are trained."""
+    """Adds the flags for the place where the runs of an experiment or a sweep are trained."""
     group.add_argument(
         "--gpus", metavar="LIST", help="which GPUs, as in 0-3 (default: all); without GPUs, use --devices cpu,cpu"
     )
@@ -111,7 +111,7 @@ def _train_with(given: dict[str, Any]) -> None:
 
     own = {name: given.pop(name) for name in RUN_ARGUMENTS if name in given}
     with trained(RunRequest(given, **own), show=True) as folder:
-        if os.environ.get("RANK", "0") == "0":  # started by torchrun, only the first learner prints it
+        if os.environ.get("RANK", "0") == "0":  # of torchrun's learners, only the first prints it
             from accel_rl.analysis.summary import print_summary
             from accel_rl.config.sources import read_settings
             from accel_rl.report.page import print_page
@@ -153,7 +153,7 @@ def _sweep(options: argparse.Namespace) -> None:
 
 
 def _take_gpus(given: dict[str, Any]) -> None:
-    """Makes --gpus the devices."""
+    """Moves the value of --gpus to the devices."""
     gpus = given.pop("gpus", None)
     if gpus is not None:
         if "devices" in given:
@@ -162,7 +162,7 @@ def _take_gpus(given: dict[str, Any]) -> None:
 
 
 def _take_executor(given: dict[str, Any]) -> "MakeExecutor":
-    """Takes what says where runs are trained out of the arguments; returns what makes the executor."""
+    """Takes the flags for the runs' place out of the arguments; returns a function that makes the executor."""
     name, job = given.pop("executor"), given.pop("job", None)
     if name == "local" and job is not None:
         raise UsageError("--job is for a cluster; name it with --executor slurm or ray")

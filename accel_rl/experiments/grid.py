@@ -24,7 +24,7 @@ from accel_rl.config.sources import read_yaml
 from accel_rl.errors import UsageError, unknown
 
 PARTS = ("title", "settings", "grid", "seeds", "paper")
-MEASURES = ("score", "steps_per_second", "hours")  # those that a paper may report
+MEASURES = ("score", "steps_per_second", "hours")  # measures that a paper may report
 SET_ELSEWHERE = {
     "seed": "name the seeds under `seeds`",
     "device": "name devices with --gpus or --devices",
@@ -38,8 +38,8 @@ SET_ELSEWHERE = {
 class Combination:
     """One row of the table: runs that differ only in their seeds."""
 
-    values: dict[str, Any]  # as in the file, those of all runs and those of this combination
-    varied: dict[str, Any]  # those that distinguish it from other combinations
+    values: dict[str, Any]  # from the file: those of all runs and those of this combination
+    varied: dict[str, Any]  # values that distinguish it from other combinations
     settings: dict[str, Any]  # for `accel-rl train`, without devices and seed
 
     @property
@@ -52,7 +52,7 @@ class Combination:
         return re.sub(r"[^\w.-]+", "_", "-".join(parts or [str(self.settings.get("algo", "a2c"))]))
 
     def differs_only_in_learners(self, other: "Combination") -> bool:
-        """Returns whether the two are points of one curve over the number of learners."""
+        """Tells whether the two are points of one curve over the number of learners."""
         first, second = ({**c.values, "learners": None} for c in (self, other))
         return first == second
 
@@ -82,14 +82,14 @@ class Paper:
     rows: tuple[dict[str, Any], ...] = ()
 
     def numbers(self, combination: Combination) -> dict[str, float]:
-        """Returns what the paper reports of this combination, by measure."""
+        """Returns the paper's numbers for this combination, by measure."""
         rows = [row for row in self.rows if _matches(row, combination)]
         return {name: float(row[name]) for row in rows for name in MEASURES if name in row}
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """What an experiment's file describes."""
+    """An experiment, as its file describes it."""
 
     title: str
     combinations: tuple[Combination, ...]
@@ -108,7 +108,7 @@ class Experiment:
 def read_experiment(path: Path, given: dict[str, Any] | None = None) -> Experiment:
     """Reads an experiment's file. given: settings for all runs, which replace the file's.
 
-    Raises UsageError if the file is not an experiment's. Does not check that the settings exist and fit together: that
+    Raises UsageError if the file is not an experiment's. Does not check that the settings exist and fit together, which
     depends on environments and algorithms."""
     values = read_yaml(path, "an experiment's parts")
     try:
@@ -187,7 +187,7 @@ def _matches(row: dict[str, Any], combination: Combination) -> bool:
 
 
 def mapping(name: str, value: Any) -> dict[str, Any]:
-    """Returns a part of a file that maps names to values, {} if it is not there. Raises UsageError."""
+    """Returns a part of a file if it maps names to values, {} if it is missing; else raises UsageError."""
     if value is None:
         return {}
     if not (isinstance(value, dict) and all(isinstance(key, str) for key in value)):
@@ -207,7 +207,7 @@ def _is_number(value: Any) -> bool:
 
 
 def count(name: str, value: Any, least: int = 1) -> int:
-    """Returns a part of a file that is an integer of at least this much. Raises UsageError."""
+    """Returns a part of a file if it is an integer of at least this much; else raises UsageError."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise UsageError(f"{name}={value!r} must be an integer of at least {least}")
     return value

@@ -1,4 +1,4 @@
-"""The devices of this machine, which runs take turns on."""
+"""The devices of this machine, on which runs take turns."""
 
 import contextlib
 import os
@@ -18,7 +18,7 @@ from accel_rl.hardware.topology import Cpus, CpuTopology, show_cpus
 
 @dataclass(frozen=True)
 class Slot:
-    """A device that runs take turns on, and the logical CPUs that belong to it."""
+    """A device on which runs take turns, and its logical CPUs."""
 
     device: str
     cpus: Cpus | None  # None: the operating system chooses
@@ -26,7 +26,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class LocalJob:
-    """A run's process on this machine, and the slots that it has."""
+    """A run's process on this machine, and its slots."""
 
     process: "subprocess.Popen[bytes]"
     slots: tuple[int, ...]
@@ -44,9 +44,9 @@ class LocalJob:
 
 
 class LocalExecutor:
-    """Starts runs on these slots, each on as many of them as its learners fill.
+    """An executor that starts runs on this machine's slots, each on as many as its learners fill.
 
-    trust: continues also from another user's checkpoints."""
+    trust: continues even from another user's checkpoints."""
 
     poll_s = 0.05
 
@@ -84,7 +84,7 @@ class LocalExecutor:
 
 
 def make_slots(devices: Sequence[str], machine: CpuTopology, share: bool = False) -> list[Slot]:
-    """Gives every device its part of the machine, as the learners of one run on all of them would have it (see divide).
+    """Gives every device its part of the machine, divided as among the learners of one run on all devices (see divide).
 
     cpus is None where nothing can be pinned, and for a single device with the whole machine."""
     if not machine.can_pin or (len(devices) == 1 and not machine.chosen):
@@ -104,7 +104,7 @@ def placement(slots: Sequence[Slot], learners: int) -> dict[str, Any]:
 
 
 def num_slots(learners: int, learners_per_gpu: int) -> int:
-    """Returns how many slots a run takes. Raises UsageError if its learners leave a GPU partly filled."""
+    """Returns the number of slots that a run takes. Raises UsageError if its learners leave a GPU partly filled."""
     if learners > learners_per_gpu and learners % learners_per_gpu:
         raise UsageError(
             f"{learners} learners do not fill GPUs with learners_per_gpu={learners_per_gpu} each; use a multiple of it"

@@ -1,4 +1,4 @@
-"""The results of an experiment: one table and one figure, next to the paper's numbers."""
+"""Reports an experiment: one table and one figure of its results, next to the paper's numbers."""
 
 import contextlib
 import json
@@ -42,8 +42,8 @@ def report(experiment: Experiment, folder: Path) -> None:
 
 def summarize(experiment: Experiment, folder: Path) -> dict[str, Any]:
     """Returns per combination: the seeds' mean score and its standard deviation, agent steps per second of wall time,
-    the hours that the paper's number of steps (or the run's own) takes at that rate, and the speed-up over one learner.
-    None where there are no results to compute it from."""
+    hours for the paper's number of steps (or the run's own) at that rate, and the speed-up over one learner. None
+    stands where results are missing."""
     rows = [_row(experiment, combination, folder) for combination in experiment.combinations]
     pairs = list(zip(experiment.combinations, rows, strict=True))
     alone = [pair for pair in pairs if pair[0].learners == 1]
@@ -57,7 +57,7 @@ def summarize(experiment: Experiment, folder: Path) -> dict[str, Any]:
 def _row(experiment: Experiment, combination: Combination, folder: Path) -> dict[str, Any]:
     summaries, finished, steps = [], 0, experiment.paper.steps
     for run in experiment.runs_of(combination):
-        with contextlib.suppress(OSError, ValueError):  # the run has not come that far
+        with contextlib.suppress(OSError, ValueError):  # the run has no summary yet
             summary = json.loads((folder / run.name / "summary.json").read_text())
             wanted = read_settings(folder / run.name)["steps"]
             summaries.append(summary)
@@ -87,7 +87,7 @@ def _row(experiment: Experiment, combination: Combination, folder: Path) -> dict
 
 
 def _machines(experiment: Experiment, folder: Path) -> list[dict[str, Any]]:
-    """Returns the machines that the runs were made on, as their folders name them, each once."""
+    """Returns the machines of the runs, from their folders, each once."""
     found: list[dict[str, Any]] = []
     for run in experiment.runs:
         with contextlib.suppress(OSError, ValueError):
@@ -123,7 +123,7 @@ def as_markdown(experiment: Experiment, result: dict[str, Any]) -> str:
     columns |= _of_paper(rows, "score", 1)
     columns["steps/s"] = [_format(row["steps_per_second"], 0) for row in rows]
     columns |= _of_paper(rows, "steps_per_second", 0)
-    # Without a paper's number of steps it is the runs' own, which may take seconds only.
+    # Without a paper's number of steps, the hours are for the runs' own, which may take only seconds.
     unit, per_hour = ("hours", 1) if result["steps"] else ("minutes", 60)
     columns[_time_for(unit, rows)] = [
         _format(row["hours"] and row["hours"] * per_hour, 2) + (EXTRAPOLATED if row["extrapolated"] else "")
@@ -151,7 +151,7 @@ def _time_for(unit: str, rows: list[dict[str, Any]]) -> str:
 
 
 def _of_paper(rows: list[dict[str, Any]], measure: str, digits: int) -> dict[str, list[str]]:
-    """Returns columns of the paper's numbers and of our ratio to them; none if the paper has no such number."""
+    """Returns columns of the paper's numbers and our ratios to them; no column if the paper has no such number."""
     numbers = [row["paper"].get(measure) for row in rows]
     if not any(number is not None for number in numbers):
         return {}

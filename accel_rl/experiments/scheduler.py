@@ -1,4 +1,4 @@
-"""Runs an experiment: resolves all of its runs, trains those that are not finished, and reports.
+"""Runs an experiment: resolves its runs, trains the unfinished ones, and reports.
 
 FOLDER/<run>/ is a run's folder, FOLDER/<run>.yaml holds its settings, FOLDER/<run>.txt its console output.
 """
@@ -24,13 +24,13 @@ def run_experiment(
     folder: Path | None,
     make_executor: Callable[[Path, bool], Executor] | None,
 ) -> None:
-    """Trains the runs that are not finished, then prints and draws the summary.
+    """Trains the unfinished runs, then prints and draws the summary.
 
-    given: settings for all runs. make_executor: is called with the folder, and whether learners may share logical
-    CPUs; None: trains nothing. Raises UsageError before anything starts, RunError if a run has failed,
-    KeyboardInterrupt or SystemExit after a signal, once all runs have written their checkpoints."""
+    given: settings for all runs. make_executor: takes the folder, and True if learners may share logical CPUs; None:
+    trains nothing. Raises UsageError before anything starts, RunError if a run has failed, KeyboardInterrupt or
+    SystemExit after a signal, once all runs have written their checkpoints."""
     experiment = read_experiment(file, given)
-    folder = (folder or Path("results/experiments") / file.stem).absolute()  # a cluster's jobs begin elsewhere
+    folder = (folder or Path("results/experiments") / file.stem).absolute()  # a cluster's jobs start in other folders
     failed: list[Failure] = []
     if make_executor:
         share = any(combination.settings.get("share_processors") for combination in experiment.combinations)
@@ -54,7 +54,7 @@ def run_experiment(
 
 
 def resolve_all(experiment: Experiment, executor: Executor) -> list[tuple[ExperimentRun, Config]]:
-    """Resolves every run, on CPUs. Raises UsageError if one could not start, or two are the same."""
+    """Resolves every run, on CPUs. Raises UsageError if one cannot start, or two are the same."""
     resolved, seen, specs = [], dict[str, str](), dict[str, EnvSpec]()
     for run in experiment.runs:
         combination = run.combination

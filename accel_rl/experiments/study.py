@@ -1,4 +1,4 @@
-"""Optuna's side of a sweep: what is proposed, and the database of the trials that have ended."""
+"""Optuna's side of a sweep: proposals, and the database of ended trials."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ from accel_rl.experiments.sweep_file import Sweep
 
 @dataclass
 class Trial:
-    """A proposal and what has become of it. values: by the steps of the rungs that it has reached."""
+    """A proposal and its results. values: one for each rung that it has reached, by the rung's steps."""
 
     number: int
     params: dict[str, Any]
@@ -28,9 +28,9 @@ class Trial:
 
 
 class Study:
-    """The trials that have ended, in a database, and what is proposed because of them.
+    """The database of ended trials, and the proposals that follow from them.
 
-    Raises UsageError without Optuna, RunError for a database that cannot be used."""
+    Raises UsageError without Optuna, RunError if the database cannot be used."""
 
     def __init__(self, sweep: Sweep, path: Path):
         try:
@@ -47,7 +47,7 @@ class Study:
             )
 
     def propose(self, generation: int) -> list[Trial]:
-        """Returns a generation's trials, by the seed and by the trials of those before it."""
+        """Returns a generation's trials. They depend on the seed and on the trials of earlier generations."""
         first = generation * self._sweep.generation
         with self._using_database():
             before = self._study.trials[:first]
@@ -61,7 +61,7 @@ class Study:
         return [Trial(number, dict(study.ask(self._spaces).params)) for number in numbers]
 
     def add(self, trials: Sequence[Trial]) -> None:
-        """Notes trials that have ended, except those that are noted already."""
+        """Adds ended trials to the database, except those that it has already."""
         states, last = self._optuna.trial.TrialState, self._sweep.rungs[-1]
         with self._using_database():
             for trial in trials[max(0, len(self._study.trials) - trials[0].number) :]:
@@ -78,7 +78,7 @@ class Study:
                 )
 
     def trials(self) -> list[Trial]:
-        """Returns the trials that are noted."""
+        """Returns the trials in the database."""
         with self._using_database():
             return [
                 Trial(trial.number, trial.params, trial.intermediate_values, trial.user_attrs.get("failed", ""))
@@ -94,10 +94,10 @@ class Study:
     @contextlib.contextmanager
     def _using_database(self) -> Iterator[None]:
         try:
-            if hasattr(self, "_study") and not self._path.exists():  # SQLite would go on writing to what was removed
+            if hasattr(self, "_study") and not self._path.exists():  # SQLite would go on writing to a removed file
                 raise FileNotFoundError("it is gone")
             yield
-        except Exception as error:  # Optuna's, SQLAlchemy's and SQLite's
+        except Exception as error:  # of Optuna, SQLAlchemy or SQLite
             reason = f"{type(error).__name__}: {str(error).splitlines()[0]}" if str(error) else type(error).__name__
             raise RunError(
                 f"cannot use the database {self._path} ({reason}); without it, the same command makes it anew"

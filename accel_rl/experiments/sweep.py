@@ -1,8 +1,8 @@
-"""Runs a sweep: Optuna proposes settings in generations, of which the better trials are trained for longer.
+"""Runs a sweep: Optuna proposes settings in generations, and the better trials of each are trained for longer.
 
-FOLDER/trial-<n>/ holds a trial's runs, FOLDER/study.db the trials that have ended, for Optuna and its dashboard. What
-is proposed depends on these and on the seed alone, runs are exact, and a generation's trials are noted in their order:
-so a sweep that was killed at any moment goes on to the results that it would have had.
+FOLDER/trial-<n>/ holds a trial's runs; FOLDER/study.db holds the ended trials, for Optuna and its dashboard. Proposals
+depend on these and on the seed alone, runs are exact, and a generation's trials are stored in their order. So a sweep
+killed at any moment can be continued to the same results.
 """
 
 import json
@@ -31,16 +31,16 @@ from accel_rl.training.resolve import Config, find_algo, resolve
 VERSION = 1  # the folder's format
 FILE, DATABASE = "sweep.yaml", "study.db"
 SHOWN = 10  # trials in the table
-NOT_OF_THE_TRIAL = (2, NO_RESULT)  # statuses: settings are checked before; nor does a run make a cluster lose it
+NOT_OF_THE_TRIAL = (2, NO_RESULT)  # not the trial's fault: its settings were checked; the cluster lost it
 
 
 def run_sweep(file: Path, folder: Path | None, make_executor: Callable[[Path, bool], Executor]) -> None:
-    """Trains a sweep's trials, continuing where it was interrupted; then prints the best and writes them.
+    """Trains a sweep's trials, from where it was interrupted; then prints the best ones and writes them.
 
     Raises UsageError before anything starts, RunError if no trial has a value, KeyboardInterrupt or SystemExit after a
     signal, once all runs have written their checkpoints."""
     sweep = read_sweep(file)
-    folder = (folder or Path("results/sweeps") / file.stem).absolute()  # a cluster's jobs begin elsewhere
+    folder = (folder or Path("results/sweeps") / file.stem).absolute()  # a cluster's jobs start in other folders
     executor = make_executor(folder, bool(sweep.settings.get("share_processors")))
     sweep = check_space(sweep, executor)
     check_folder(sweep, folder)
@@ -61,10 +61,10 @@ def run_sweep(file: Path, folder: Path | None, make_executor: Callable[[Path, bo
 
 
 def train_generation(sweep: Sweep, trials: list[Trial], folder: Path, executor: Executor) -> None:
-    """Trains a generation's trials from rung to rung, the better ones among them.
+    """Trains a generation's trials from rung to rung; only the better ones go on.
 
-    Raises UsageError for a run's folder of other settings, RunError if runs have ended without a result that is of
-    their trial's making."""
+    Raises UsageError for a run's folder of other settings, RunError if runs have ended for a reason outside of their
+    trials."""
     configs: dict[str, dict[str, Config]] = {}
     for trial in trials:
         try:
@@ -97,9 +97,10 @@ def train_generation(sweep: Sweep, trials: list[Trial], folder: Path, executor: 
 
 
 def check_space(sweep: Sweep, executor: Executor) -> Sweep:
-    """Returns the sweep with the ends of its ranges as the settings' types want them.
+    """Returns the sweep with the ends of its ranges converted to the settings' types.
 
-    Raises UsageError for a setting that does not exist, a value that it cannot have, or what fits no value at all."""
+    Raises UsageError for a setting that does not exist, for a value that it cannot have, or if neither the first nor
+    the last values of all settings fit together."""
     algos = sweep.search.get("algo", [sweep.settings.get("algo", RunSettings.algo)])
     classes = [*RUN_GROUPS.values(), *(find_algo(str(algo))[0].Settings for algo in algos)]
     search = {name: _checked(name, space, classes) for name, space in sweep.search.items()}
@@ -115,7 +116,7 @@ def check_space(sweep: Sweep, executor: Executor) -> Sweep:
 
 
 def _checked(name: str, space: Any, classes: Sequence[type]) -> Any:
-    """Returns a setting's space in its type. Raises UsageError for a setting or a value that there is not."""
+    """Converts a setting's space to its type. Raises UsageError for an unknown setting or a wrong value."""
     owner = next((each for each in classes if name in {field.name for field in fields(each)}), None)
     if owner is None:
         known = [field.name for each in classes for field in fields(each)]
@@ -136,7 +137,7 @@ def _values(space: Any) -> list[Any]:
 
 
 def resolve_trial(sweep: Sweep, params: dict[str, Any], executor: Executor) -> dict[str, Config]:
-    """Returns what a trial's runs are resolved to. Raises UsageError if they do not fit."""
+    """Returns the resolved configurations of a trial's runs. Raises UsageError if settings do not fit together."""
     specs: dict[str, EnvSpec] = {}
     configs = {}
     for name, settings in sweep.runs_of(params).items():
@@ -148,7 +149,7 @@ def resolve_trial(sweep: Sweep, params: dict[str, Any], executor: Executor) -> d
 
 
 def check_folder(sweep: Sweep, folder: Path) -> None:
-    """Raises UsageError for a folder of another sweep, or of another version's."""
+    """Raises UsageError if the folder belongs to another sweep or another version."""
     if not (folder / FILE).exists():
         return
     saved, ours = read_yaml(folder / FILE, "a sweep"), _described(sweep)
@@ -159,12 +160,12 @@ def check_folder(sweep: Sweep, folder: Path) -> None:
 
 
 def _described(sweep: Sweep) -> dict[str, Any]:
-    """Returns a sweep as a file can hold it."""
+    """Returns a sweep in a form for a file."""
     return {"version": VERSION, **json.loads(json.dumps(asdict(sweep)))}
 
 
 def _best_first(trials: Iterable[Trial], steps: int) -> list[Trial]:
-    """Returns trials in the order of their values after so many steps, then of their numbers."""
+    """Sorts trials by their values after this many steps, then by their numbers."""
     return sorted(trials, key=lambda trial: (-trial.values[steps], trial.number))
 
 

@@ -1,17 +1,17 @@
-"""A sweep: settings proposed by Optuna, of which the better ones are trained for longer. This is its YAML file:
+"""A sweep: Optuna proposes settings, and the better ones are trained for longer. This is its YAML file:
 
 title: ...
 settings: {algo: ppo, steps: 100_000}           # of all runs, as for `accel-rl train`
 envs: CartPole-v1                               # or several, each with the scores that count as 0 and as 1:
                                                 # {CartPole-v1: [0, 500], Acrobot-v1: [-500, -80]}
 seeds: [1, 2]                                   # a trial's value is the mean over these and the environments
-search:                                         # what each setting may be
+search:                                         # the possible values of each setting
   learning_rate: {low: 1e-4, high: 1e-2, log: true}
   horizon: [32, 64, 128]
 trials: 16
-generation: 8                                   # trials that are proposed together, by the results of those before
+generation: 8                                   # trials proposed together, from the results of earlier ones
 halving: {first: 12_500, factor: 2}             # of a generation 1/2 goes on from 12,500 to 25,000 steps, and so on
-seed: 0                                         # of the proposals
+seed: 0                                         # for the proposals
 """
 
 import contextlib
@@ -34,8 +34,8 @@ QUIET = {"eval_interval_steps": 0, "tensorboard": False, "report": False}  # unl
 
 @dataclass(frozen=True)
 class Sweep:
-    """What a sweep's file says. envs: the scores that count as 0 and 1, by environment; search: by setting, a list of
-    choices, or the arguments of a range: low, high, log."""
+    """A sweep, as its file describes it. envs: the scores that count as 0 and 1, by environment; search: by setting, a
+    list of choices, or the arguments of a range: low, high, log."""
 
     settings: dict[str, Any]
     envs: dict[str, tuple[float, float]]
@@ -49,7 +49,7 @@ class Sweep:
     title: str
 
     def runs_of(self, params: dict[str, Any]) -> dict[str, dict[str, Any]]:
-        """Returns the settings of a trial's runs, by the names of their folders."""
+        """Returns the settings of a trial's runs, by their folders' names."""
         settings = {**QUIET, **self.settings, **params, "schedule_steps": self.rungs[-1]}
         return {
             f"{as_file_name(env)}-s{seed}": {**settings, "env": env, "seed": seed}
@@ -69,7 +69,7 @@ class Sweep:
 
 
 def read_sweep(path: Path) -> Sweep:
-    """Reads a sweep's file. Raises UsageError for what is no sweep."""
+    """Reads a sweep's file. Raises UsageError for any other file."""
     values = read_yaml(path, "a sweep's parts")
     parts = ("title", "settings", "envs", "seeds", "search", "trials", "generation", "halving", "seed")
     try:

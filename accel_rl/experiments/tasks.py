@@ -1,4 +1,4 @@
-"""Brings runs to their ends, each in a process of its own, wherever an executor starts it."""
+"""Trains runs to their ends, each in a process of its own, wherever an executor starts it."""
 
 import contextlib
 import csv
@@ -28,18 +28,18 @@ from accel_rl.training.folder_lock import is_being_written
 from accel_rl.training.resolve import Config
 from accel_rl.training.run_directory import SEEN_WITHIN_S, changed_settings
 
-TAIL_LINES = 10  # shown from a failed run's console output
+TAIL_LINES = 10  # lines shown of a failed run's console output
 LAST_WRITER_S = 60.0
-NO_RESULT = 255  # the status of a run of which a cluster knows no result
-LEFT_TO_THE_MACHINE = ("precision", "max_agents")  # settings that it decides unless they are given
+NO_RESULT = 255  # the status of a run whose result the cluster does not know
+LEFT_TO_THE_MACHINE = ("precision", "max_agents")  # settings that the machine decides unless they are given
 UNDECIDED = (None, "auto", "fast")
 
 
 @dataclass(frozen=True)
 class Task:
-    """A run in its folder, which is to have so many steps.
+    """A run in its folder, to be trained up to a number of steps.
 
-    settings: of a new run, without its devices; resume_settings: those that a run with a checkpoint goes on with."""
+    settings: those of a new run, without its devices; resume_settings: those to continue from a checkpoint."""
 
     name: str
     folder: Path
@@ -50,7 +50,7 @@ class Task:
 
     @property
     def steps_done(self) -> int:
-        """What the folder's summary says, which a run writes when it ends."""
+        """The steps in the folder's summary, which a run writes when it ends."""
         with contextlib.suppress(OSError, ValueError):
             return int(self.summary()["total_timesteps"])
         return 0
@@ -61,16 +61,16 @@ class Task:
 
     @property
     def console(self) -> Path:
-        """The file that its output is added to."""
+        """The file to which the run's output is added."""
         return self.folder.with_name(f"{self.folder.name}.txt")
 
     def summary(self) -> dict[str, Any]:
         return dict(json.loads((self.folder / "summary.json").read_text()))
 
     def score(self) -> float | None:
-        """Returns the mean score of the last 100 games when the run had its steps; None if no game had ended.
+        """Returns the mean score of the last 100 games when the run reached its steps; None if no game had ended.
 
-        It may have gone on since then."""
+        The run may have gone on since then."""
         with (self.folder / "progress.csv").open() as file:
             rows = (row for row in csv.DictReader(file) if float(row["time/total_timesteps"]) >= self.steps)
             score = next(rows, {}).get("rollout/ep_rew_mean")  # no column before the first game has ended
@@ -81,9 +81,9 @@ class Task:
     ) -> "subprocess.Popen[bytes]":
         """Starts or resumes the run in a process that ends with this one.
 
-        placement: its settings for this machine; cwd: the folder that its relative paths begin in (this process's).
+        placement: its settings for this machine; cwd: the folder of its relative paths (None: this process's).
 
-        A process that still writes a checkpoint there, because what had started it was killed, is waited for."""
+        If an earlier process's starter was killed, that process may still write a checkpoint: this waits for it."""
         deadline = time.monotonic() + LAST_WRITER_S
         while is_being_written(self.folder) and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -106,13 +106,13 @@ class Task:
 
 def _begin(parent: int) -> None:
     stop_with_parent(parent)
-    signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # Slurm's warning to all of a job; submitit heeds it
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # Slurm warns all processes of a job; submitit reacts
 
 
 def inspect_run(
     name: str, folder: Path, settings: dict[str, Any], config: Config, steps: int, learners: int = 1
 ) -> Task:
-    """Returns what is to be done for a run up to so many steps. config: what its settings are resolved to.
+    """Returns the task of training a run up to this many steps. config: the run's resolved settings.
 
     Raises UsageError if its folder holds a run of other settings, or of another version."""
     resume_settings: dict[str, Any] = {"steps": steps}
@@ -121,7 +121,7 @@ def inspect_run(
         if saved.get("algo") == values["algo"] and (others := saved.keys() ^ values.keys()):
             ways_out = f"finish it with that, use another --out or remove {folder}"
             raise UsageError(f"{name} is of another version of accel_rl ({', '.join(sorted(others))}); {ways_out}")
-        # What the machine decides was decided where the run began.
+        # The machine's decisions were made where the run began.
         undecided = [each for each in LEFT_TO_THE_MACHINE if settings.get(each) in UNDECIDED]
         values |= {each: saved[each] for each in undecided if each in saved}
         if changed := changed_settings(folder, saved, values):
@@ -143,19 +143,19 @@ class Job(Protocol):
         """Asks the run to write a checkpoint and to end."""
 
     def kill(self) -> None:
-        """Ends the run at once, if that is up to this process."""
+        """Ends the run at once, if this process can."""
 
 
 class Executor(Protocol):
-    """Where runs are trained. description: in words; poll_s: how often to ask for their ends, in seconds."""
+    """A place where runs are trained. description: in words; poll_s: seconds between questions for their ends."""
 
     description: str
     poll_s: float
 
     def check_settings(self, learners: int) -> dict[str, Any]:
-        """Returns the settings under which a run with so many learners is checked before anything starts.
+        """Returns the settings that check a run with this many learners before anything starts.
 
-        Raises UsageError if there is no place for one."""
+        Raises UsageError if there is no place for such a run."""
 
     def start(self, task: Task) -> Job | None:
         """Starts or resumes a task; None as long as there is no room for it."""
@@ -169,10 +169,10 @@ class Failure(NamedTuple):
 
 
 def run_tasks(tasks: Sequence[Task], executor: Executor) -> list[Failure]:
-    """Trains what is not finished, in order; returns what has failed.
+    """Trains the unfinished tasks in order; returns the failed ones.
 
-    One that has to wait for room holds back all behind it: else a run that takes all devices would never find them
-    free. Raises KeyboardInterrupt or SystemExit after a signal, once all runs have written their checkpoints."""
+    A task that waits for room holds back all behind it: else a run on all devices would never find them free. Raises
+    KeyboardInterrupt or SystemExit after a signal, once all runs have written their checkpoints."""
     waiting = [task for task in tasks if not task.finished]
     active: list[tuple[Task, Job]] = []
     failed: list[Failure] = []
@@ -204,7 +204,7 @@ def run_tasks(tasks: Sequence[Task], executor: Executor) -> list[Failure]:
 
 
 def _succeeded(task: Task, status: int, stopped: bool) -> bool:
-    """Prints how a run has ended; returns whether well. A run that was asked to stop counts as such."""
+    """Prints how a run has ended; returns True for success. A run that was asked to stop counts as one."""
     deadline = time.monotonic() + SEEN_WITHIN_S
     while status == 0 and not task.finished and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -226,7 +226,7 @@ def print_failures(failed: Sequence[Failure]) -> None:
 
 
 def print_start(task: Task, where: str) -> None:
-    """Prints that a run starts or resumes there."""
+    """Prints that a run starts or resumes, and where."""
     _print(f"{task.name} {'resumes' if (task.folder / CHECKPOINT).exists() else 'starts'} on {where}")
 
 

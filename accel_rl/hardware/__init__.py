@@ -1,5 +1,5 @@
-"""What the program runs on: the CPUs and who runs where, devices, timers, and what processes share.
+"""The machine of a run: CPUs and placement, devices, timers, and memory shared by processes.
 
-Modules, among others: topology (which logical CPUs there are), placement (which part of a run uses which), devices,
+Modules, among others: topology (the logical CPUs), placement (their division among the parts of a run), devices,
 instructions, shared_memory (arrays and semaphores between processes), signals (SIGINT and SIGTERM), timers.
 """

@@ -1,4 +1,4 @@
-"""How the C library keeps memory: it decides over a tenth of an update's time on a CPU."""
+"""The C library's handling of freed memory, which decides over a tenth of an update's time on a CPU."""
 
 import contextlib
 import ctypes
@@ -10,10 +10,10 @@ OLD_LIMIT = 32 << 20  # older releases of glibc refuse a larger M_MMAP_THRESHOLD
 
 
 def keep_freed_memory() -> None:
-    """Lets this process keep what it frees, for good, where the C library is glibc; elsewhere does nothing.
+    """Makes this process keep its freed memory for good, where the C library is glibc; elsewhere does nothing.
 
-    An update allocates and frees the same activations each time. By default they go back to the system, which hands
-    them out again page by page, each cleared first: thousands of page faults per update. Allocations of more than
+    An update allocates and frees the same activations each time. By default the memory goes back to the system, which
+    clears each page before it hands it out again: thousands of page faults per update. Allocations of more than
     LARGEST_KEPT always go back.
     """
     with contextlib.suppress(OSError, AttributeError):

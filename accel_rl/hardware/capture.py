@@ -15,15 +15,15 @@ OUT_OF_MEMORY = (
 )
 
 
-searches_convolutions = True  # whether `fixed_shapes` has an effect
+searches_convolutions = True  # False: `fixed_shapes` has no effect
 
 
 @contextlib.contextmanager
 def fixed_shapes() -> Iterator[None]:
     """Makes cuDNN search for the fastest convolutions of each shape that is new to it in this block.
 
-    For work that is repeated with the same shapes: a search takes longer than many convolutions. Operations that have
-    to be deterministic are not searched for: what is found differs from run to run."""
+    Use it for work that repeats with the same shapes: a search takes longer than many convolutions. Deterministic
+    operations are exempt, since results of the search differ from run to run."""
     cudnn = torch.backends.cudnn
     is_free = not (torch.are_deterministic_algorithms_enabled() or cudnn.deterministic)
     before, cudnn.benchmark = cudnn.benchmark, searches_convolutions and is_free
@@ -34,15 +34,15 @@ def fixed_shapes() -> Iterator[None]:
 
 
 class CaptureError(RuntimeError):
-    """Work that a CUDA graph cannot hold: it reads a value, or copies from memory that is not pinned."""
+    """An error: the work does not fit a CUDA graph, since it reads a value or copies from memory that is not pinned."""
 
 
 def capture(work: Callable[[], object], stream: "torch.cuda.Stream") -> Any:
     """Calls work() once, on this stream, and returns the CUDA graph that repeats what it enqueues.
 
-    work must have run before, on this stream: libraries allocate what they need at their first call. Raises
-    CaptureError if it cannot be captured; being out of memory is raised as it is. In both cases the current stream is
-    what it was. (torch.cuda.graph would leave the capture's stream current.)
+    work must have run on this stream before, since libraries allocate memory at their first call. Raises CaptureError
+    if it cannot be captured; out-of-memory errors pass unchanged. In both cases the current stream stays the same.
+    (torch.cuda.graph would leave the capture's stream current.)
     """
     graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
     torch.cuda.synchronize(stream.device)
@@ -54,7 +54,7 @@ def capture(work: Callable[[], object], stream: "torch.cuda.Stream") -> Any:
             try:
                 work()
             except BaseException:
-                with contextlib.suppress(RuntimeError):  # that the capture has failed is known
+                with contextlib.suppress(RuntimeError):  # the failure of the capture is known
                     graph.capture_end()
                 raise
             graph.capture_end()
@@ -70,8 +70,8 @@ def capture(work: Callable[[], object], stream: "torch.cuda.Stream") -> Any:
 def _end_allocating(pool: Any, stream: "torch.cuda.Stream") -> None:
     """Ends the allocations of a failed capture from its pool.
 
-    Releases of PyTorch before 2.13 forget that: no cache could be emptied any more, so nothing captured. Newer ones
-    have ended them already, and say so by an error. (pytorch/pytorch#180395)"""
+    Releases of PyTorch before 2.13 do not end them. After that no cache can be emptied, so nothing can be captured.
+    Newer ones have ended them already and raise an error here. (pytorch/pytorch#180395)"""
     if end := getattr(torch._C, "_cuda_endAllocateToPool", None):
         with contextlib.suppress(RuntimeError):
             end(stream.device.index, pool)
@@ -79,7 +79,7 @@ def _end_allocating(pool: Any, stream: "torch.cuda.Stream") -> None:
 
 
 def _end_capturing(stream: "torch.cuda.Stream") -> None:
-    """Makes PyTorch's generators forget a failed capture, by one that succeeds.
+    """Makes PyTorch's generators forget a failed capture, by a successful one.
 
     `capture_end` tells generators only if nothing has failed. Else the next random numbers outside of a graph, such as
     dropout's, are reported to raise "Offset increment outside graph capture encountered unexpectedly"."""

@@ -1,4 +1,4 @@
-"""Cumulative sums that are the same in every run, on GPUs too."""
+"""Deterministic cumulative sums, on GPUs too."""
 
 import torch
 from torch import Tensor

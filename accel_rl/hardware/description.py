@@ -1,4 +1,4 @@
-"""Describes the machine that figures were measured on."""
+"""Describes the machine of measured figures."""
 
 import importlib.metadata
 import platform
@@ -13,10 +13,10 @@ PACKAGES = ("torch", "ale-py", "gymnasium", "numpy", "opencv-python-headless", "
 
 
 def describe_machine(with_gpus: bool = True) -> dict[str, Any]:
-    """Returns what figures depend on: CPU, the instructions that networks are computed with, cores that this process
-    may use, GPUs, versions of Python and packages.
+    """Returns the properties that figures depend on: CPU, instructions for networks, cores that this process may use,
+    GPUs, versions of Python and packages.
 
-    with_gpus: asks for their names, for which CUDA is started in this process."""
+    with_gpus: reads the GPUs' names, which starts CUDA in this process."""
     model = platform.processor() or platform.machine()
     if sys.platform == "linux":
         lines = Path("/proc/cpuinfo").read_text().splitlines()

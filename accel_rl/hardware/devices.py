@@ -18,7 +18,7 @@ from accel_rl.hardware.topology import parse_cpus, show_cpus
 
 logger = logging.getLogger("accel_rl")
 
-MAPS = Path("/proc/self/maps")  # what this process has loaded, and where
+MAPS = Path("/proc/self/maps")  # the loaded files of this process, and their addresses
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # the same in all containers of a machine
 ARCHITECTURE = re.compile(r"(sm|compute)_(\d+)(\d)([af]?)")  # as in sm_90a: kind, major, minor, suffix
 
@@ -28,8 +28,8 @@ ARCHITECTURE = re.compile(r"(sm|compute)_(\d+)(\d)([af]?)")  # as in sm_90a: kin
 def find_device(name: str, setting: str = "device") -> str:
     """Returns the full name of a device: cpu, or cuda with a number. auto: the first GPU that can be used, or the CPU.
 
-    Raises UsageError if it is no such name, or if there is no such GPU here, or none that this build of PyTorch has
-    kernels for. setting: names it in errors."""
+    Raises UsageError for any other name, and for a GPU that is not here or has no kernels in this build of PyTorch.
+    setting: its name in errors."""
     import torch
 
     if name == "auto":
@@ -65,8 +65,8 @@ def find_devices(names: str | Sequence[str | int], learners_per_gpu: int = 1) ->
     """Returns each learner's device, by rank: cpu as often as it is named, or each of the GPUs learners_per_gpu times.
 
     GPUs are named as in cuda:0,cuda:2 or cuda:0-3 or 0-3, or as all; auto is the first one, or cpu where there is none.
-    PyTorch numbers them: where CUDA_VISIBLE_DEVICES is set, 0 is the first of those that it lists. The function returns
-    its own results unchanged. Raises UsageError for anything else, and for GPUs that are not here."""
+    The numbers are PyTorch's: if CUDA_VISIBLE_DEVICES is set, 0 is the first in its list. The function returns its own
+    results unchanged. Raises UsageError for anything else, and for GPUs that are not here."""
     text = names if isinstance(names, str) else ",".join(map(str, names))
     shown, words = f"devices={text!r}", [word.strip() for word in text.split(",")]
     if learners_per_gpu < 1:
@@ -95,7 +95,7 @@ def find_devices(names: str | Sequence[str | int], learners_per_gpu: int = 1) ->
 
 
 def _find_gpus(words: list[str], shown: str) -> list[int]:
-    """Returns the numbers of the GPUs that the words name, in their order."""
+    """Returns the numbers of the GPUs in words, in their order."""
     count = num_gpus()
     numbers = ["0" if word == "cuda" else word.removeprefix("cuda:") for word in words]
     try:
@@ -133,9 +133,9 @@ def gpu_has_bf16(device: str) -> bool:
 
 
 def _missing_kernels(gpu: int) -> str | None:
-    """Says that this build of PyTorch has no kernels for the GPU, and which one has; None if it has them.
+    """Returns a text if this build of PyTorch has no kernels for the GPU, with a build that has; else None.
 
-    None also where the build does not say what it was made for: that of a CPU, or of AMD's GPUs."""
+    Returns None as well if the build does not list its architectures: one for CPUs or for AMD's GPUs."""
     import torch
 
     architectures = {arch: match for arch in torch.cuda.get_arch_list() if (match := ARCHITECTURE.fullmatch(arch))}
@@ -147,7 +147,7 @@ def _missing_kernels(gpu: int) -> str | None:
         name = torch.cuda.get_device_name(gpu)
     if any(_runs_on(match, *capability) for match in architectures.values()):
         return None
-    # docs/hardware.md has the table, and where it is from.
+    # docs/hardware.md has the table and its source.
     wheel = "CUDA 12.6 (cu126)" if capability < (7, 5) else "a newer CUDA"
     return (
         f"this build of PyTorch ({torch.__version__}) has no kernels for cuda:{gpu}, {name} (sm_{capability[0]}"
@@ -159,9 +159,9 @@ def _runs_on(architecture: re.Match[str], major: int, minor: int) -> bool:
     """Tells whether code for this ARCHITECTURE runs on a GPU of this compute capability (CUDA C++ Programming Guide,
     "Compute Capabilities" and "Feature sets").
 
-    Machine code (sm) serves the capability that it was made for and larger ones of the same major version; PTX
-    (compute), which the driver compiles, all larger ones. With the suffix a, either serves this one capability only;
-    with f, its major version."""
+    Machine code (sm) runs on its own capability and on larger ones of the same major version. PTX (compute), which the
+    driver compiles, runs on all larger ones. With the suffix a, either runs on this one capability only; with f, on its
+    major version."""
     kind, own_major, own_minor, suffix = architecture[1], int(architecture[2]), int(architecture[3]), architecture[4]
     if suffix == "a":
         return (major, minor) == (own_major, own_minor)
@@ -174,10 +174,10 @@ def _runs_on(architecture: re.Match[str], major: int, minor: int) -> bool:
 
 
 class DeviceId(NamedTuple):
-    """What identifies a device among those of all machines, whatever its number in a process.
+    """An identifier of a device among those of all machines, whatever its number in a process.
 
-    hardware: the physical GPU, or the machine whose CPU it is; memory: what has memory of its own, which may be an
-    instance of a GPU that is divided (MIG)."""
+    hardware: the physical GPU, or the CPU's machine; memory: the unit with its own memory, which may be an instance of
+    a divided GPU (MIG)."""
 
     hardware: str
     memory: str
@@ -199,7 +199,7 @@ def device_id(device: str) -> DeviceId:
 
 
 def _pci_address(gpu: Any) -> str | None:
-    """Returns the address on the PCI bus of a GPU, given by its properties; older releases of torch do not know it."""
+    """Returns a GPU's address on the PCI bus from its properties; None with older releases of torch."""
     try:
         return f"{gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0"
     except AttributeError:
@@ -207,7 +207,7 @@ def _pci_address(gpu: Any) -> str | None:
 
 
 def gpu_node(device: str) -> int | None:
-    """Returns the NUMA node that the GPU is attached to; None for the CPU, and where the system does not say."""
+    """Returns the GPU's NUMA node; None for the CPU, and where the system does not say."""
     import torch
 
     if device == "cpu":
@@ -225,7 +225,7 @@ def gpu_node(device: str) -> int | None:
 
 @dataclass
 class _Pinned:
-    """Memory that is pinned, and how many use it so. It must not be unmapped before, so it is kept here."""
+    """Pinned memory and the number of its users. It is kept here, so that it is not unmapped before it is unpinned."""
 
     memory: SharedArrays
     num_users: int
@@ -237,7 +237,7 @@ _pinned: dict[int, _Pinned] = {}  # by address
 def pin(memory: SharedArrays) -> int | None:
     """Pins the shared memory, so that the GPU reads it directly; returns its address, or None if that failed.
 
-    Each user of the same memory calls it, and `unpin` in the end; CUDA would refuse to pin it twice."""
+    Each user of the memory calls it, and `unpin` in the end. CUDA itself would refuse to pin the memory twice."""
     import torch
 
     address, size = memory.address, memory.size
@@ -265,9 +265,9 @@ def unpin(address: int) -> None:
 
 
 def _clear_last_error() -> None:
-    """Makes CUDA forget a refusal that has been dealt with: PyTorch would raise it at its next launch of a kernel.
+    """Makes CUDA forget a refusal that has been handled: PyTorch would raise it at its next launch of a kernel.
 
-    PyTorch itself has no call for that. Errors are of each thread: call it from the one that met the refusal."""
+    PyTorch itself has no call for that. CUDA keeps errors per thread: call it from the thread that met the refusal."""
     import torch
 
     runtimes = _loaded_runtimes()
@@ -279,12 +279,12 @@ def _clear_last_error() -> None:
 
 
 def _loaded_runtimes() -> list[Any]:
-    """Returns the CUDA runtimes that this process has loaded: PyTorch's and, rarely, one that another package brought.
+    """Returns the CUDA runtimes that this process has loaded: PyTorch's and, rarely, another package's.
 
-    There are none where the system does not list them, and where PyTorch itself contains the runtime."""
+    Returns none if the system does not list loaded files, or if PyTorch itself contains the runtime."""
     found = []
     with contextlib.suppress(OSError):
         paths = {line[line.index("/") :] for line in MAPS.read_text().splitlines() if "/" in line}
         for path in sorted(path for path in paths if Path(path).name.startswith("libcudart.so")):
-            found.append(ctypes.CDLL(path))  # loaded already: no second one
+            found.append(ctypes.CDLL(path))  # loaded already, so it makes no second one
     return found

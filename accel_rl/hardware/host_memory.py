@@ -1,4 +1,4 @@
-"""How much memory is free or in use, on the host within its control group or on a GPU."""
+"""Measures free and used memory, on the host within its control group or on a GPU."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from accel_rl.hardware.topology import control_groups
 if TYPE_CHECKING:
     import torch
 
-USABLE_SHARE = 0.95  # the rest of free memory is left for whatever else grows
+USABLE_SHARE = 0.95  # the rest of free memory stays free for whatever else grows
 
-ROOT = Path("/")  # where /proc and /sys are
+ROOT = Path("/")  # the folder of /proc and /sys
 # Limit, usage, and the field of memory.stat that counts reclaimable files, of control groups of version 2 and of 1.
 FIELDS = (
     ("memory.max", "memory.current", "inactive_file"),
@@ -36,10 +36,10 @@ def check_fits(
 ) -> int:
     """Returns the free bytes of the device. Raises UsageError if num_bytes do not fit into the usable share of them.
 
-    The bytes are those that `size` entries need, the value of `setting`: the error names it, the largest value that
-    fits, and way_out, as in "--replay-device cpu, or ".
-    num_learners: of those that need the bytes together. untouched: compares with all memory of a GPU, used or not,
-    since this process is not to use the GPU: even the question what is free would keep some of its memory."""
+    num_bytes: the need of `size` entries, where size is the value of `setting`. The error names the setting, its
+    largest value that fits, and way_out, as in "--replay-device cpu, or ". num_learners: those that need the bytes
+    together. untouched: compares with all memory of a GPU, used or not, for a process that may not use the GPU; even to
+    ask for free memory would keep some of it."""
     free = free_bytes(device, untouched)
     usable = free * USABLE_SHARE
     if num_bytes > usable:
@@ -53,8 +53,8 @@ def check_fits(
 
 
 def free_bytes(device: torch.device, untouched: bool) -> int:
-    """Returns how many bytes can still be allocated on the host, within the process's control group, or on a GPU;
-    untouched: all bytes of a GPU."""
+    """Returns the bytes that can still be allocated, on the host within the process's control group, or on a GPU.
+    untouched: returns all bytes of a GPU."""
     if device.type != "cuda":
         return free_host_bytes()
     import torch
@@ -65,10 +65,10 @@ def free_bytes(device: torch.device, untouched: bool) -> int:
 
 
 def free_host_bytes() -> int:
-    """Returns the smaller of what the system can still give and what the control group still allows.
+    """Returns the bytes that the system can still give, or that the control group still allows, if these are fewer.
 
-    A virtual machine may hold back memory that it gives as soon as it is asked for (a balloon): it is not available
-    yet, but nothing holds it, and so it counts as free. (Memory that only a driver knows of counts, too.)"""
+    A virtual machine may hold back memory until it is needed (a balloon). Nothing uses this memory, so it counts as
+    free although it is not available yet. (Memory that only a driver knows of counts, too.)"""
     system, *groups = [free for free, _ in free_and_total()] or [2**62]
     return max(0, min([max(system, _unheld_bytes()), *groups]))
 
@@ -98,7 +98,7 @@ def free_and_total() -> list[tuple[int, int]]:
 
 
 def _unheld_bytes() -> int:
-    """Returns what neither programs nor the kernel hold; 0 on a system that does not say what they hold."""
+    """Returns the bytes that neither programs nor the kernel hold; 0 if the system does not say."""
     sizes = _meminfo()
     if not {"MemTotal", "Active(anon)", "Inactive(anon)"} <= sizes.keys():
         return 0

@@ -1,10 +1,10 @@
-"""Which instruction sets PyTorch uses on this CPU, and what it computes bfloat16 with."""
+"""Finds the instruction sets that PyTorch uses on this CPU, those for bfloat16 among them."""
 
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
-BF16_FLAGS = {"amx_bf16": "AMX", "avx512_bf16": "AVX512_BF16", "bf16": "BF16"}  # as in /proc/cpuinfo; the last one: Arm
+BF16_FLAGS = {"amx_bf16": "AMX", "avx512_bf16": "AVX512_BF16", "bf16": "BF16"}  # as in /proc/cpuinfo; the last: Arm
 # oneDNN reads the first of these that is set, in either case, and ignores names that it does not know ("CPU Dispatcher
 # Control" in its manual). The names below exclude bfloat16 instructions; those without "amx" exclude AMX.
 LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
@@ -14,10 +14,10 @@ WITHOUT_AMX = ("avx512_core_bf16", "avx512_core_fp16", "avx10_1_512")
 
 @dataclass(frozen=True)
 class Instructions:
-    """What PyTorch computes with on this CPU.
+    """The instruction sets that PyTorch uses on this CPU.
 
-    kernels: the instruction set of PyTorch's own kernels, as in AVX512. bf16: what oneDNN multiplies bfloat16 with:
-    AMX, AVX512_BF16, BF16 (Arm), unknown (a system without /proc), or nothing, for the reason why_no_bf16."""
+    kernels: that of PyTorch's own kernels, as in AVX512. bf16: that of oneDNN's bfloat16 multiplications: AMX,
+    AVX512_BF16, BF16 (Arm), unknown (a system without /proc), or nothing, for the reason why_no_bf16."""
 
     kernels: str
     bf16: str
@@ -28,7 +28,7 @@ class Instructions:
 
 
 def read_instructions(root: Path = Path("/")) -> Instructions:
-    """Returns the instruction sets in use. root: where /proc is."""
+    """Returns the instruction sets in use. root: the folder of /proc."""
     import torch  # here, since simulator processes import this package
 
     kernels = torch.backends.cpu.get_cpu_capability()
@@ -36,7 +36,7 @@ def read_instructions(root: Path = Path("/")) -> Instructions:
 
 
 def has_bf16() -> bool:
-    """Returns whether PyTorch computes bfloat16 by instructions for it; without them float32 emulates it."""
+    """Tells whether PyTorch computes bfloat16 by its own instructions; without them float32 emulates it."""
     return bool(read_instructions().bf16)
 
 
@@ -61,9 +61,9 @@ def _bf16(root: Path) -> tuple[str, str]:
 
 
 def _onednn_takes_bf16() -> bool:
-    """Returns whether PyTorch gives bfloat16 to oneDNN; True where this release of PyTorch does not say.
+    """Tells whether PyTorch gives bfloat16 to oneDNN; True where this release of PyTorch does not say.
 
-    Necessary, not sufficient: oneDNN emulates bfloat16 on AVX-512 without its instructions."""
+    This is necessary, not sufficient: oneDNN emulates bfloat16 on AVX-512 without its instructions."""
     import torch
 
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""What a run says when it meets a limit of its process, its user or its control group. Imports no torch."""
+"""Messages when a run meets a limit of its process, its user or its control group. Imports no torch."""
 
 import contextlib
 import errno
@@ -12,7 +12,7 @@ from accel_rl.errors import RunError, UsageError
 
 @contextlib.contextmanager
 def advice_on_limits() -> Iterator[None]:
-    """Raises RunError with a way out in place of an error that comes from a limit."""
+    """Raises RunError with a way out in place of an error caused by a limit."""
     try:
         yield
     except Exception as error:
@@ -22,9 +22,9 @@ def advice_on_limits() -> Iterator[None]:
 
 
 def describe_exceeded_limit(error: BaseException) -> str | None:
-    """Returns a line about an error that comes from too few files, processes, threads or addresses, and the way out.
+    """Returns a line about an error caused by too few files, processes, threads or addresses, and the way out.
 
-    None for any other error, and for one of this package, which says enough."""
+    Returns None for any other error, and for this package's own, which say enough."""
     if isinstance(error, RunError | UsageError):
         return None
     reason = (str(error).splitlines() or [type(error).__name__])[0]
@@ -51,8 +51,8 @@ def describe_exceeded_limit(error: BaseException) -> str | None:
 
 
 def check_threads(num_threads: int) -> None:
-    """Raises RuntimeError if this process cannot have so many threads more: OpenMP and Gloo, which start them when they
-    are needed, would end it."""
+    """Raises RuntimeError if this process cannot start num_threads more. OpenMP and Gloo start theirs when needed, and
+    would end the process."""
     is_tried = threading.Event()
     tried = [threading.Thread(target=is_tried.wait, daemon=True) for _ in range(num_threads)]
     try:

@@ -1,4 +1,4 @@
-"""Decides which logical CPUs each part of a run uses, from the topology and the settings that it is given."""
+"""Chooses the logical CPUs for each part of a run, from the topology and the settings."""
 
 import contextlib
 import math
@@ -11,19 +11,19 @@ from accel_rl.errors import UsageError
 from accel_rl.hardware.topology import Cpus, CpuTopology, count, read_topology, show_cpus
 
 MAX_LEARNING_THREADS = 16  # the networks of this field gain nothing from more
-MAX_SAMPLING_THREADS = 2  # for batches of half the environments
+MAX_SAMPLING_THREADS = 2  # the batches are half the environments
 LEAST_CORES_TO_RESERVE_ONE = 4
-LEAST_FLOPS_PER_THREAD = 75e6  # an update's; with fewer, threads cost more by waiting than they gain
+LEAST_FLOPS_PER_THREAD = 75e6  # in an update; with fewer, waiting costs more than threads gain
 LEAST_ENVS_BESIDE_NETWORK = 8  # for each worker that shares two logical CPUs with the network
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Which logical CPUs a learner's processes run on, with num_envs environments.
+    """A plan of the logical CPUs for a learner's processes, with num_envs environments.
 
-    worker_cpus: of each simulator process, in order; server_cpus: of this process, which chooses actions and learns.
+    worker_cpus: for each simulator process, in order; server_cpus: for this process, which chooses actions and learns.
         None: wherever the operating system puts it.
-    sampling_threads, learning_threads: of PyTorch, on the CPU. num_free: the logical CPUs that are there for workers.
+    sampling_threads, learning_threads: PyTorch's, on the CPU. num_free: logical CPUs available to workers.
     """
 
     topology: CpuTopology
@@ -37,13 +37,13 @@ class Plan:
 
     @property
     def server_is_reserved(self) -> bool:
-        """Whether this process has logical CPUs that no worker uses."""
+        """True if this process has logical CPUs that no worker uses."""
         others = {*self.worker_cpus}
         return bool(self.server_cpus and others and None not in others and not {*self.server_cpus} & others)
 
     def lines(self, simulators: str | None = None) -> list[str]:
-        """Returns one line of text each on the logical CPUs, the workers (or what is said of other simulators), and
-        this process."""
+        """Returns one line of text each on the logical CPUs, the workers, and this process. simulators: a line in place
+        of that on workers."""
         return [
             f"CPUs        {self.topology}",
             simulators or f"workers     {self._workers()}",
@@ -75,7 +75,7 @@ class Plan:
 
 def show_plans(devices: Sequence[str], plans: Sequence[Plan], simulators: str | None = None) -> list[str]:
     """Returns the lines of the only learner's plan (see `Plan.lines`), or one line for each of several learners, by
-    rank; with the threads of those on the CPU."""
+    rank, with its threads if it is on the CPU."""
     if len(plans) == 1:
         return plans[0].lines(simulators)
     width = max(map(len, devices))
@@ -106,10 +106,10 @@ def make_plan(
 ) -> Plan:
     """Returns the plan for one learner whose network is on the CPU, or on a GPU of NUMA node gpu_node (None: unknown).
 
-    num_workers (0: this process steps the environments) and the numbers of threads are chosen here where they are None.
-    With a GPU, this process has a core of its own if there are enough, whatever the number of environments: all workers
-    wait for it, so rather some of them have one environment more. On the CPU, simulating and learning take turns on all
-    logical CPUs; of two, one is left to choose actions where environments are few."""
+    num_workers (0: this process steps the environments) and the numbers of threads are chosen here if they are None.
+    With a GPU, this process has a core of its own if there are enough, even if some workers then have one environment
+    more: all of them wait for this process. On the CPU, simulating and learning take turns on all logical CPUs; of two,
+    one stays free to choose actions if environments are few."""
     server_cpus, cores, num_busy = topology.cpus if topology.chosen else None, list(topology.cores), topology.num_busy
     if on_gpu and topology.can_pin and min(len(cores), num_busy) >= LEAST_CORES_TO_RESERVE_ONE:
         core = topology.nodes.index(gpu_node) if gpu_node in topology.nodes else 0
@@ -128,7 +128,7 @@ def make_plan(
         chosen_workers = min(num_envs, num_busy) if on_gpu else default_workers(num_envs, num_busy)
     else:
         chosen_workers = num_workers
-    num_threads = 1 if on_gpu else topology.num_busy  # with a GPU there is almost nothing for them to do
+    num_threads = 1 if on_gpu else topology.num_busy  # with a GPU threads have almost nothing to do
     return Plan(
         topology,
         num_envs,
@@ -178,7 +178,7 @@ def make_plans(
 
 
 def learning_threads_for(flops: float) -> int:
-    """Returns how many threads an update of so many FLOPs keeps busy.
+    """Returns the number of threads that an update of so many FLOPs keeps busy.
 
     On two logical CPUs of an AMD EPYC, one thread trains A2C with updates of 104 MFLOP 0.98 times as fast as two, and
     PPO with 219 MFLOP 0.86 times (benchmarks/results/thread_plan_vectors.json)."""
@@ -186,8 +186,8 @@ def learning_threads_for(flops: float) -> int:
 
 
 def _warnings(num_envs: int, num_workers: int | None, num_free: list[int], on_gpu: bool) -> tuple[str, ...]:
-    """Returns warnings about idle or shared logical CPUs. num_envs, num_workers (None: by default): of each learner;
-    num_free: the logical CPUs that each learner has for workers."""
+    """Returns warnings about idle or shared logical CPUs. num_envs, num_workers (None: the default): each learner's;
+    num_free: each learner's number of logical CPUs for workers."""
     num_learners, total, choose = len(num_free), sum(num_free), min if on_gpu else default_workers
     picked = [choose(num_envs, num) for num in num_free]
     if num_workers is None:
@@ -204,16 +204,16 @@ def _warnings(num_envs: int, num_workers: int | None, num_free: list[int], on_gp
 
 
 def _spread(cores: list[Cpus]) -> list[int]:
-    """Returns the first logical CPU of each core, then the second of each, ...: the order in which workers take them.
+    """Returns the order in which workers take logical CPUs: the first of each core, then the second of each, ...
 
-    So a few workers have cores of their own. Where each worker serves one group (the first half of them group 0), the
-    two groups are on sibling threads of the same cores: while one waits for actions, the other has the core."""
+    So a few workers have cores of their own. If each worker serves one group (the first half of them group 0), the two
+    groups are on sibling threads of the same cores: while one waits for actions, the other has the core."""
     most = max(map(len, cores))
     return [core[thread] for thread in range(most) for core in cores if thread < len(core)]
 
 
 def default_worker_cpus(num_workers: int) -> list[int | None]:
-    """Returns the logical CPU of each worker, for a sampler that was given none."""
+    """Returns the logical CPU of each worker, for a sampler without a plan."""
     return list(make_plan(read_topology(), 2 * num_workers, num_workers).worker_cpus)
 
 
@@ -224,11 +224,11 @@ def divide(topology: CpuTopology, gpu_nodes: Sequence[int | None], share: bool =
     """Returns each learner's part of the machine: whole cores, whose numbers differ by one at most.
 
     They are on the NUMA node of the learner's GPU while that has enough cores, else on the nearest nodes (by number)
-    that have idle ones. For None (no GPU, or unknown) they are on as few nodes as possible, nodes in turn. With fewer
-    cores than learners, hardware threads are dealt out. A quota is divided evenly. A single learner has everything.
+    with idle ones. For None (no GPU, or unknown) they are on as few nodes as possible, nodes in turn. With fewer cores
+    than learners, hardware threads are dealt out. A quota is divided evenly. A single learner has everything.
 
-    Raises UsageError for fewer logical CPUs, or less quota, than learners, unless share: then each learner has one, in
-    turn."""
+    Raises UsageError if there are fewer logical CPUs, or less quota, than learners. With share, each learner then has
+    one, in turn."""
     num_learners = len(gpu_nodes)
     if num_learners == 1:
         return [topology]
@@ -245,7 +245,7 @@ def divide(topology: CpuTopology, gpu_nodes: Sequence[int | None], share: bool =
 
 
 def _part(topology: CpuTopology, cpus: set[int], home: int | None, num_learners: int) -> CpuTopology:
-    """Returns these logical CPUs, those on the home node first, so that a few workers are there."""
+    """Returns the topology of these logical CPUs: the home node's come first, so that a few workers run there."""
     cores = zip((tuple(cpu for cpu in core if cpu in cpus) for core in topology.cores), topology.nodes, strict=True)
     mine = sorted(((core, node) for core, node in cores if core), key=lambda core: core[1] != home)
     return replace(
@@ -279,8 +279,8 @@ def _deal(topology: CpuTopology, homes: list[int | None]) -> list[set[int]]:
 
 
 def _sizes(homes: list[int | None], num_on: dict[int, int]) -> list[int]:
-    """Returns how many pieces (cores, or threads) each learner gets. Odd ones go to learners on whose home node they
-    are, spread evenly: of two learners on each GPU, one has one more."""
+    """Returns the number of pieces (cores, or threads) of each learner. A node's odd ones go to learners at home there,
+    spread evenly: of two learners on each GPU, one has one more."""
     least, odd = divmod(sum(num_on.values()), len(homes))
     sizes = [least] * len(homes)
     for node, num in num_on.items():
@@ -295,7 +295,7 @@ def _sizes(homes: list[int | None], num_on: dict[int, int]) -> list[int]:
 
 
 def _next_node(idle: dict[int, list[Cpus]], home: int | None) -> int:
-    """Returns where a learner takes what it lacks: the node nearest to its home, or the one with most idle pieces."""
+    """Returns the node of a learner's next piece: the nearest one to its home, or the one with most idle pieces."""
     nodes = [node for node in idle if idle[node]]
     return min(nodes, key=lambda node: -len(idle[node]) if home is None else abs(node - home))
 
@@ -321,13 +321,13 @@ def _share(topology: CpuTopology, homes: list[int | None]) -> list[set[int]]:
 
 
 def divides_evenly(num_envs: int, num_workers: int) -> bool:
-    """Returns whether each worker can have equally many environments of both groups, or each group equally many
+    """Tells whether each worker can have equally many environments of both groups, or each group equally many
     workers."""
     return num_envs % math.lcm(2, num_workers) == 0
 
 
 def serves_both_groups(num_envs: int, num_workers: int) -> bool:
-    """Returns whether each worker has environments of both groups; else the first half of them serves group 0."""
+    """Tells whether each worker has environments of both groups; else the first half of the workers serves group 0."""
     return num_envs % (2 * num_workers) == 0
 
 
@@ -342,7 +342,7 @@ def _on(cpus: tuple[int | None, ...]) -> str:
 
 @contextlib.contextmanager
 def pinned(cpus: Cpus | None) -> Iterator[None]:
-    """Pins every thread of this process, and what it starts, to logical CPUs while entered. None: changes nothing."""
+    """Pins all threads of this process, and those it starts, to logical CPUs while entered. None: changes nothing."""
     if cpus is None or not hasattr(os, "sched_setaffinity"):
         yield
         return

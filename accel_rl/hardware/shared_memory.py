@@ -18,10 +18,10 @@ ALIGNMENT = 64  # bytes: a cache line
 
 
 class SharedArrays:
-    """Holds NumPy arrays in one anonymous piece of shared memory, whose file descriptor other processes inherit.
+    """NumPy arrays in one anonymous piece of shared memory, whose file descriptor other processes inherit.
 
-    fd: that of an existing piece, which is mapped; None: a new piece, of zeros. Raises RunError if the system refuses
-    it."""
+    fd: the descriptor of an existing piece, to be mapped; None: makes a new piece, of zeros. Raises RunError if the
+    system refuses it."""
 
     def __init__(self, layout: Layout, fd: int | None = None):
         offsets, size = [], 0
@@ -46,7 +46,7 @@ class SharedArrays:
         return ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
 
     def close(self) -> None:
-        """Closes the file descriptor; the memory itself is freed when the last array is."""
+        """Closes the file descriptor; the memory itself is freed with the last array."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
@@ -67,7 +67,7 @@ def _anonymous_file(size: int) -> int:
 
 
 class Semaphore:
-    """Counts tokens across processes; it is named for the fact that a token announces.
+    """A count of tokens across processes, named for the fact that a token announces.
 
     one_at_a_time: each `try_acquire` takes a single token, so that several processes can wait for one semaphore.
     """
@@ -94,7 +94,7 @@ class Semaphore:
             os.write(self.fds[1], b"x" * count)
 
     def try_acquire(self) -> int:
-        """Takes all tokens that there are, or one of them if one_at_a_time, without waiting; returns how many."""
+        """Takes all tokens, or one if one_at_a_time, without waiting; returns their number."""
         try:
             if sys.platform == "linux":
                 return os.eventfd_read(self.fds[0])
@@ -103,7 +103,7 @@ class Semaphore:
             return 0
 
     def drain(self) -> None:
-        """Takes all tokens that there are."""
+        """Takes all tokens."""
         while self.try_acquire():
             pass
 

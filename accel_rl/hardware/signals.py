@@ -1,4 +1,4 @@
-"""SIGINT, SIGTERM, and SIGHUP of a terminal that is gone: the first one asks a run to stop, the second one ends it."""
+"""SIGINT, SIGTERM, and SIGHUP of a closed terminal: the first one asks a run to stop, the second one ends it."""
 
 import signal
 import threading
@@ -7,11 +7,11 @@ from typing import Any
 
 
 class StopSignal:
-    """Remembers, while entered, which signal asked the run to stop: `received`, or None.
+    """A record, while entered, of the signal that asked the run to stop: `received`, or None.
 
     Before `ready` is called, a signal raises KeyboardInterrupt (SIGINT) or SystemExit (the others) at once, since the
-    run cannot stop in good order yet; so does a second signal at any time, but for SIGHUP, which a shell may send once
-    more. Outside the main thread, where Python allows no signal handlers, this class does nothing.
+    run cannot stop in good order yet. So does a second signal at any time, except SIGHUP: a shell may send it twice.
+    Outside the main thread, where Python allows no signal handlers, this class does nothing.
     """
 
     def __init__(self) -> None:
@@ -22,13 +22,13 @@ class StopSignal:
     def __enter__(self) -> "StopSignal":
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-                if signal.getsignal(number) is not signal.SIG_IGN:  # by nohup
+                if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores it
                     self._previous[number] = signal.signal(number, self._handle)
         return self
 
     def ready(self) -> None:
-        """Declares that the run can stop in good order from now on. Raises what a signal should have raised before: an
-        import may have caught it."""
+        """Declares that the run can stop in good order from now on. Raises an earlier signal's exception again, since
+        an import may have caught it."""
         self.patient = True
         self.leave()
 

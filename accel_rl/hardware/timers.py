@@ -1,4 +1,4 @@
-"""Measures how long a device works, without waiting for it."""
+"""Measures a device's working time without waiting for it."""
 
 import time
 from typing import Any
@@ -7,12 +7,12 @@ import torch
 
 
 class DeviceTimer:
-    """Adds up the seconds that a GPU spends on what is enqueued within `with timer:`; on the CPU, the wall time."""
+    """A timer that adds up a GPU's seconds for work enqueued within `with timer:`; on the CPU, the wall time."""
 
     def __init__(self, device: torch.device):
         self._device = device
         self._events: list[tuple[Any, Any]] = []
-        self._spare: list[Any] = []  # events that have been read: making one takes longer than recording it
+        self._spare: list[Any] = []  # read events, reused: making one takes longer than recording it
 
     def __enter__(self) -> None:
         self._start = self._mark()

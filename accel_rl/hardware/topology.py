@@ -1,4 +1,4 @@
-"""Which logical CPUs this process has: hardware threads, by the operating system's number; a core has one or more."""
+"""The logical CPUs of this process: hardware threads, by the operating system's number. A core has one or more."""
 
 import math
 import os
@@ -21,7 +21,7 @@ class CpuTopology:
     num_online: logical CPUs of the whole machine.
     quota: CPU time per second of wall time (`docker --cpus`, Kubernetes, SLURM); None: no limit.
     can_pin: the system can bind processes to logical CPUs.
-    chosen: a selection of those that the process may use, by name or as one learner's part; else all of them.
+    chosen: True for a selection of the process's logical CPUs, by name or as one learner's part; else they are all.
     """
 
     cores: tuple[Cpus, ...]
@@ -37,7 +37,7 @@ class CpuTopology:
 
     @property
     def num_busy(self) -> int:
-        """How many logical CPUs can be busy all the time: all of them, or fewer under a quota."""
+        """The number of logical CPUs that can be busy all the time: all of them, or fewer under a quota."""
         return len(self.cpus) if self.quota is None else min(len(self.cpus), max(1, int(self.quota + 0.5)))
 
     def __str__(self) -> str:
@@ -51,9 +51,9 @@ class CpuTopology:
 
 
 def read_topology(chosen: str = "all", root: Path = Path("/")) -> CpuTopology:
-    """Returns the logical CPUs that this process may use, or those `chosen` of them, as in 0-7,16-23.
+    """Returns the logical CPUs that this process may use, or only the chosen ones, as in 0-7,16-23.
 
-    Raises UsageError for chosen ones that this process may not use. root: where /sys and /proc are."""
+    Raises UsageError for chosen ones that this process may not use. root: the folder of /sys and /proc."""
     allowed = available_cpus()
     online = sorted({*_read_cpus(root / "sys/devices/system/cpu/online"), *allowed})
     can_pin = hasattr(os, "sched_setaffinity")
@@ -71,14 +71,14 @@ def read_topology(chosen: str = "all", root: Path = Path("/")) -> CpuTopology:
 
 
 def available_cpus() -> list[int]:
-    """Returns where this process may run (`taskset`, `docker --cpuset-cpus`, SLURM restrict it)."""
+    """Returns the logical CPUs allowed to this process (`taskset`, `docker --cpuset-cpus`, SLURM restrict them)."""
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))
 
 
 def physical_cores(cpus: list[int], root: Path = Path("/")) -> list[list[int]]:
-    """Groups logical CPUs by physical core: those of one core are its hardware threads."""
+    """Groups logical CPUs by physical core: a group holds the core's hardware threads."""
     cores: dict[tuple[int, ...], list[int]] = {}
     for cpu in cpus:
         siblings = _read_cpus(root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
@@ -87,16 +87,16 @@ def physical_cores(cpus: list[int], root: Path = Path("/")) -> list[list[int]]:
 
 
 def read_quota(root: Path = Path("/")) -> float | None:
-    """Returns the smallest quota of CPU time of the control groups that this process is in, in CPUs; None: no limit."""
+    """Returns the smallest CPU quota of this process's control groups, in CPUs; None: no limit."""
     quota = min(map(_quota_of, control_groups("cpu", root)), default=math.inf)
     return None if quota == math.inf else quota
 
 
 def control_groups(controller: str, root: Path = Path("/")) -> list[Path]:
-    """Returns the folders of the control groups that this process may be in, of version 1 and 2, the topmost ones
-    included; some may not exist.
+    """Returns the folders of control groups, of version 1 and 2, that this process may be in, up to the topmost ones.
+    Some may not exist.
 
-    controller: cpu, memory or pids. root: where /sys and /proc are."""
+    controller: cpu, memory or pids. root: the folder of /sys and /proc."""
     try:
         groups = [line.split(":", 2)[1:] for line in (root / "proc/self/cgroup").read_text().splitlines()]
     except OSError:
@@ -136,7 +136,7 @@ def _choose(text: str, allowed: list[int], online: list[int]) -> list[int]:
 
 
 def parse_cpus(text: str) -> list[int]:
-    """Returns the numbers of a list as in 0-3,8, sorted. Raises ValueError for anything else."""
+    """Returns the numbers in a list such as 0-3,8, sorted. Raises ValueError for any other text."""
     cpus: set[int] = set()
     for part in text.split(","):
         match = re.fullmatch(r"\s*([0-9]{1,5})(?:-([0-9]{1,5}))?\s*", part)
@@ -154,7 +154,7 @@ def _read_cpus(path: Path) -> list[int]:
 
 
 def show_cpus(cpus: Iterable[int]) -> str:
-    """Returns numbers as parse_cpus reads them: 0-3,8."""
+    """Returns numbers in the form that parse_cpus reads: 0-3,8."""
     known = set(cpus)
     firsts = [cpu for cpu in sorted(known) if cpu - 1 not in known]
     lasts = [cpu for cpu in sorted(known) if cpu + 1 not in known]
@@ -167,5 +167,5 @@ def count(number: int, what: str) -> str:
 
 
 def loopback_interface() -> str | None:
-    """Returns the name of the network interface that reaches this machine itself, as in lo; None if there is none."""
+    """Returns the name of the network interface to this machine itself, such as lo; None if there is none."""
     return next((name for _, name in socket.if_nameindex() if re.fullmatch(r"lo\d*", name)), None)

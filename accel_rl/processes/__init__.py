@@ -1,1 +1,1 @@
-"""Child processes: how they are started, what they are told, and what happens when one ends. Free of torch."""
+"""Child processes: their start, their messages, and their end. Imports no torch."""

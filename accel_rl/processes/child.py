@@ -1,5 +1,5 @@
-"""A child process's side: leaves signals to its parent, ends with it, tells it what goes wrong, and ends what it has
-itself started. No torch here."""
+"""A child process's side: it leaves signals to its parent, ends with it, reports errors to it, and ends the processes
+that it has started itself. Imports no torch."""
 
 import contextlib
 import ctypes
@@ -22,24 +22,23 @@ OOM_SCORE = 500  # as if a process had half of all memory in addition
 
 
 def leave_signals_to_parent() -> None:
-    """Makes a child process ignore SIGINT and SIGTERM, and be killed when its parent's thread ends.
-
-    The kernel kills it, even if it never returns from an environment."""
+    """Makes a child process ignore SIGINT and SIGTERM. The kernel kills it when its parent's thread ends, even if it
+    never returns from an environment."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     when_parent_ends(signal.SIGKILL)
 
 
 def end_with_parent(parent: int) -> None:
-    """Does the same in a process that process `parent` has started, also if that has ended already."""
+    """Does the same in a process started by process `parent`, even if that has ended already."""
     leave_signals_to_parent()
     if os.getppid() != parent:
         os._exit(0)
 
 
 def stop_with_parent(parent: int) -> None:
-    """Makes a run that process `parent` has just forked receive SIGTERM when that process ends, however it does."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # in place of the parent's handler, which was inherited
+    """Makes a run just forked by process `parent` receive SIGTERM when that process ends, however it does."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # replaces the inherited handler
     when_parent_ends(signal.SIGTERM)
     if os.getppid() != parent:
         signal.raise_signal(signal.SIGTERM)
@@ -53,33 +52,33 @@ def when_parent_ends(number: int) -> None:
 
 
 def end_before_parent_without_memory() -> None:
-    """Makes the system, where memory runs out, rather end this process than its parent, which can tell. Linux only."""
+    """Makes the system end this process before its parent, which can tell, if memory runs out. Linux only."""
     with contextlib.suppress(OSError):
         score = Path("/proc/self/oom_score_adj")
         score.write_text(str(min(1000, int(score.read_text()) + OOM_SCORE)))
 
 
 def adopt_orphans() -> None:
-    """Makes this process the parent of what its children, and theirs, leave behind when they end. Linux only."""
+    """Makes this process adopt the processes that its children, and theirs, leave behind. Linux only."""
     if sys.platform == "linux":
         PR_SET_CHILD_SUBREAPER = 36
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def end_children(kept: Collection[int] = ()) -> None:
-    """Kills all children of this process but those kept, and then what these leave to it (see `adopt_orphans`)."""
+    """Kills all children of this process except those kept, then the orphans that they leave (see `adopt_orphans`)."""
     while ended := [process for process in psutil.Process().children() if process.pid not in kept]:
         for process in ended:
             try:
                 process.kill()
                 process.wait()
-            except psutil.AccessDenied:  # it has become another user's
+            except psutil.AccessDenied:  # it belongs to another user now
                 kept = {*kept, process.pid}
 
 
 @contextlib.contextmanager
 def reporting(control: "Connection[Any, Any]") -> Iterator[None]:
-    """Sends the framework's warnings to the parent, which has the log, and the error that ends the block.
+    """Sends the framework's warnings, and the error that ends the block, to the parent, which has the log.
 
     The block also ends when the parent hangs up."""
     logging.getLogger("accel_rl").addHandler(SendWarnings(control))
@@ -93,7 +92,7 @@ def reporting(control: "Connection[Any, Any]") -> Iterator[None]:
 
 
 class SendWarnings(logging.Handler):
-    """Passes log records on to the parent."""
+    """A handler that passes log records on to the parent."""
 
     def __init__(self, control: "Connection[Any, Any]"):
         super().__init__()

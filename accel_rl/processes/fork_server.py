@@ -1,15 +1,15 @@
-"""Starts child processes alike: a process that has imported what all of them need forks them. Imports no torch.
+"""Starts similar child processes: one process imports everything that they need, and forks them. Imports no torch.
 
-A forked child is up in milliseconds and shares the imported code and what was prepared with the others. A worker that
-started from nothing would take a fifth of a second and 30 MB; a learner would import for 2.5 s, while the others do.
-(The parent itself cannot fork: it has threads, and perhaps CUDA. multiprocessing's forkserver would import the user's
-`__main__` again in each child, leave its named socket behind when it is killed, and its children outlive both it and
-the process that asked for them.)
+A forked child is up in milliseconds and shares imported code and prepared data with the others. A worker that started
+from nothing would take a fifth of a second and 30 MB; a learner would import for 2.5 s, while the others do. (The
+parent itself cannot fork: it has threads, and perhaps CUDA. multiprocessing's forkserver would import the user's
+`__main__` again in each child and leave its named socket behind when killed. Its children outlive both it and the
+process that asked for them.)
 
-Nothing outlives the parent, however that ends: the kernel tells the forking process, which kills its children and what
-these have started: it adopts whatever they leave behind. If the forking process itself is killed, the kernel kills its
-children with it, but not what they have started. Where the kernel says nothing, the end of file of its connection tells
-the forking process that the parent has gone: then the children that are left have EXIT_PATIENCE_S to end.
+Nothing outlives the parent, however that ends. The kernel tells the forking process, which kills its children and the
+processes that these have started: it adopts them. If the forking process itself is killed, the kernel kills its
+children with it, but not their own. Where the kernel says nothing, the forking process reads the end of file of its
+connection when the parent is gone: then the remaining children have EXIT_PATIENCE_S to end.
 """
 
 import contextlib
@@ -43,18 +43,18 @@ from accel_rl.processes.streams import secure_streams
 
 EXIT_PATIENCE_S = 2.0
 POLL_S = 0.002
-REAP_S = 1.0  # how often the ends of adopted processes are taken in
+REAP_S = 1.0  # seconds between reaping adopted processes that have ended
 BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 Statuses = dict[int, int | None]  # pid -> exit status, minus the signal that killed it; None while it lives
 
 
 class ForkServer:
-    """Starts, watches and ends children through the forking process: the parent's side of it.
+    """The parent's side of the forking process: starts, watches and ends children through it.
 
     program: "module:function", which each child calls with the descriptor of its connection to this process. prepare:
-    likewise, what the forking process calls with `argument` before it forks; without it, that runs nothing but imports,
-    and asserts that it has one thread and no CUDA context. fds: the descriptors that children inherit. lost: what
-    RunError says, from any method, once the forking process has ended: {how}."""
+    likewise, a function that the forking process calls with `argument` before it forks. Without prepare, it only runs
+    imports, and asserts that it has one thread and no CUDA context. fds: the descriptors that children inherit. lost:
+    the text of RunError, which any method raises once the forking process has ended, with {how}."""
 
     def __init__(
         self,
@@ -74,8 +74,8 @@ class ForkServer:
     def launch(self, setup: Any, fds: Iterable[int] | None = None) -> "Child":
         """Starts a child, whose first message is its setup. fds: the only ones it inherits; None: all.
 
-        It first waits, however long that takes, until what all of them share is prepared: the native simulator may have
-        to be compiled. Raises UsageError if it cannot be, OSError if the system refuses another process."""
+        Waits first, without a limit, until the shared data is prepared: the native simulator may have to be compiled.
+        Raises UsageError if that fails, OSError if the system refuses another process."""
         ours, theirs = Pipe()
         with self._connected():
             send_message(self._control, ("fork", fds and [*fds]))
@@ -86,8 +86,8 @@ class ForkServer:
         return child
 
     def release_fds(self) -> None:
-        """Closes the descriptors in the forking process, which will start no more children: else nobody would notice
-        that the other end of a connection between two of them is gone."""
+        """Closes the descriptors in the forking process, which starts no more children. Else a child would not notice
+        that the other end of its connection to another one is gone."""
         self.ask("release")
 
     def ask(self, *request: Any) -> Any:
@@ -97,7 +97,7 @@ class ForkServer:
         return self._answer()
 
     def close(self, children: Iterable["Child"] = (), patience_s: float = 0.0) -> None:
-        """Hangs up on all children; those that have not ended after patience_s are killed. None is left after this."""
+        """Hangs up on all children, and kills those that have not ended after patience_s. None is left after this."""
         for child in children:
             child.control.close()
         if not self._is_prepared:  # interrupted: it may be importing or compiling, and has no children yet
@@ -120,16 +120,16 @@ class ForkServer:
         try:
             yield
         except (EOFError, OSError) as error:
-            if getattr(error, "errno", None) in (errno.EMFILE, errno.ENFILE):  # this process's own
+            if getattr(error, "errno", None) in (errno.EMFILE, errno.ENFILE):  # this process has no free descriptor
                 raise
-            self._control.close()  # or, if only the connection is broken, it would live on
+            self._control.close()  # else it would live on if only the connection is broken
             status = self._popen.wait()
             raise RunError(self._lost.format(how=describe_exit(status))) from None
 
 
 @dataclass(frozen=True)
 class Child:
-    """A child as its parent sees it."""
+    """A child, seen from its parent."""
 
     pid: int
     control: "Connection[Any, Any]"
@@ -137,13 +137,13 @@ class Child:
     server: ForkServer
 
     def send(self, message: Any) -> None:
-        """Sends a message; that a child has died shows when its answer is waited for."""
+        """Sends a message. A dead child shows in `receive`."""
         with contextlib.suppress(OSError):
             send_message(self.control, message)
 
     def receive(self, timeout_s: float = EXIT_PATIENCE_S) -> tuple[str, Any]:
-        """Waits for the child's next message, a kind and a content. If it has hung up, they are "died" and how, for
-        which it waits at most timeout_s."""
+        """Waits for the child's next message, a kind and a content. If the child has hung up, they are "died" and how
+        it ended, which may take up to timeout_s."""
         try:
             kind, content = self.control.recv()
             return kind, content
@@ -155,12 +155,12 @@ class Child:
         return self.wait(0.0)
 
     def wait(self, timeout_s: float = math.inf) -> int | None:
-        """Returns the same, but only when the child has ended or timeout_s are over."""
+        """Waits until the child has ended, at most timeout_s; returns the same as `poll`."""
         status: int | None = self.server.ask("wait", self.pid, timeout_s)
         return status
 
     def kill(self) -> None:
-        """Kills the child, which has ended when this returns."""
+        """Kills the child; it has ended when this returns."""
         if self.poll() is None:
             os.kill(self.pid, signal.SIGKILL)
             self.wait(EXIT_PATIENCE_S)
@@ -169,8 +169,8 @@ class Child:
 def send_message(connection: "Connection[Any, Any]", message: Any) -> None:
     """Sends an object, as Connection.send does.
 
-    That would leave a buffer in the traceback of a failure. When Python 3.12.0 or 3.12.1 collects it as garbage, it
-    crashes (python/cpython#111049); Python 3.13 prints an error."""
+    Connection.send would leave a buffer in the traceback of a failure. Python 3.12.0 and 3.12.1 crash when they collect
+    it as garbage (python/cpython#111049); Python 3.13 prints an error."""
     connection.send_bytes(pickle.dumps(message))
 
 
@@ -197,7 +197,7 @@ def main() -> None:
 
 
 def _receive(control: "Connection[Any, Any]", children: Statuses) -> Any:
-    """Returns the parent's next message; that of its end if it has hung up."""
+    """Returns the parent's next message; the message to end if it has hung up."""
     try:
         while not control.poll(REAP_S):
             _reap(children)
@@ -207,13 +207,13 @@ def _receive(control: "Connection[Any, Any]", children: Statuses) -> Any:
 
 
 def _send(control: "Connection[Any, Any]", answer: Any) -> None:
-    """Answers the parent; that it has hung up shows when its next message is waited for."""
+    """Answers the parent. If it has hung up, `_receive` notices."""
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         control.send(answer)
 
 
 def _serve(control: "Connection[Any, Any]", prepare: str, inherited: set[int], parent: int) -> int | None:
-    """Forks children on request; ends those that are left once the parent hangs up. In a child, it returns its
+    """Forks children on request; ends the remaining ones once the parent hangs up. In a child, returns its
     connection."""
     children: Statuses = {}
     failure = None
@@ -242,7 +242,7 @@ def _serve(control: "Connection[Any, Any]", prepare: str, inherited: set[int], p
                 _send(control, failure)
                 continue
             alive = [pid for pid, status in children.items() if status is None]
-            if len(alive) < len(children):  # what the one to be replaced has started does not go on beside it
+            if len(alive) < len(children):  # the processes of a replaced child end before the new one starts
                 end_children(alive)
             try:
                 pid = _fork()
@@ -276,7 +276,7 @@ def _fork() -> int:
     pid = os.fork()
     if pid == 0:
         end_with_parent(parent)
-        adopt_orphans()  # what an environment starts by a shell stays with it, not with who is to be replaced
+        adopt_orphans()  # keeps what an environment starts by a shell below this child
         end_before_parent_without_memory()
         if numpy := sys.modules.get("numpy"):
             numpy.random.seed()
@@ -284,7 +284,7 @@ def _fork() -> int:
 
 
 def _reap(children: Statuses) -> bool:
-    """Takes in which children have ended, adopted ones too; returns whether any are left."""
+    """Notes the children that have ended, adopted ones too; returns True if any are left."""
     try:
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
             if ended[0] in children:
@@ -302,7 +302,7 @@ def _wait(children: Statuses, pid: int, timeout_s: float) -> int | None:
 
 
 def _end(children: Statuses, patience_s: float) -> None:
-    """Kills the children that have not ended after patience_s, and all that children have left behind."""
+    """Kills the children that have not ended after patience_s, and all processes that children have left behind."""
     deadline = time.monotonic() + patience_s
     for pid in children:
         _wait(children, pid, deadline - time.monotonic())
@@ -311,9 +311,9 @@ def _end(children: Statuses, patience_s: float) -> None:
 
 
 def _end_all_with_parent(parent: int) -> None:
-    """Makes this process, until now killed with its parent, end all that it has started before it ends itself.
+    """Makes this process end all its children before itself when the parent ends; until now it was killed at once.
 
-    Only from here on: while it compiles, it could not react at once, and it has started nothing."""
+    It does so only from here on: before, it may compile and could not react at once, and it has started nothing."""
     adopt_orphans()
     if sys.platform == "linux":
         signal.signal(signal.SIGRTMIN, _end_all)
@@ -323,7 +323,7 @@ def _end_all_with_parent(parent: int) -> None:
 
 
 def _end_all(*_: Any) -> None:
-    signal.signal(signal.SIGRTMIN, signal.SIG_IGN)  # who adopts this process may end, too
+    signal.signal(signal.SIGRTMIN, signal.SIG_IGN)  # the process that adopts this one may end, too
     end_children()
     os._exit(0)
 

@@ -1,4 +1,4 @@
-"""The parent's view of several children of one kind: what they say, which of them have died or hang. No torch here."""
+"""The parent's view of several children of one kind: their messages, and which have died or hang. Imports no torch."""
 
 import logging
 import time
@@ -17,9 +17,10 @@ Message = tuple[str, Any]
 
 
 class ProcessPool:
-    """Holds children by number, and turns what ends one into an error that names it.
+    """A pool of children by number. If one ends, an error names it.
 
-    name: of their kind, as in "worker". place: says where one is, as in "environment 3 (run seed 1, pong)"."""
+    name: the name of their kind, as in "worker". place: returns where a child is, as in "environment 3 (run seed 1,
+    pong)"."""
 
     def __init__(self, name: str, server: ForkServer, place: Callable[[int], str]):
         self._name, self._server, self._place = name, server, place
@@ -27,13 +28,13 @@ class ProcessPool:
         self._num_replaced = 0
 
     def launch(self, index: int, setup: Any) -> None:
-        """Starts a child; another one of this number has been removed."""
+        """Starts a child. An earlier one of this number must have been removed."""
         self.children[index] = self._server.launch(setup)
 
     def receive(self, index: int) -> Message:
-        """Returns a child's next message, its kind and its content, after logging it if it is a warning.
+        """Returns a child's next message (a kind and a content), and logs it if it is a warning.
 
-        Raises UsageError or RunError if the child reports one, RunError if it has died."""
+        Raises the UsageError or RunError that a child reports, and RunError if it has died."""
         kind, content = self.children[index].receive()
         if kind == "died":
             raise RunError(f"{self.describe(index)} {content}")
@@ -55,8 +56,8 @@ class ProcessPool:
     ) -> dict[int, Any]:
         """Returns the content of each child's message of the expected kind, in their order; none of a removed child.
 
-        receive: takes in a child's message. watch: called at least every interval_s with the children that are waited
-        for; raises when there is no point in waiting."""
+        receive: receives a child's message. watch: called at least every interval_s with the children that are still
+        awaited; raises when there is no point in waiting."""
         indices, replies = list(indices), dict[int, Any]()
         while late := [index for index in indices if index in self.children and index not in replies]:
             controls = {self.children[index].control: index for index in late}
@@ -73,41 +74,41 @@ class ProcessPool:
         self.children.pop(index).control.close()
 
     def report_loss(self, reason: str) -> None:
-        """Counts and logs that a new child takes the place of one."""
+        """Counts and logs the replacement of a child."""
         self._num_replaced += 1
         logger.warning("%s; a new process takes over (%d so far)", reason, self._num_replaced)
 
     def hang_error(self, index: int, limit_s: float, flag: str) -> RunError:
-        """Returns the error of a child that has shown no sign of life for so long."""
+        """Returns the error for a child that has shown no sign of life for limit_s."""
         return RunError(f"{self.describe(index)} has not answered for {limit_s:g} s ({flag})")
 
     def describe(self, index: int) -> str:
-        """Returns which child it is and where it is, to begin a sentence with."""
+        """Returns a child's name and place, to begin a sentence with."""
         return f"{self._name} {index} (process {self.children[index].pid}), in {self._place(index)},"
 
     def close(self, patience_s: float) -> None:
-        """Ends all children; those that have not ended after patience_s are killed."""
+        """Ends all children, and kills those that have not ended after patience_s."""
         self._server.close(self.children.values(), patience_s)
         self.children.clear()
-        self._place = str  # in place of a method: or shared memory would stay until the cycle is found as garbage
+        self._place = str  # a method's reference cycle would keep shared memory until it is collected
 
 
 class SignsOfLife:
-    """Remembers when each child last moved. heartbeats: what they count up in shared memory."""
+    """A record of when each child last moved. heartbeats: their counters in shared memory."""
 
     def __init__(self, heartbeats: "np.ndarray[Any, Any]"):
         self._heartbeats, self._seen = heartbeats, heartbeats.copy()
         self._last_s = np.full(len(heartbeats), time.monotonic())
 
     def look(self) -> None:
-        """Takes in which children have moved since the last look."""
+        """Notes the children that have moved since the last look."""
         self.restart(self._heartbeats != self._seen)
         self._seen = self._heartbeats.copy()
 
     def restart(self, which: Any = slice(None)) -> None:
-        """Gives children the whole time limit again."""
+        """Restarts the time limit of these children."""
         self._last_s[which] = time.monotonic()
 
     def silent_s(self, index: int, since_s: float = 0.0) -> float:
-        """Returns the seconds without a sign of life at the last look, at most those since a time of time.monotonic."""
+        """Returns the seconds without a sign of life at the last look; at most those since since_s (time.monotonic)."""
         return time.monotonic() - max(float(self._last_s[index]), since_s)

@@ -1,4 +1,4 @@
-"""Starts programs of this package as processes that import what this one does. Imports no torch."""
+"""Starts programs of this package as processes with this one's import path. Imports no torch."""
 
 import contextlib
 import os
@@ -55,7 +55,7 @@ def spawn(
 def spawn_connected(
     module: str, *arguments: object, fds: Iterable[int] = (), **options: Any
 ) -> "tuple[subprocess.Popen[bytes], Connection[Any, Any]]":
-    """Starts `python -m module FD arguments ...`; returns it with this end of the connection whose other end is FD."""
+    """Starts `python -m module FD arguments ...`; returns it and this end of a connection, whose other end is FD."""
     ours, theirs = Pipe()
     try:
         return spawn(module, theirs.fileno(), *arguments, fds=[theirs.fileno(), *fds], **options), ours
@@ -64,7 +64,7 @@ def spawn_connected(
 
 
 class Answer(NamedTuple):
-    """What is left of a process: its exit status, its answer, and what it said on stderr if that was a pipe."""
+    """The result of a process: its exit status, its answer, and its output on stderr if that was a pipe."""
 
     status: int
     data: bytes
@@ -74,8 +74,8 @@ class Answer(NamedTuple):
 def ask_process(
     module: str, *arguments: object, request: bytes = b"", timeout_s: float | None = None, **options: Any
 ) -> Answer:
-    """Runs `python -m module FD arguments ...` to its end, which reads the request from stdin and writes its answer to
-    the file FD: a pipe would be full before a large one is written.
+    """Runs `python -m module FD arguments ...` to its end. It reads the request from stdin and writes its answer to the
+    file FD, since a large answer would fill a pipe.
 
     Raises subprocess.TimeoutExpired. Whatever happens, no process of its group is left."""
     with _anonymous_file() as answer:
@@ -91,14 +91,14 @@ def ask_process(
 
 
 def _anonymous_file() -> BinaryIO:
-    """Opens a file without a name: in memory, where that is possible, since a disk may be full."""
+    """Opens a file without a name: in memory if possible, since a disk may be full."""
     if sys.platform == "linux":
         return os.fdopen(os.memfd_create("accel_rl"), "w+b")
     return tempfile.TemporaryFile()
 
 
 def describe_exit(status: int | None) -> str:
-    """Describes how a process has ended, from its exit status or minus the signal that killed it."""
+    """Describes how a process has ended. status: its exit status, or minus the signal that killed it."""
     if not status or status > 0:
         return f"exited with status {status}"
     hint = " (by the system, if memory ran out: see dmesg, and use fewer --envs)" if -status == signal.SIGKILL else ""

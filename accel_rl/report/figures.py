@@ -1,4 +1,4 @@
-"""The figures of a page, as Plotly takes them: {"data": traces, "layout": ...}."""
+"""The figures of a page, in Plotly's form: {"data": traces, "layout": ...}."""
 
 import html
 from collections.abc import Callable, Sequence
@@ -19,9 +19,9 @@ STEPS = "agent steps"
 
 
 def learning_curves(curves: Sequence[Curve], most: int) -> tuple[Figure, Figure]:
-    """Draws training and evaluation scores over steps and over wall time. most: points of a line.
+    """Draws training and evaluation scores over steps and over wall time. most: the most points of a line.
 
-    Of several runs, the line is their mean where all of them have scores, with its 95 % interval; each is drawn as a
+    The line of several runs is their mean where all of them have scores, with its 95 % interval. Each run is drawn as a
     thin line, too, unless there are more curves than colours."""
     unit, unit_s = time_unit([run for curve in curves for run in curve.runs])
 
@@ -35,7 +35,7 @@ def learning_curves(curves: Sequence[Curve], most: int) -> tuple[Figure, Figure]
                 name = f"{as_text(curve.label)}: evaluation score"
                 traces.append({**_line(x, y, name, most), "mode": "markers", "marker": marker})
         figure = _figure(traces, x_title, "score")
-        # The interval of two runs is so wide that it would flatten the curves.
+        # The wide interval of two runs would flatten the curves.
         if values := [y for trace in traces if "hoverinfo" not in trace for y in trace["y"]]:
             margin = 0.05 * (max(values) - min(values)) or 1
             figure["layout"]["yaxis"]["range"] = [min(values) - margin, max(values) + margin]
@@ -54,7 +54,7 @@ def speeds(curves: Sequence[Curve], most: int) -> Figure:
 
 
 def shares(curves: Sequence[Curve]) -> Figure:
-    """Draws the mean of each share of time in progress.csv, over the rows of a run and then over runs."""
+    """Draws the mean of each share of time in progress.csv, first over a run's rows, then over runs."""
     columns = {name for curve in curves for run in curve.runs for name in run.columns}
     names = [name for name in columns if name.startswith("time/") and name.endswith("_share")]
     named = {name: name.removeprefix("time/").removesuffix("_share") for name in names}
@@ -74,7 +74,7 @@ def shares(curves: Sequence[Curve]) -> Figure:
 
 
 def performance_profiles(comparisons: Sequence[Comparison]) -> Figure:
-    """Draws which part of a setting's runs scores more than x, with its 95 % interval."""
+    """Draws the fraction of a setting's runs that score more than x, with its 95 % interval."""
     bands, lines = [], []
     for index, (each, profile) in enumerate(zip(comparisons, profiles(comparisons), strict=True)):
         name = as_text(f"{each.setting} ({len(each.scores)} games, {len(pooled(each.scores))} runs)")
@@ -98,7 +98,7 @@ def _draw(
     most: int,
     what: str = "",
 ) -> list[Trace]:
-    """Returns the lines of one quantity and, before them, the intervals of means. what: is added to the names."""
+    """Returns the intervals of means, and then the lines, of one quantity. what: a text added to the names."""
     bands, lines = [], []
     for curve in curves:
         name = as_text(curve.label) + what
@@ -121,7 +121,7 @@ def _draw(
 
 
 def _line(x: Floats, y: Floats, name: str, most: int) -> Trace:
-    """Returns a line through at most so many of its points, the first and the last among them."""
+    """Returns a line through at most `most` of its points, the first and the last among them."""
     kept = np.unique(np.linspace(0, len(x) - 1, min(len(x), most)).astype(int))
     return {
         "type": "scatter",
@@ -161,7 +161,7 @@ def _figure(traces: list[Trace], x_title: str, y_title: str) -> Figure:
 
 
 def as_text(label: str) -> str:
-    """Returns a user's text as Plotly shows it unchanged: it reads a part of HTML."""
+    """Escapes a user's text, so that Plotly shows it unchanged: Plotly reads a part of HTML."""
     return html.escape(label, quote=False).replace("\n", "<br>")
 
 

@@ -1,4 +1,4 @@
-"""A page about runs: one HTML file with its figures, their program and, if they are small, the videos in it."""
+"""A page about runs: one HTML file with figures, the program that draws them, and videos if they are small."""
 
 import base64
 import os
@@ -26,7 +26,7 @@ EMBEDDED_VIDEO_BYTES = 20_000_000  # for all videos of a page; it links to the o
 
 
 def print_page(run_dir: Path) -> None:
-    """Writes the page of a run that has just ended into its folder; prints its name, or why there is none."""
+    """Writes the page of a run that has just ended into its folder; prints the file's name, or why there is none."""
     try:
         write_page([run_dir], run_dir / PAGE)
         print(f"report          {run_dir / PAGE}")
@@ -37,8 +37,8 @@ def print_page(run_dir: Path) -> None:
 def write_page(paths: Sequence[Path], out: Path) -> None:
     """Writes a page about the runs in these folders, each a run's or an experiment's; the whole page or nothing.
 
-    Raises UsageError if one holds no run or a damaged one, for runs of several environments that are no experiment's,
-    or if Plotly is missing; RunError if the page cannot be written."""
+    Raises UsageError if a folder holds no run or a damaged one, for runs of several environments outside of an
+    experiment, or if Plotly is missing; RunError if the page cannot be written."""
     page = make_page(paths, lambda records: _videos(records, out))
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -53,8 +53,8 @@ def make_page(
     read: Callable[[Path], RunRecord] = read_record,
     is_live: bool = False,
 ) -> str:
-    """Returns the page as HTML. find_videos: returns where the page finds the runs' videos, by folder. read: reads a
-    run's folder. is_live: a server has the programs that draw its figures and renew it; else all is in the page."""
+    """Returns the page as HTML. find_videos: returns the addresses of the runs' videos, by folder. read: reads a run's
+    folder. is_live: a server has the programs that draw figures and renew the page; else the page holds everything."""
     records, problems = find_records(paths, read)
     templates, plotly = load_templates(), load_plotly()
     most = max(50, MAX_POINTS // (8 * len(records)))
@@ -89,7 +89,7 @@ def make_page(
 
 
 def load_plotly() -> str:
-    """Returns the program that draws figures."""
+    """Returns Plotly's program, which draws figures."""
     try:
         from plotly.offline import get_plotlyjs
     except ModuleNotFoundError as error:
@@ -98,7 +98,7 @@ def load_plotly() -> str:
 
 
 def load_templates(*folders: Path) -> "Environment":
-    """Returns the templates of pages: those beside this file, and in other folders."""
+    """Returns the templates of pages, from this file's folder and others."""
     try:
         from jinja2 import Environment, FileSystemLoader, StrictUndefined
     except ModuleNotFoundError as error:
@@ -131,7 +131,7 @@ def _title(records: Sequence[RunRecord], paths: Sequence[Path]) -> str:
 
 
 def _row(curve: Curve, records: Sequence[RunRecord]) -> dict[str, Any]:
-    """Returns what the table of scores says about the runs of a curve."""
+    """Returns the row of the table of scores for a curve's runs."""
     own = [record for record in records if any(record.run is run for run in curve.runs)]
     return {
         "label": curve.label,
@@ -147,7 +147,7 @@ def _row(curve: Curve, records: Sequence[RunRecord]) -> dict[str, Any]:
 
 
 def _spread(values: Sequence[float | None]) -> str:
-    """Returns the mean of those that are there, with the standard deviation of several that differ."""
+    """Returns the mean of the values that are not None, with the standard deviation if several differ."""
     known = [value for value in values if value is not None]
     if not known:
         return "-"
@@ -156,7 +156,7 @@ def _spread(values: Sequence[float | None]) -> str:
 
 
 def _settings(curves: Sequence[Curve]) -> dict[str, dict[str, list[str]]]:
-    """Returns each setting's values, by curve: those that differ between runs, and those that do not."""
+    """Returns each setting's values by curve, in two groups: settings that differ between runs, and others."""
     runs = [run for curve in curves for run in curve.runs]
     tables: dict[str, dict[str, list[str]]] = {"differing": {}, "same": {}}
     for name in dict.fromkeys(name for run in runs for name in run.config):
@@ -168,7 +168,7 @@ def _settings(curves: Sequence[Curve]) -> dict[str, dict[str, list[str]]]:
 
 
 def _videos(records: Sequence[RunRecord], out: Path) -> dict[Path, str]:
-    """Returns where the page finds each run's video: in itself as long as they are small, else beside it."""
+    """Returns the address of each run's video: in the page while the videos are small, else beside it."""
     found, left = dict[Path, str](), EMBEDDED_VIDEO_BYTES
     for folder, video in ((record.folder, record.video) for record in records):
         if video is None:
@@ -182,7 +182,7 @@ def _videos(records: Sequence[RunRecord], out: Path) -> dict[Path, str]:
 
 
 def _number(value: float) -> str:
-    """Formats a number with about four digits, and all of a large one's."""
+    """Formats a number with about four digits; a large one with all."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:,.4g}"
 
 

@@ -1,4 +1,4 @@
-"""What a page tells about a run, read from its folder."""
+"""The record of a run for a page, read from its folder."""
 
 import json
 import re
@@ -11,17 +11,17 @@ from accel_rl.analysis.plot import Run, read_log
 from accel_rl.errors import UsageError
 
 NEEDED = {"algo": str, "env": str, "seed": int, "steps": int}  # settings without which a page could not name a run
-BEGINS = re.compile(r"\d{4}-\d\d-\d\d ")  # how a message begins in log.txt; other lines continue it
-# What is read of a run's folder.
+BEGINS = re.compile(r"\d{4}-\d\d-\d\d ")  # the start of a message in log.txt; other lines continue it
+# The files that are read in a run's folder.
 FILES = ("config.yaml", "progress.csv", "command.txt", "final.json", "machine.json", "log.txt", "video.mp4")
 WARNS = re.compile(r"\S+ \S+ (WARNING|ERROR|CRITICAL) ")
 
 
 @dataclass(frozen=True)
 class RunRecord:
-    """A run: its settings and log, and what else lies in its folder.
+    """A run: its settings and log, and other files of its folder.
 
-    final: final.json, machine: machine.json; empty if there is none. warnings: of log.txt, and errors."""
+    final: final.json, machine: machine.json; empty if there is none. warnings: those of log.txt, and errors."""
 
     folder: Path
     run: Run
@@ -77,10 +77,10 @@ def read_record(folder: Path) -> RunRecord:
 def find_records(
     paths: Sequence[Path], read: Callable[[Path], RunRecord] = read_record
 ) -> tuple[list[RunRecord], list[str]]:
-    """Returns the runs in these folders, each once, as read reads them, and what could not be read of an experiment's.
+    """Reads the runs in these folders, each once; returns them, and texts on an experiment's runs that it cannot read.
 
-    Raises UsageError for a folder that holds neither a run nor runs, and for runs of several environments that are no
-    experiment's."""
+    Raises UsageError for a folder that holds neither a run nor runs, and for runs of several environments outside of an
+    experiment."""
     records: dict[Path, RunRecord] = {}
     problems = []
     inside = {path: [] if (path / "config.yaml").exists() else _runs_inside(path) for path in paths}
@@ -120,7 +120,7 @@ def _text(file: Path) -> str:
 
 
 def _json(file: Path, *names: str) -> dict[str, Any]:
-    """Returns what a JSON file holds; nothing without one. Raises UsageError if it is damaged or lacks a number."""
+    """Reads a JSON file; {} if it is missing. Raises UsageError if it is damaged or lacks one of these numbers."""
     if not file.is_file():
         return {}
     try:

@@ -1,4 +1,4 @@
-"""Files that are replaced in one go: a reader finds either what was there before or all that is new."""
+"""Files replaced in one go: a reader finds either the old content or all of the new one."""
 
 import contextlib
 import errno
@@ -12,10 +12,10 @@ from accel_rl.errors import RunError
 
 
 def write_file(path: Path, write: Callable[[BinaryIO], object], kind: str, previous: Path | None = None) -> None:
-    """Replaces the file at path by what write writes. previous: the name that what it held keeps.
+    """Replaces the file at path by the output of write. previous: a name under which the old content stays.
 
-    When this returns, a power cut can undo neither. kind: of file, for the message. Raises RunError if the disk
-    refuses; both files are then as they were."""
+    When this returns, a power cut can undo neither. kind: the kind of file, for the message. Raises RunError if the
+    disk refuses; both files are then as they were."""
     temporary = path.with_name(path.name + ".tmp")
     try:
         with open(temporary, "wb") as file:

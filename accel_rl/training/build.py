@@ -37,12 +37,12 @@ FLOPS_PER_WEIGHT = 6  # per sample of an update: a multiplication and an additio
 
 
 def check(config: Config, devices: Sequence[str] | None = None) -> Config:
-    """Returns the run in a precision that its policy has, and with no more learning threads than its updates keep busy,
-    unless the user says how many.
+    """Checks a run before anything of it is written or started; returns it with its precision and threads adjusted.
 
-    devices: of the learners whose memory is counted, as this learner calls them (None: all on this machine).
-    Raises UsageError for settings that do not fit together, before anything of a run is written or started; RunError if
-    a GPU is out of memory."""
+    The precision is one that its policy has. Unless the user chose the number of learning threads, it is at most what
+    the updates keep busy. devices: those of the learners whose memory is counted, by this learner's names for them
+    (None: all on this machine). Raises UsageError for settings that do not fit together; RunError if a GPU is out of
+    memory."""
     with advice_on_memory(config):
         algo = _check(config, config.devices if devices is None else tuple(devices))
     return _choose_learning_threads(_without_bf16(config, algo), algo)
@@ -66,7 +66,7 @@ def _check(config: Config, devices: tuple[str, ...]) -> Algo:
 
 
 def _without_bf16(config: Config, algo: Algo) -> Config:
-    """Returns the run in another precision if it would be in bfloat16, which the user's own policy may not have."""
+    """Returns the run in another precision than bfloat16, which the user's own policy may not support."""
     if config.run.precision != "bf16" or hasattr(algo.policy, "bf16"):
         return config
     precision = "float32" if config.device == "cpu" else "tf32"
@@ -117,8 +117,8 @@ def build_algo(config: Config) -> Algo:
 
 
 def with_initial_policy(config: Config) -> Config:
-    """Returns a new run with what it takes from the policy that it names, if it does. Raises UsageError if that does
-    not fit."""
+    """Adds to a new run's configuration what it takes from a trained policy, if it names one. Raises UsageError if that
+    does not fit."""
     source = config.run.init_from
     if source is None:
         return config
@@ -128,9 +128,9 @@ def with_initial_policy(config: Config) -> Config:
 def build_algo_and_update(
     config: Config, store: CentralStore | None = None, all_reduce: bool = False
 ) -> tuple[Algo, Update]:
-    """Makes the algorithm, ready to learn, and what changes its parameters (see `build_update`).
+    """Makes the algorithm, ready to learn, and its update (see `build_update`).
 
-    store: None: a new one, if the run has one at all."""
+    store: the central store (None: a new one, if the run has one at all)."""
     algo, make_update = build_algo(config), partial(build_update, config, all_reduce=all_reduce)
     if config.is_central and store is None:
         store = build_store(config)
@@ -143,8 +143,9 @@ def build_algo_and_update(
 
 
 def find_network(name: str | None, layer_norm: bool = False) -> Network | None:
-    """Finds a trunk's factory: a name of NETWORKS, or package.module:factory; None: the default one. Raises UsageError
-    if there is none, or if layers of the user's own are to be normalized."""
+    """Finds a trunk's factory. name: one of NETWORKS, or package.module:factory; None: the default one.
+
+    Raises UsageError if there is none, or if layer_norm is set for the user's own layers."""
     if name and ":" not in name and name not in NETWORKS:
         raise unknown("network", name, list(NETWORKS), "(your own: package.module:factory)")
     if name and ":" in name:
@@ -159,7 +160,7 @@ def find_network(name: str | None, layer_norm: bool = False) -> Network | None:
 
 
 def build_optimizer(config: Config) -> Optimizer:
-    """Raises UsageError for an unknown optimizer or hyperparameter."""
+    """Makes the run's optimizer. Raises UsageError for an unknown optimizer or hyperparameter."""
     try:
         return make_optimizer(config.algo.optimizer, **config.algo.optimizer_options)
     except (ValueError, TypeError) as error:
@@ -169,7 +170,7 @@ def build_optimizer(config: Config) -> Optimizer:
 def build_update(
     config: Config, module: nn.Module, *, store: CentralStore | None = None, all_reduce: bool = False
 ) -> Update:
-    """Makes what changes a network's parameters: by all-reduce, in a store that learners share, or for one learner.
+    """Makes the update of a network's parameters: by all-reduce, in a store that learners share, or for one learner.
 
     Raises UsageError for an unknown optimizer or hyperparameter."""
     learners = config.learners
@@ -216,14 +217,14 @@ def build_store(config: Config, state: dict[str, Any] | None = None) -> CentralS
 
 
 def build_training_sampler(config: Config, algo: Algo) -> Sampler:
-    """Makes the sampler whose rollouts hold what the algorithm learns from."""
+    """Makes the sampler of the rollouts that the algorithm learns from."""
     changes = {"window": algo.window_steps, "terminal_frames": algo.needs_terminal_frames}
     return build_sampler(config, algo.policy, algo.agent_replay_config(config.run.envs), **changes)
 
 
 def build_sampler(config: Config, policy: Any, replay: AgentReplayConfig | None = None, **changes: Any) -> Sampler:
-    """Makes the run's sampler. replay: of the queued sampler's agents. changes: fields of SamplerConfig that differ
-    from the run's."""
+    """Makes the run's sampler. replay: the replay of each of the queued sampler's agents. changes: fields of
+    SamplerConfig that differ from the run's."""
     settings = replace(sampler_config(config), **changes)
     return config.sampler_kind.build(config, policy, settings, replay)
 
@@ -250,8 +251,8 @@ def sampler_config(config: Config) -> SamplerConfig:
 def evaluation_envs(steps: int, num_envs: int, num_workers: int) -> int:
     """Returns how many environments share an evaluation of that many steps.
 
-    As many as leave each of them the time for the longest game, or else as few as the workers take: more environments
-    would leave long games out. They divide over the workers if those of the run do."""
+    They are as many as leave each one time for the longest game, since more would leave long games out; but no fewer
+    than the workers need. They divide over the workers if the run's environments do."""
     is_even = divides_evenly(num_envs, num_workers)
     even = range(2, num_envs + 1, 2)
     possible = [n for n in even if (divides_evenly(n, num_workers) if is_even else n >= num_workers)] or [num_envs]

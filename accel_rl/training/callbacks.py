@@ -1,4 +1,4 @@
-"""Functions of the user's that are called with each row of the log, and may end the run."""
+"""Callbacks: the user's functions, called with each row of the log. They may end the run."""
 
 import contextlib
 import logging
@@ -21,11 +21,11 @@ Callback = Callable[[Row], Any]
 
 
 class RowListener(Protocol):
-    """What a learner tells of each row of the log."""
+    """A listener to the log: a learner passes it each row."""
 
     @property
     def request(self) -> Request:
-        """What it asks of the run."""
+        """The listener's request to the run."""
 
     def __call__(self, row: Row) -> None:
         """Takes in a row; the run goes on when this returns."""
@@ -34,9 +34,9 @@ class RowListener(Protocol):
 class Callbacks:
     """Calls the user's functions one after the other, with a copy of the row for each.
 
-    They cannot change what is computed: random numbers that they draw are their own. One that returns True ends the run
-    as if its steps were done; one that raises stops it with a checkpoint, after which `raise_error` raises the same.
-    Raises UsageError for anything else than functions."""
+    They cannot change what is computed: random numbers that they draw are their own. A function that returns True ends
+    the run as if its steps were done. One that raises stops the run with a checkpoint; `raise_error` then raises the
+    same. Raises UsageError for anything else than functions."""
 
     def __init__(self, functions: Sequence[Callback] = ()):
         if not isinstance(functions, Sequence) or not all(map(callable, functions)):
@@ -49,7 +49,7 @@ class Callbacks:
         return bool(self._functions)
 
     def add(self, function: Callback) -> None:
-        """Calls this function, too, before the others."""
+        """Adds a function, to be called before the others."""
         self._functions = (function, *self._functions)
 
     def __call__(self, row: Row) -> None:
@@ -66,7 +66,7 @@ class Callbacks:
             self.request = max(self.request, Request.FINISH)
 
     def raise_error(self) -> None:
-        """Raises what a callback has raised, with its traceback."""
+        """Raises a callback's error again, with its traceback."""
         if self._error:
             raise self._error
 

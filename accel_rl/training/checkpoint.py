@@ -1,7 +1,7 @@
-"""Checkpoints: written whole or not at all, checked when they are read, and the one before the last one is kept.
+"""Checkpoints: written whole or not at all, and checked when they are read. The last two are kept.
 
-A checkpoint is a zip file written by PyTorch, each of whose records (the pickle, and every tensor) has a CRC-32.
-`torch.load` ignores these; `load` checks them, for which it reads the file once more: 0.24 s per GiB from the page
+A checkpoint is a zip file written by PyTorch. Each of its records (the pickle, and every tensor) has a CRC-32.
+`torch.load` ignores these. `load` checks them and reads the file once more for that: 0.24 s per GiB from the page
 cache, where writing takes 3.5 s and copying a mapped replay into its arrays 3.6 s (1 GiB of frames, AMD EPYC).
 """
 
@@ -20,7 +20,7 @@ from accel_rl.training.trust import check_owner
 
 FORMAT_NAME, FORMAT_VERSION = "accel_rl checkpoint", 5
 FORMAT = f"{FORMAT_NAME} {FORMAT_VERSION}"
-# What the checkpoint of a run holds; its replays hold something else.
+# The entries of a run's checkpoint; replays have others.
 PARTS = ("steps", "spec", "policy", "evaluation_due", "best_score", "update", "shared_buffers", "progress", "learners")
 # Files in a run's folder.
 CHECKPOINT, PREVIOUS = "checkpoint.pt", "checkpoint.previous.pt"
@@ -28,7 +28,7 @@ REPLAY = re.compile(r"replay-(\d+)(?:-(\d+))?\.pt(?:\.tmp)?")  # steps, and rank
 
 
 def save(path: Path, state: dict[str, Any], keep_previous: bool = False) -> None:
-    """Replaces the file at path in one go. keep_previous: what it held becomes PREVIOUS, beside it.
+    """Replaces the file at path in one go. keep_previous: the old file becomes PREVIOUS, beside it.
 
     Raises RunError if the disk refuses; the file and the previous one are then as they were."""
     previous = path.with_name(PREVIOUS) if keep_previous else None
@@ -46,15 +46,15 @@ def _write(state: dict[str, Any], file: BinaryIO) -> None:
 
 
 class DamagedError(UsageError):
-    """A file that is not what was once written to it, or that never was a checkpoint."""
+    """A file whose content has changed since it was written, or that never was a checkpoint."""
 
 
 def load(path: Path, mapped: bool = False, trust: bool = False, parts: Iterable[str] = ()) -> dict[str, Any]:
-    """Returns what `save` was given, on the CPU. mapped: tensors are read from the file when they are used.
+    """Returns the state that `save` has written, on the CPU. mapped: tensors are read from the file when used.
 
     Unpickles the file, which can run code: load only checkpoints that you trust. Raises UsageError if there is no such
-    file, if it belongs to another user (unless trust is given), or if it is damaged, foreign, of another version, or
-    without one of these parts; the message names the way out."""
+    file, if it belongs to another user (unless trust is set), or if it is damaged, foreign, of another version, or
+    without one of these parts. The message names the way out."""
     try:
         state = _load(path, mapped, trust)
         if missing := [part for part in parts if part not in state]:
@@ -94,10 +94,10 @@ def _load(path: Path, mapped: bool, trust: bool) -> dict[str, Any]:
 def _damaged_record(path: Path) -> str | None:
     """Returns the name of a record that does not match its checksum; None if all do. Reads the whole file.
 
-    Raises zipfile.BadZipFile, or other errors, for what is not a whole zip file."""
+    Raises zipfile.BadZipFile, or other errors, for a file that is not a complete zip file."""
     with zipfile.ZipFile(path) as records:
         folders = [record.filename for record in records.infolist() if record.external_attr]
-        return folders[0] if folders else records.testzip()  # PyTorch would read nothing of what is marked as a folder
+        return folders[0] if folders else records.testzip()  # PyTorch reads no content of an entry marked as folder
 
 
 def _way_out(path: Path, trust: bool) -> str:
@@ -117,7 +117,7 @@ def _way_out(path: Path, trust: bool) -> str:
 
 
 def replay_name(steps: int, rank: int) -> str:
-    """Returns the name of the file that holds a learner's replay."""
+    """Returns the file name of a learner's replay."""
     return f"replay-{steps}{f'-{rank}' if rank else ''}.pt"
 
 
@@ -130,14 +130,14 @@ def replays_of_previous(folder: Path, trust: bool = False) -> list[str]:
     """Returns the names of the replays that the checkpoint before the last one belongs with."""
     try:
         return replay_names(_load(folder / PREVIOUS, True, trust))
-    except UsageError:  # there is none, or it is damaged and of no use
+    except UsageError:  # it is missing, or damaged and of no use
         return []
 
 
 def remove_older_replays(folder: Path, named: list[str | None], trust: bool = False) -> None:
-    """Removes replays that no checkpoint will need, now that the last one names these and the one before is PREVIOUS.
+    """Removes the replays that neither the last checkpoint nor the one before it (PREVIOUS) needs.
 
-    Newer ones stay: learners may have written them for the next checkpoint already."""
+    named: the last one's. Newer ones stay: learners may have written them for the next checkpoint already."""
     newest = dict(_rank_and_steps(name) for name in named if name)
     replays = replay_files(folder)
     kept = replays_of_previous(folder, trust) if replays else []
@@ -148,7 +148,7 @@ def remove_older_replays(folder: Path, named: list[str | None], trust: bool = Fa
 
 
 def replay_files(folder: Path) -> list[Path]:
-    """Returns the replays that runs have written to a folder, unfinished ones too; none of a user's own files."""
+    """Returns the replays that runs have written to a folder, unfinished ones too, but no files of the user's own."""
     return [path for path in folder.glob("replay-*") if REPLAY.fullmatch(path.name)]
 
 

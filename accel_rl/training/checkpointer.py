@@ -1,4 +1,4 @@
-"""Saves everything that the rest of a run depends on, and restores it."""
+"""Saves the complete state of a run, and restores it."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ State = dict[str, Any]
 
 
 class Checkpointer:
-    """Each learner submits its state; rank 0 writes the checkpoint once it has those of all learners."""
+    """A learner's part in checkpoints: each learner submits its state, and rank 0 writes the file when it has all."""
 
     def __init__(self, learner: Learner):
         self.learner = learner
@@ -27,7 +27,7 @@ class Checkpointer:
     def save(self, is_last: bool = False) -> None:
         """Submits this learner's state for the next checkpoint, or for the last one.
 
-        Raises RunError if the disk refuses, or if any of it is not finite: the checkpoint before then stays."""
+        Raises RunError if the disk refuses, or if the state is not finite; the checkpoint before then stays."""
         learner = self.learner
         if is_last:
             self._pull()  # and hand over what other learners do not have yet
@@ -81,7 +81,7 @@ class Checkpointer:
         policy_file.save(path, algo.policy.state_dict(), steps, score, statistics)
 
     def _pull(self) -> None:
-        """Takes over the newest of what learners share."""
+        """Takes over the newest state that learners share."""
         self.learner.update.pull()
         with self.learner.update.locked_buffers(shared_buffers(self.learner.algo)):
             pass
@@ -92,9 +92,9 @@ class Checkpointer:
         return None if device == "cpu" else torch.cuda.get_rng_state(torch.device(device))
 
     def _save_replay(self) -> str | None:
-        """Returns the name of the file that the replay is in now; None if it is not saved.
+        """Saves the replay; returns the file's name, or None if this run does not save it.
 
-        Until a checkpoint names this file, the one before stays."""
+        The file before stays until a checkpoint names this one."""
         learner = self.learner
         if learner.algo.replay is None or not learner.algo.saves_replay:
             return None
@@ -136,12 +136,12 @@ class Checkpointer:
             which = "all" if learner.config.spec.on_device else restarted
             logger.warning("these environments have no state to save and start a new episode: %s", which)
         torch.set_rng_state(state["torch_generator"])
-        # Those of a learner on the CPU have none.
+        # The state of a learner on the CPU has none.
         if learner.config.device != "cpu" and (cuda_generator := state.get("cuda_generator")) is not None:
             torch.cuda.set_rng_state(cuda_generator, torch.device(learner.config.device))
 
     def _restore_from_another_number(self, states: list[State]) -> None:
-        """Restores what does not belong to single environments, from the checkpoint of more or fewer learners."""
+        """Restores all but the state of single environments, from the checkpoint of more or fewer learners."""
         learner = self.learner
         shared = {name: value for name, value in states[0]["algo"].items() if name != "local"}
         learner.algo.load_state_dict(shared)

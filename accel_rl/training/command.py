@@ -1,4 +1,4 @@
-"""What commands that train share: every setting as a flag. And the command `accel-rl list`: the names that they take.
+"""Flags for every setting, shared by the commands that train; and `accel-rl list`, which prints the names they take.
 
 The command line imports this module for every command: it stays light."""
 
@@ -10,13 +10,13 @@ from typing import Any
 
 
 def add_settings(command: argparse.ArgumentParser, arguments: list[str]) -> None:
-    """Adds a flag for every setting of the run and of the algorithm that arguments name, and one for a file of them.
+    """Adds a flag for every setting of the run and of the algorithm in arguments, and one for a file of settings.
 
-    Raises UsageError for a flag that is none of these, before it imports the algorithm: that takes seconds."""
+    Raises UsageError for any other flag before it imports the algorithm, which takes seconds."""
     command.add_argument("--config", metavar="FILE", help="a YAML file of settings, such as a run's config.yaml")
     command.add_argument("--help-all", action="help", help="show every setting, and exit")
     if arguments[:1] != [command.prog.split()[-1]]:
-        return  # another command is called, which does without the heavy imports below
+        return  # another command is called, without need of the heavy imports below
     from accel_rl.config.flags import add_flags
     from accel_rl.config.names import RUN_GROUPS, run_setting_names
 
@@ -35,8 +35,8 @@ def add_settings(command: argparse.ArgumentParser, arguments: list[str]) -> None
 
 
 def _check_names(command: argparse.ArgumentParser, arguments: list[str], algo: str) -> None:
-    """Raises UsageError for an unknown algorithm, and for a flag that is none of the command's and no setting of any
-    algorithm of this package."""
+    """Raises UsageError for an unknown algorithm, and for a flag that neither the command nor any algorithm of this
+    package has."""
     from accel_rl.config.fields import flag_of
     from accel_rl.config.names import built_in_setting_names, run_setting_names, unknown_setting
     from accel_rl.config.presets import load_preset
@@ -50,7 +50,7 @@ def _check_names(command: argparse.ArgumentParser, arguments: list[str], algo: s
 
 
 def _name_of_algo(arguments: list[str]) -> str:
-    """Returns the algorithm whose settings become flags: of --algo, of the file of --config or --resume, or a2c."""
+    """Returns the algorithm whose settings become flags: from --algo, or the file of --config or --resume, or a2c."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for flag in ("--algo", "--config", "--resume"):
         parser.add_argument(flag)

@@ -1,5 +1,6 @@
-"""What the console shows of a run: a panel in a terminal; elsewhere a line for each row of the log, and after EVERY_S
-seconds without one, so that nobody wonders whether a run is alive."""
+"""The console's view of a run: a panel in a terminal; elsewhere a line for each row of the log.
+
+After EVERY_S seconds without a row, a line shows that the run is alive."""
 
 import contextlib
 import os
@@ -31,9 +32,9 @@ class Console:
         self._first_step = self._steps = self._shown_steps = steps
         self._total_steps = total_steps
         self._started = self._shown = time.monotonic()
-        self._scores: dict[str, float] | None = None  # in the last row; None: there was none yet
-        self._has_learned: bool | None = None  # None: there was no row yet
-        self._curve: list[float] = []  # training scores, of each row
+        self._scores: dict[str, float] | None = None  # in the last row; None before the first
+        self._has_learned: bool | None = None  # None before the first row
+        self._curve: list[float] = []  # the training score of each row
         self._shares: dict[str, float] = {}
         self._recent = deque([(self._started, steps)], maxlen=10 * REFRESHES_PER_S)  # times and steps of refreshes
         is_terminal = sys.stderr.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
@@ -44,13 +45,13 @@ class Console:
         self._live = self._start_panel() if show and is_terminal else None
 
     def advance(self, steps: int) -> None:
-        """Takes in that the run has made this number of agent steps."""
+        """Updates the number of agent steps that the run has done."""
         self._steps = steps
 
     def show_row(self, row: Mapping[str, float], evaluation: float | None) -> None:
         """Shows a row of the log. evaluation: mean score of the last evaluation; None: there is none yet."""
         self._has_learned = self._has_learned or any(name.startswith("train/") for name in row)
-        if not self._has_learned:  # a replay is filled, which says nothing about the speed of learning
+        if not self._has_learned:  # filling a replay says nothing about the speed of learning
             self._started, self._first_step = time.monotonic(), self._steps
         training = row.get("rollout/ep_rew_mean")
         named = {"training score": training, "evaluation score": evaluation}
@@ -88,7 +89,7 @@ class Console:
         print_line(line.rstrip())
 
     def _time_left(self, now: float) -> str:
-        """Returns how long the rest takes at the mean speed of this session since it learns, evaluations included."""
+        """Returns the time left, at this session's mean speed since learning began, evaluations included."""
         done, remaining = self._steps - self._first_step, self._total_steps - self._steps
         if self._has_learned is False or not done or remaining <= 0:
             return ""
@@ -113,7 +114,7 @@ class Console:
             redirect_stdout=sys.stdout.isatty(),
         )
         live.start()
-        terminal.show_cursor(True)  # a run that is killed leaves it as it is
+        terminal.show_cursor(True)  # a killed run cannot restore it
         return live
 
     def _panel_and_cursor(self) -> "Panel | Group":
@@ -154,7 +155,7 @@ def _score(score: float | None) -> str:
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """Draws numbers in a line of at most so many characters, the last one among them."""
+    """Draws numbers as a line of at most width characters; the last number is always shown."""
     first = len(values) - 1
     chosen = [values[first - round(first * i / (width - 1))] for i in range(width)] if first >= width else values[::-1]
     low, high = min(chosen, default=0), max(chosen, default=0)

@@ -1,4 +1,4 @@
-"""What the learners of a run exchange besides gradients and parameters; and the trivial case of a single learner."""
+"""Coordination of a run's learners beside gradients and parameters; and the trivial case of a single learner."""
 
 from abc import ABC, abstractmethod
 from enum import IntEnum
@@ -8,9 +8,9 @@ import torch
 
 
 class Request(IntEnum):
-    """What is asked of a run; of several requests the largest counts.
+    """A request to a run; of several, the largest counts.
 
-    FINISH: to end as if its steps were done, after one more rollout. STOP: to end at once, with a checkpoint."""
+    FINISH: end as if its steps were done, after one more rollout. STOP: end at once, with a checkpoint."""
 
     GO_ON = 0
     FINISH = 1
@@ -20,7 +20,7 @@ class Request(IntEnum):
 class Coordinator(ABC):
     """Connects a learner to the other learners of its run. Rank 0 is the one that logs and writes checkpoints.
 
-    What is defined here suits a learner that waits for no other one."""
+    The methods defined here suit a learner that waits for no other one."""
 
     rank: int
     size: int
@@ -32,7 +32,7 @@ class Coordinator(ABC):
         """Adds agent steps that this learner has done (0: none); returns the steps of the whole run."""
 
     def agree_on(self, request: Request) -> Request:
-        """Returns what this learner is to do now; request: what it has been asked to."""
+        """Returns what this learner does now. request: what it was asked to do."""
         return request
 
     def local_share(self, number: int) -> int:
@@ -40,7 +40,7 @@ class Coordinator(ABC):
         return number
 
     def all_gather(self, value: Any) -> list[Any]:
-        """Returns the values of all learners that have a share, by rank."""
+        """Returns the values of all learners with a share, by rank."""
         return [value]
 
     def send_report(self, value: Any, last: bool = False) -> list[Any]:
@@ -59,8 +59,8 @@ class Coordinator(ABC):
 
     @abstractmethod
     def collect_states(self) -> list[Any] | None:
-        """Returns on rank 0 the states of all learners by rank, if each has submitted one since the last call that
-        returned them; else None. Waits for the last states of all learners if rank 0's own is its last."""
+        """Returns on rank 0 the states of all learners by rank; None if one has not been submitted since they were last
+        returned. Waits for the last states of all learners if rank 0's own is its last."""
 
     def read_seconds(self) -> dict[str, float]:
         """Returns the wall time that `agree_on` has taken since the last call: it waits for other learners."""

@@ -1,4 +1,4 @@
-"""What a run says of itself before it starts: where its parts run, and what may surprise its user."""
+"""The description of a run before it starts: where its parts run, and what may surprise its user."""
 
 import json
 from dataclasses import replace
@@ -72,12 +72,12 @@ def log_description(config: Config, policy: nn.Module) -> None:
 
 
 def describe_placement(config: Config) -> list[str]:
-    """Returns lines of text on where the parts of a run are."""
+    """Returns lines of text on where the parts of a run execute."""
     return show_plans(config.devices, config.plans, config.sampler_kind.show_simulators(config))
 
 
 def write_machine(config: Config, folder: Path) -> None:
-    """Writes machine.json: what the run is made on, or was continued on last; GPUs only if it uses one."""
+    """Writes machine.json: the machine of the run, or of its last resume; GPUs only if it uses one."""
     machine = describe_machine(with_gpus=config.run.device != "cpu")
     text = json.dumps({"accel_rl": __version__, **machine}, indent=2) + "\n"
     try:
@@ -87,7 +87,7 @@ def write_machine(config: Config, folder: Path) -> None:
 
 
 def _advise_on_precision(bf16: bool, instructions: Instructions, policy: nn.Module) -> None:
-    """Logs whether a network on the CPU would be faster in the other precision."""
+    """Logs advice if a network on the CPU would be faster in the other precision."""
     if bf16 and not instructions.bf16:
         logger.warning("precision=bf16 is slower than float32 here: %s", instructions.why_no_bf16)
     has_convolutions = any(isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d) for module in policy.modules())

@@ -16,7 +16,7 @@ from accel_rl.training.log import logger
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Raw scores over whole games; lengths in steps."""
+    """Statistics of whole games: raw scores, and lengths in steps."""
 
     mean_reward: float
     std_reward: float
@@ -26,7 +26,7 @@ class Evaluation:
 
     @classmethod
     def of(cls, games: list[Game]) -> "Evaluation":
-        """Raises ValueError if there are no games."""
+        """Summarizes games. Raises ValueError if there are none."""
         if not games:
             raise ValueError("no game was finished")
         scores = [game.score for game in games]

@@ -14,15 +14,15 @@ from accel_rl.training import checkpoint
 from accel_rl.training.log import command
 from accel_rl.training.metrics import UpdateStatistics
 
-MARKER_FILE = "not_finite.txt"  # in a run's folder from such an end until the next checkpoint
+MARKER_FILE = "not_finite.txt"  # in the folder of a run that ended so, until its next checkpoint
 CHANGEABLE = ("learning_rate", "clip_grad_norm")  # settings that a run with this file may change when it is resumed
 
 
 class FiniteGuard:
-    """Checks statistics, parameters and the optimizer's state for values that are not finite.
+    """A check of statistics, parameters and the optimizer's state for values that are not finite.
 
-    settings: the algorithm's, for the learning rate and the clipping that a message names. update: has a state_dict.
-    trust: reads the last checkpoint also if it is another user's.
+    settings: the algorithm's; a message names its learning rate and clipping. update: has a state_dict. trust: reads
+    the last checkpoint also if it is another user's.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class FiniteGuard:
             raise RunError(self._explain(flaw))
 
     def check(self, steps: int) -> None:
-        """Raises RunError if any statistic, parameter or state of the update is not finite. Waits for a GPU.
+        """Raises RunError if a statistic, a parameter or the update's state is not finite. Waits for a GPU.
 
         steps: agent steps of the run so far."""
         if flaw := self._flaw_of_statistics() or self._flaw_of_parameters(steps):
@@ -74,7 +74,7 @@ class FiniteGuard:
         return f"after update {self.statistics.num_updates} (agent step {steps}): {found[0]} is {found[1]}"
 
     def _explain(self, flaw: str) -> str:
-        """Returns what was found and how to continue; writes it to MARKER_FILE."""
+        """Returns a message with the flaw and how to continue; writes it to MARKER_FILE."""
         rate, clip = self.settings.learning_rate, self.settings.clip_grad_norm
         remedies = f"--learning-rate ({rate:g}) or --clip-grad-norm ({clip or 'none'})"
         try:

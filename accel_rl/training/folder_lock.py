@@ -1,4 +1,4 @@
-"""A folder that one process at a time writes to."""
+"""Locks a folder: only one process at a time writes to it."""
 
 import contextlib
 import fcntl
@@ -18,8 +18,8 @@ LOCK = "lock"  # in the folder: which process writes there, or was the last to
 def locked(folder: Path, kind: str) -> Iterator[None]:
     """Creates the folder of a run or an experiment (kind) if need be, and keeps other processes from writing to it.
 
-    The lock ends with this process, however that ends. On a disk without locks there is none. Raises UsageError
-    if another process holds it, or if the folder cannot be written."""
+    The lock ends with this process, however that ends. A disk without locks gives none. Raises UsageError if another
+    process holds it, or if the folder cannot be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         file = (folder / LOCK).open("a+")
@@ -45,8 +45,8 @@ def locked(folder: Path, kind: str) -> Iterator[None]:
 
 
 def is_being_written(folder: Path) -> bool:
-    """Tells whether the process that a folder's lock names still holds it; False for one on another machine or of
-    another user. It does not try to take the lock, which could keep a run from starting."""
+    """Tells whether the process named in a folder's lock still holds it; False for one on another machine or of another
+    user. Does not try to take the lock: that could keep a run from starting."""
     lock = (folder / LOCK).resolve()
     try:
         pid, host = lock.read_text().strip().split(" on ")

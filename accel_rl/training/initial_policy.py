@@ -1,4 +1,4 @@
-"""What a new run takes from a trained policy (--init-from): parameters, and statistics of normalization.
+"""Initial values of a new run from a trained policy (--init-from): parameters, and statistics of normalization.
 
 They are read once, before the run's folder is made, and nothing is unpickled. A resumed run has them from its own
 checkpoint.
@@ -19,19 +19,18 @@ from accel_rl.models.normalize import PixelNorm
 from accel_rl.training import policy_file
 
 TRUNK = "encoder.trunk"
-TRUNK_SETTINGS = ("network", "layer_norm", "dueling")  # decide which tensors it has
-OUTPUT_SETTINGS = ("atoms", "v_min", "v_max", "quantiles")  # with others, a head of the same shape says something else
+TRUNK_SETTINGS = ("network", "layer_norm", "dueling")  # decide the trunk's tensors
+OUTPUT_SETTINGS = ("atoms", "v_min", "v_max", "quantiles")  # they decide what a head's outputs mean
 
 Tensors = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
 class InitialPolicy:
-    """What a new run begins with.
+    """The values that a new run takes from a trained policy.
 
-    tensors: of the network, by name. statistics: of the algorithm's shared buffers that lie outside of the network.
-    inherited: the names of all shared buffers that these two give. summary: one line on what is taken and what begins
-    anew."""
+    tensors: the network's, by name. statistics: the algorithm's shared buffers outside of the network. inherited: the
+    names of all shared buffers in these two. summary: one line on what is taken and what begins anew."""
 
     tensors: Tensors
     statistics: Tensors
@@ -40,11 +39,11 @@ class InitialPolicy:
 
     @property
     def checksum(self) -> str:
-        """A text that is another one where any number is."""
+        """A text that changes with any of the numbers."""
         return policy_file.checksum(self.tensors | self.statistics)
 
     def give_to(self, algo: Algo) -> None:
-        """Puts everything into an algorithm that was built from the settings that this was read for."""
+        """Copies all values into an algorithm, built from the settings that they were read for."""
         algo.policy.load_state_dict({**algo.policy.state_dict(), **self.tensors})
         buffers = statistics_beside_policy(algo)
         for name, value in self.statistics.items():
@@ -56,7 +55,7 @@ class InitialPolicy:
 
 
 def statistics_beside_policy(algo: Algo) -> Tensors:
-    """Returns the shared buffers of an algorithm's statistics that are no part of its network."""
+    """Returns the shared buffers of an algorithm's statistics outside of its network."""
     own = {id(buffer) for buffer in algo.policy.buffers()}
     return {name: buffer for name, buffer in shared_buffers(algo).items() if id(buffer) not in own}
 
@@ -70,10 +69,10 @@ def shared_buffers(algo: Algo) -> Tensors:
 
 
 def read_initial_policy(source: Path, algo: Algo, settings: Mapping[str, Any]) -> InitialPolicy:
-    """Returns what a run with these settings takes from a trained policy.
+    """Reads the values that a run with these settings takes from a trained policy.
 
-    source: a run's folder, the policy.json in it, or a .safetensors file beside that. algo: the run's, on the CPU. Its
-    network's trunk must be the trained one's; every other part is taken if it fits. Raises UsageError if observations
+    source: a run's folder, the policy.json in it, or a .safetensors file beside that. algo: the run's, on the CPU. The
+    trunks of the two networks must be alike; every other part is taken if it fits. Raises UsageError if observations
     differ, if the trunk does not fit, and for files that are missing, damaged or of another format."""
     try:
         folder, weights = _locate(source)
@@ -124,7 +123,7 @@ def _show_observations(spec: EnvSpec) -> str:
 
 
 def _part(name: str) -> str:
-    """Returns the part of a network that a tensor belongs to, as in encoder.trunk, policy_head, norm.moments."""
+    """Returns the part of a network with this tensor, such as encoder.trunk, policy_head or norm.moments."""
     return ".".join(name.split(".")[:-1][:2]) or name
 
 
@@ -133,9 +132,9 @@ def _of_part(tensors: Tensors, part: str) -> Tensors:
 
 
 def _fitting_parts(found: Tensors, wanted: Tensors, has_same_outputs: bool) -> list[str]:
-    """Returns the parts of the wanted network that the found one has alike.
+    """Returns the parts that are alike in the wanted and the found network.
 
-    Heads are among them only if what they see is alike, too, and their outputs mean the same."""
+    Heads count only if their inputs are alike, too, and their outputs mean the same."""
     layouts = [{name: (value.shape, value.dtype) for name, value in tensors.items()} for tensors in (found, wanted)]
     different = {_part(name) for name in found | wanted if layouts[0].get(name) != layouts[1].get(name)}
 
@@ -154,7 +153,7 @@ def _fitting_parts(found: Tensors, wanted: Tensors, has_same_outputs: bool) -> l
 def _check_trunk(
     taken: list[str], found: Tensors, wanted: Tensors, trained: Mapping[str, Any], settings: Mapping[str, Any]
 ) -> None:
-    """Raises UsageError unless the trunk is taken; of a network without one, unless anything is."""
+    """Raises UsageError unless the trunk is taken, or any part of a network that has none."""
     has_trunk = any(_part(name) == TRUNK for name in wanted)
     if taken and (TRUNK in taken or not has_trunk):
         return

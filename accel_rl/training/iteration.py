@@ -1,4 +1,4 @@
-"""One iteration: a rollout is collected and learned from. The trainer repeats it, and so do benchmarks."""
+"""One iteration: it collects a rollout and learns from it. The trainer repeats it, and so do benchmarks."""
 
 import time
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from accel_rl.updates import Update
 
 
 class IterationResult(NamedTuple):
-    """stats: of each call that learned, in order. sample_s, learn_s: wall time."""
+    """An iteration's result. stats: one entry for each call that learned, in order. sample_s, learn_s: wall time."""
 
     rollout: Rollout
     stats: list[Stats]
@@ -24,13 +24,13 @@ class IterationResult(NamedTuple):
 
 
 class Iteration:
-    """Collects rollouts and learns from them, during sampling and after it.
+    """A loop's body: it collects a rollout and learns from it, during sampling and after it.
 
-    An algorithm with running statistics learns nothing from a run's first rollout, of which these are made, unless a
-    trained policy has given them.
+    An algorithm with running statistics begins them with a run's first rollout and learns nothing from it, unless it
+    has them from a trained policy.
 
-    plan: says how many threads torch may use for sampling and for learning. pull_horizon: the newest central parameters
-    are taken over every so many steps of a rollout; None: only the algorithm's updates exchange them.
+    plan: says how many threads torch may use for sampling and for learning. pull_horizon: steps of a rollout after
+    which the newest central parameters are taken over; None: only the algorithm's updates exchange them.
     """
 
     def __init__(self, sampler: Sampler, algo: Algo, update: Update, plan: Plan, pull_horizon: int | None = None):

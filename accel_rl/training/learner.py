@@ -1,4 +1,4 @@
-"""One learner of a run, or the only one: its parts, made from the resolved settings."""
+"""A learner of a run: its parts, made from the resolved settings."""
 
 import os
 from dataclasses import dataclass
@@ -19,10 +19,10 @@ from accel_rl.updates import CentralStore, Update
 
 @dataclass
 class Learner:
-    """What trainer, evaluator and checkpointer work on together.
+    """The parts of a learner that trainer, evaluator and checkpointer share.
 
-    progress: what is logged, on rank 0 only. steps: agent steps of the whole run so far.
-    evaluation_is_due: also after a signal has interrupted one, until it has been repeated."""
+    progress: the log, on rank 0 only. steps: agent steps of the whole run so far.
+    evaluation_is_due: stays true if a signal interrupts the evaluation, until it has been repeated."""
 
     config: Config
     folder: Path
@@ -51,11 +51,11 @@ def build_learner(
 ) -> Learner:
     """Makes a learner's parts; its sampler's processes run when this returns.
 
-    config: as this learner sees it. steps: of the run so far. show: progress on the console. store: of the parameters,
-    if learners share them."""
+    config: this learner's view of the run. steps: of the run so far. show: progress on the console. store: the central
+    parameters, if learners share them."""
     run = config.run
     if run.deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what cuBLAS needs to repeat bit for bit
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS repeats bit for bit only with it
         torch.use_deterministic_algorithms(True)
     algo, update = build_algo_and_update(config, store, all_reduce=coordinator.is_synchronous)
     sampler = build_training_sampler(config, algo)

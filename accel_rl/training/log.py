@@ -15,7 +15,7 @@ logger = logging.getLogger("accel_rl")
 
 
 class _ConsoleHandler(logging.Handler):
-    """Prints messages, above the panel if there is one, except errors: `main` prints those."""
+    """A handler that prints messages, above the panel if there is one; not errors, which `main` prints."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.levelno < logging.ERROR:
@@ -23,13 +23,13 @@ class _ConsoleHandler(logging.Handler):
 
 
 def print_line(text: str) -> None:
-    """Prints a line on stderr, if that takes it: a run goes on when its terminal is gone, or the disk is full."""
+    """Prints a line on stderr if possible: a run goes on when its terminal is gone, or the disk is full."""
     with contextlib.suppress(OSError):
         print(text, file=sys.stderr, flush=True)
 
 
 class _LogFile(logging.FileHandler):
-    """Writes to log.txt as long as the disk takes it; says once that it does not."""
+    """A handler that writes to log.txt. If the disk refuses, it says so once."""
 
     _has_failed = False
 
@@ -39,12 +39,12 @@ class _LogFile(logging.FileHandler):
             goes_on_without("log.txt", sys.exception())
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):  # what it could not write, it tries again
+        with contextlib.suppress(OSError):  # it retries the messages that were not written
             super().close()
 
 
 def goes_on_without(name: str, error: BaseException | None) -> None:
-    """Logs that a file which the run can do without cannot be written."""
+    """Logs that an optional file cannot be written and the run goes on."""
     reason = error.strerror if isinstance(error, OSError) and error.strerror else error
     logger.warning("the run goes on without %s, which cannot be written: %s", name, reason)
 
@@ -60,9 +60,9 @@ def command() -> str:
 
 @contextlib.contextmanager
 def open_log(folder: Path, show: bool, rank: int = 0) -> Iterator[None]:
-    """Sends the framework's messages to log.txt and, with show, to the console, until this is left.
+    """Sends the framework's messages to log.txt and, with show, to the console, within a `with` block.
 
-    rank: of the learner that logs. Those of rank 1 and more log only warnings and errors, with their rank."""
+    rank: that of the learner that logs. Ranks from 1 log only warnings and errors, with their rank."""
     folder.mkdir(parents=True, exist_ok=True)  # a learner on another machine may not see it yet
     file = _LogFile(folder / "log.txt", encoding="utf-8", errors="backslashreplace")
     prefix = f" learner {rank}:" if rank else ""
@@ -82,9 +82,9 @@ def open_log(folder: Path, show: bool, rank: int = 0) -> Iterator[None]:
 
 @contextlib.contextmanager
 def logged(folder: Path, show: bool, has_page: bool = False, rank: int = 0) -> Iterator[None]:
-    """Sends messages to the run's log.txt and, with show, to the console; an exception that ends the run as well.
+    """Sends messages, and an exception that ends the run, to the run's log.txt and, with show, to the console.
 
-    has_page: adds to that exception how a page about the run is made: making it now would keep the user from the error.
+    has_page: adds to that exception how to make a page about the run: making it now would keep the user from the error.
     """
     with open_log(folder, show, rank):
         try:

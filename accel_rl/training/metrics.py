@@ -1,4 +1,4 @@
-"""What one learner measures between two rows of the log: games, statistics of updates, seconds, bytes."""
+"""A learner's metrics between two rows of the log: games, statistics of updates, seconds, bytes."""
 
 import math
 import time
@@ -14,10 +14,10 @@ from accel_rl.rollout import Game
 
 @dataclass
 class IntervalMetrics:
-    """What one learner has done between two rows.
+    """The metrics of one learner between two rows.
 
-    games: those that finished. stats: of each update, by name. seconds: of the wall time wall_s, by purpose.
-    bytes_moved: from and to a GPU. counts: other metrics, to be summed over learners."""
+    games: those that finished. stats: each update's values, by name. seconds: parts of the wall time wall_s, by
+    purpose. bytes_moved: from and to a GPU. counts: other metrics, to be summed over learners."""
 
     games: list[Game]
     stats: dict[str, list[float]]
@@ -28,7 +28,7 @@ class IntervalMetrics:
 
 
 class MetricsBuffer:
-    """Gathers what one learner does until it is reported."""
+    """A buffer of one learner's metrics until they are reported."""
 
     def __init__(self) -> None:
         self.statistics = UpdateStatistics()
@@ -48,7 +48,7 @@ class MetricsBuffer:
         seconds: dict[str, float],
         bytes_moved: int = 0,
     ) -> None:
-        """Adds one rollout and what was learned during and after it; steps: of the run so far, these included."""
+        """Adds one rollout and the updates during and after it. steps: of the run so far, these included."""
         self._games.extend(games)
         for each in stats:
             self.statistics.add(steps, each)
@@ -64,7 +64,7 @@ class MetricsBuffer:
         self._row_started += seconds
 
     def flush(self, counts: dict[str, float]) -> IntervalMetrics:
-        """Returns everything since the last call, with the given counts; fetches statistics from the device."""
+        """Returns all metrics since the last call, with the given counts. Fetches statistics from the device."""
         now = time.perf_counter()
         wall_s = max(now - self._row_started, 1e-9)
         report = IntervalMetrics(self._games, self.statistics.flush(), self._seconds, wall_s, self._bytes_moved, counts)
@@ -92,9 +92,9 @@ def means(reports: list[IntervalMetrics]) -> dict[str, float]:
 def shares(reports: list[IntervalMetrics]) -> dict[str, float]:
     """Returns the shares of the learners' wall time by purpose, the mean over learners.
 
-    "exchange" is the time of the learner that waits least, since it arrives last; what the other learners have beyond
-    that is "straggler", the wait for it. "gpu_idle" is what a GPU's work leaves, where sampling has measured its part
-    of that work; acts of two groups at once, or of learners that share a GPU, count twice."""
+    "exchange" is the time of the learner that waits least, since it arrives last. The further wait of the others for it
+    is "straggler". "gpu_idle" is the time without GPU work, where sampling has measured its part of that work; forward
+    passes of two groups at once, or of learners that share a GPU, count twice."""
     names = {name: None for report in reports for name in report.seconds}
     parts = {name: [report.seconds.get(name, 0.0) / report.wall_s for report in reports] for name in names}
     found = {name: fmean(values) for name, values in parts.items()}
@@ -122,8 +122,8 @@ class NotFinite(NamedTuple):
 class UpdateStatistics:
     """The statistics of updates since the last row.
 
-    A statistic is a tensor: [U] with an entry for each update of its rollout, or 0-d, of the last (or only) one. Only
-    `fetch` waits for a GPU.
+    A statistic is a tensor: [U] with an entry for each update of its rollout, or 0-d for the last (or only) update.
+    Only `fetch` waits for a GPU.
     """
 
     def __init__(self) -> None:
@@ -133,11 +133,11 @@ class UpdateStatistics:
         self._not_finite: NotFinite | None = None
 
     def add(self, steps: int, stats: dict[str, Tensor]) -> None:
-        """Adds those of one rollout, in the order of computation; steps: of the run so far, the rollout's included."""
+        """Adds one rollout's statistics, in the order of computation. steps: of the run so far, its own included."""
         self._pending.append((steps, stats))
 
     def fetch(self) -> NotFinite | None:
-        """Fetches what is new from the device in one transfer.
+        """Fetches new statistics from the device in one transfer.
 
         Returns the first value of all so far, in the order of computation, that is nan or infinite."""
         pending, self._pending = self._pending, []
@@ -176,7 +176,7 @@ class UpdateStatistics:
 
 
 def _first_not_finite(values: dict[str, list[float]], last_update: int, steps: int) -> NotFinite | None:
-    """Finds the first one of a rollout: by update, then in the order in which an update computes them."""
+    """Finds a rollout's first value that is not finite: by update, then in the order of computation."""
     found = [
         (last_update - len(numbers) + 1 + entry, order, name, number)
         for order, (name, numbers) in enumerate(values.items())

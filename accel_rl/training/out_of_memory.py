@@ -1,4 +1,4 @@
-"""What a run says when a GPU is out of memory: how much was requested, and which settings to lower."""
+"""The message when a GPU is out of memory: how much was requested, and which settings to lower."""
 
 import contextlib
 import re
@@ -13,7 +13,7 @@ from accel_rl.hardware.capture import is_out_of_memory
 
 @contextlib.contextmanager
 def advice_on_memory(config: Any) -> Iterator[None]:
-    """Raises RunError with advice in place of whatever says that a GPU is out of memory. config: the run's Config."""
+    """Raises RunError with advice in place of an error of a GPU out of memory. config: the run's Config."""
     try:
         yield
     except RuntimeError as error:
@@ -23,7 +23,7 @@ def advice_on_memory(config: Any) -> Iterator[None]:
 
 
 def _advice(error: RuntimeError, config: Any) -> str:
-    """Says how much memory was requested, how much the GPU has, and which settings to lower."""
+    """Returns a text on the memory requested, the GPU's memory, and the settings to lower."""
     requested = re.search(r"Tried to allocate ([0-9.]+ [KMGT]?i?B)", str(error))
     settings = f"--envs ({config.run.envs}) or --horizon ({config.run.horizon})"
     if (size := getattr(config.algo, "replay_size", None)) is not None:
@@ -35,7 +35,7 @@ def _advice(error: RuntimeError, config: Any) -> str:
 
 
 def _free(device: str) -> str:
-    """Says how much of a GPU's memory is free."""
+    """Returns a text on the free memory of a GPU."""
     if device != "cpu":
         with contextlib.suppress(RuntimeError):  # there may be too little for this question, too
             left, total = torch.cuda.mem_get_info(device)

@@ -1,9 +1,9 @@
-"""Policies without code: what a run's folder holds for those who only want to use its policy.
+"""Policies without code: files in a run's folder for those who only want to use its policy.
 
-policy.json: the run's settings, and the spaces of its environment; it stays the same over a run, so that it fits any of
-the others. policy.safetensors: the network's tensors at the last checkpoint; best.safetensors: those of the best
-evaluation. Their metadata hold as text `steps`, `score`, and the `statistics` outside of the network that the policy
-was trained with. Every file has a checksum. Nothing in any of them is executed when it is read.
+policy.json: the run's settings, and the spaces of its environment; it stays the same over a run, so that it fits both
+other files. policy.safetensors: the network's tensors at the last checkpoint; best.safetensors: those of the best
+evaluation. Their metadata hold, as text, `steps`, `score`, and the `statistics` of training outside of the network.
+Every file has a checksum. Reading any of them executes no code.
 """
 
 import json
@@ -30,8 +30,8 @@ FORMAT_NAME, FORMAT_VERSION = "accel_rl policy", 1
 FORMAT = f"{FORMAT_NAME} {FORMAT_VERSION}"
 # Files in a run's folder.
 DESCRIPTION, LAST, BEST = "policy.json", "policy.safetensors", "best.safetensors"
-EXPORTED = ("policy.onnx", "best.onnx", "policy.torchscript", "best.torchscript")  # unless they are put elsewhere
-MOST_BYTES = 2**26  # the largest description
+EXPORTED = ("policy.onnx", "best.onnx", "policy.torchscript", "best.torchscript")  # names unless the user gives others
+MOST_BYTES = 2**26  # the largest description that is read
 
 # ---- the description ----
 
@@ -81,12 +81,12 @@ def _plain(name: str, value: Any) -> Any:
 
 
 def write_description(folder: Path, text: str) -> None:
-    """Writes what `describe` has returned. Raises RunError if the disk refuses."""
+    """Writes the text of `describe`. Raises RunError if the disk refuses."""
     write_file(folder / DESCRIPTION, lambda file: file.write(text.encode()), "policy's description")
 
 
 def read_description(folder: Path) -> tuple[dict[str, Any], EnvSpec]:
-    """Returns the settings and the spec of a run, whose values are not checked yet.
+    """Returns the settings and the spec of a run, with values not checked yet.
 
     Raises UsageError if the folder has no such file, or for a file that is damaged, foreign, or of another format."""
     path = folder / DESCRIPTION
@@ -150,7 +150,7 @@ def _check_format(path: Path, found: Any) -> None:
 
 
 def check_state(state: Mapping[str, Any]) -> None:
-    """Raises UsageError if a network's state_dict has something that a safetensors file cannot hold."""
+    """Raises UsageError if a safetensors file cannot hold a network's state_dict."""
     for name, value in state.items():
         try:
             safetensors.torch.save({name: value.detach().new_empty(0, device="cpu")})
@@ -171,9 +171,9 @@ def save(
 ) -> None:
     """Replaces the file at path by the tensors of a network's state_dict, as they are now.
 
-    steps: agent steps of the run; score: mean of games that were played with it; statistics: float64, that learning
-    normalizes by besides those in the network. Raises RunError if the disk refuses; the file is then as it was."""
-    tensors = {  # each with memory of its own, as the format demands
+    steps: agent steps of the run; score: mean over games played with the network; statistics: those that learning
+    normalizes by outside of the network, float64. Raises RunError if the disk refuses; the file is then as it was."""
+    tensors = {  # the format demands that none share memory
         name: value.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
         for name, value in state.items()
     }
@@ -206,10 +206,10 @@ def find_weights(folder: Path, best: bool) -> Path:
 
 
 def read_weights(path: Path, network: nn.Module) -> dict[str, Tensor]:
-    """Returns the tensors of a policy file, on the CPU. network: the one that they are for.
+    """Returns the tensors of a policy file, on the CPU, for this network.
 
-    Raises UsageError if the file is damaged or no safetensors file, or if its tensors are not those of the network:
-    their names and shapes are compared before any of them is read."""
+    Compares names and shapes before it reads any tensor. Raises UsageError if they are not the network's, or if the
+    file is damaged or no safetensors file."""
     wanted = network.state_dict()
     tensors, _ = read_tensors(path, wanted)
     for name, value in tensors.items():
@@ -222,8 +222,8 @@ def read_weights(path: Path, network: nn.Module) -> dict[str, Tensor]:
 def read_tensors(path: Path, wanted: Mapping[str, Tensor] | None = None) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Returns the tensors of a policy file, on the CPU, and the statistics outside of the network, float64.
 
-    wanted: a network's, if there must be tensors of the same names and shapes. Raises UsageError if they are not, or if
-    the file is damaged or no safetensors file."""
+    wanted: a network's tensors, if names and shapes must be the same. Raises UsageError if they are not, or if the file
+    is damaged or no safetensors file."""
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
@@ -260,21 +260,21 @@ def _read_statistics(path: Path, text: str | None) -> dict[str, Tensor]:
 
 
 def check_finite(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Raises UsageError if one of these tensors of a file holds a value that is nan or infinite."""
+    """Raises UsageError if one of a file's tensors holds a nan or infinite value."""
     for name, value in tensors.items():
         if not value.isfinite().all():
             raise UsageError(f"{path} is of no use: {name} holds values that are not finite{_other(path)}")
 
 
 def _is_pickle(path: Path) -> bool:
-    """Returns whether a file begins as a pickle does, or as a zip file, which PyTorch's pickles are."""
+    """Tells whether a file begins like a pickle, or like a zip file, as PyTorch's pickles do."""
     with path.open("rb") as file:
         start = file.read(4)
     return start[:1] == b"\x80" or start == b"PK\x03\x04"
 
 
 def find_difference(found: Mapping[str, torch.Size], wanted: Mapping[str, Tensor]) -> str | None:
-    """Returns in what a file's tensors, given by their shapes, are not those of a network; None if they are."""
+    """Returns, as text, how a file's tensors (given by their shapes) differ from a network's; None if they do not."""
     if missing := wanted.keys() - found.keys():
         return f"it lacks {min(missing)}"
     if more := found.keys() - wanted.keys():

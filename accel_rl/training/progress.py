@@ -1,4 +1,4 @@
-"""What a run reports while it trains: progress.csv, TensorBoard, the console, and summary.json at the end."""
+"""Reports a run's progress: progress.csv, TensorBoard, the console, and summary.json at the end."""
 
 import contextlib
 import csv
@@ -22,12 +22,12 @@ from accel_rl.training.console import Console
 from accel_rl.training.log import goes_on_without
 from accel_rl.training.metrics import IntervalMetrics, means, shares
 
-NUM_RECENT_GAMES = 100  # over which scores are averaged (Stooke & Abbeel, section 5)
+NUM_RECENT_GAMES = 100  # scores are means over these (Stooke & Abbeel, section 5)
 _numbers = itertools.count()  # numbers TensorBoard's files: their names must differ
 
 
 class Progress:
-    """Writes rows of metrics from the reports of all learners.
+    """A writer of rows of metrics, from the reports of all learners.
 
     steps: those of the checkpoint that a resumed run continues from; rows beyond it are dropped.
     """
@@ -40,7 +40,7 @@ class Progress:
         self._steps = self._row_steps = steps
         self._first_step = steps
         self._reports: list[IntervalMetrics] = []
-        self._wall_s = 0.0  # what this session's rows have covered
+        self._wall_s = 0.0  # covered by this session's rows
         self._seconds_for: dict[str, float] = {}  # the same, by purpose
         self._table = _Table(folder / "progress.csv", steps)
         self._events = _Events(folder, steps) if use_tensorboard else None
@@ -48,16 +48,16 @@ class Progress:
 
     @property
     def seconds(self) -> float:
-        """Wall time of the whole run, in seconds, including what came before a resume."""
+        """Wall time of the whole run in seconds, its earlier sessions included."""
         return self.seconds_before + time.perf_counter() - self._started
 
     def advance(self, steps: int) -> None:
-        """Takes in that the run has made this number of agent steps."""
+        """Updates the number of agent steps that the run has done."""
         self._console.advance(steps)
         self._steps = steps
 
     def merge(self, reports: list[IntervalMetrics]) -> None:
-        """Takes what learners have reported into the next row."""
+        """Adds learners' reports to the next row."""
         for report in reports:
             self.games.extend(report.games)
         self._reports += reports
@@ -72,7 +72,7 @@ class Progress:
         }
 
     def write_row(self, **more: float) -> dict[str, float]:
-        """Writes one row about everything since the last one, and returns it; more: further metrics, by name."""
+        """Writes one row on the time since the last one, and returns it. more: further metrics, by name."""
         now = time.perf_counter()
         wall, num_steps = max(now - self._row_started, 1e-9), self._steps - self._row_steps
         reports, self._reports = self._reports, []
@@ -101,7 +101,7 @@ class Progress:
         return row
 
     def describe_waits(self) -> str:
-        """Returns a line on who has waited for whom in this session; nothing without a GPU, or before the first row."""
+        """Returns a line on who waited for whom in this session; an empty one without a GPU or before the first row."""
         if "gpu_wait" not in self._seconds_for:
             return ""
         names = ("action_wait", "gpu_wait", "gpu_idle")
@@ -147,9 +147,9 @@ class Progress:
 
 
 class _Table:
-    """A CSV file; a new column rewrites it, as does the first row that the disk takes after it has refused some.
+    """A CSV file. A new column rewrites it, and so does the first row after the disk has refused some.
 
-    In memory are only rows that the disk has not taken yet, however long the run is."""
+    Memory holds only the rows that the disk has not taken yet, however long the run is."""
 
     def __init__(self, path: Path, steps: int):
         self._path = path
@@ -159,8 +159,8 @@ class _Table:
             raise UsageError(f"{path} is damaged ({error}); restore it, or move it away") from None
         self._columns = list(rows[0]) if rows else []
         self._newest = {name: value for row in rows for name, value in row.items() if value}
-        self._waiting = rows  # for the disk
-        self._size = 0  # bytes of the rows that it has taken
+        self._waiting = rows  # not on the disk yet
+        self._size = 0  # bytes of the rows on the disk
         self._is_whole = self._has_failed = False
         if rows:
             self._store(is_appended=False)
@@ -178,7 +178,7 @@ class _Table:
         return float(self._newest[name]) if name in self._newest else None
 
     def _read(self, size: int) -> list[dict[str, str]]:
-        """Returns the rows in the file's first bytes, -1 for all of them, but no line that is half written."""
+        """Returns the rows in the file's first size bytes (-1: in all of it), without a half-written line."""
         if not self._path.exists():
             return []
         with self._path.open("rb") as file:
@@ -186,7 +186,7 @@ class _Table:
         return [row for row in csv.DictReader(text) if None not in row.values()]
 
     def _store(self, is_appended: bool) -> None:
-        """Writes the rows that wait, after those that the file has; else the whole file in one go."""
+        """Writes the waiting rows. is_appended: at the file's end; else it replaces the whole file in one go."""
         self._is_whole = False
         text = io.StringIO(newline="")
         writer = csv.DictWriter(text, self._columns)
@@ -211,9 +211,9 @@ class _Table:
 
 
 class _Events:
-    """TensorBoard's file, if it is installed, as long as the disk takes it.
+    """TensorBoard's file, if TensorBoard is installed. It ends if the disk refuses.
 
-    TensorBoard's own writer has a thread, which on a full disk prints a traceback, and waits if the clock is set back.
+    TensorBoard's own writer has a thread: on a full disk it prints a traceback, and it waits if the clock is set back.
     """
 
     def __init__(self, folder: Path, steps: int):
@@ -249,7 +249,7 @@ class _Events:
         try:
             yield
         except OSError as error:
-            with contextlib.suppress(OSError):  # what it could not write, it tries again
+            with contextlib.suppress(OSError):  # it retries what it could not write
                 if self._file:
                     self._file.close()
             self._file = None

@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from accel_rl.training.initial_policy import InitialPolicy
 
 Values = dict[str, Any]
-ADJUSTED_AGENTS = 256  # the most by default, where their number is adjusted
+ADJUSTED_AGENTS = 256  # the default maximum where their number is adjusted
 
 
 @dataclass(frozen=True)
 class Config:
-    """A resolved run: its settings and what they stand for, as the learner at `rank_info` sees it."""
+    """A resolved run: its settings and their meaning for the learner at `rank_info`."""
 
     run: RunSettings
     algo_class: Any
@@ -50,7 +50,7 @@ class Config:
     rank_info: RankInfo
     devices: tuple[str, ...]  # one for each learner on this machine
     plans: tuple[Plan, ...]  # the logical CPUs and threads of each of these learners
-    trust: bool = False  # whether it may be resumed from another user's checkpoint
+    trust: bool = False  # allows resuming from another user's checkpoint
     initial: "InitialPolicy | None" = None  # what a new run takes from a trained policy
 
     @property
@@ -75,7 +75,7 @@ class Config:
 
     @property
     def sampler_kind(self) -> SamplerKind:
-        """How the run's sampler is planned, built and described."""
+        """The run's kind of sampler, which plans, builds and describes it."""
         return SAMPLER_KINDS[self.run.sampler]
 
     @property
@@ -93,12 +93,12 @@ class Config:
 
     @property
     def min_training_batch(self) -> int:
-        """Steps of a batch that the queued sampler merges, at least."""
+        """The fewest steps that the queued sampler merges into a batch."""
         return self.queues.min_training_batch or self.run.envs * self.run.horizon
 
     @property
     def is_central(self) -> bool:
-        """Whether parameters lie in a central store."""
+        """True if parameters lie in a central store."""
         return self.learners.update == "central_store"
 
     def of_learner(self, rank: int) -> "Config":
@@ -110,7 +110,7 @@ class Config:
         """Returns all settings in one flat mapping, as config.yaml holds it; it resolves to this configuration."""
         atari = self.env.options if game_name(self.env.env_id) else {}
         values = {**asdict(self.run), **asdict(self.learners), **asdict(self.queues), **asdict(self.algo), **atari}
-        # With several learners, only what was asked for: the number that is chosen may differ between machines.
+        # With several learners, only the user's own setting: the chosen number may differ between machines.
         asked = self.sampler_kind.requested_workers(self.run)
         workers = (asked if self.rank_info.size > 1 else self.workers) or self.run.workers
         values |= {"workers": workers, "envs_per_worker": None}
@@ -126,9 +126,9 @@ def resolve(
     spec: EnvSpec | None = None,
     function: bytes | None = None,
 ) -> Config:
-    """Returns the configuration that the given settings, a file of settings and presets amount to.
+    """Resolves the given settings, a file of settings and presets to one configuration.
 
-    spec: of the environment, where it is known already. function: that makes it, if only a program has it; pickled.
+    spec: the environment's, if known already. function: the pickled function that makes it, if only a program has it.
     Raises UsageError for settings that are unknown, wrong or do not fit together; RunError if the environment cannot be
     built."""
     file = read_yaml(config_file, "settings") if config_file else {}
@@ -178,8 +178,8 @@ def resolve(
 
 
 def _precision(run: RunSettings, device: str, takes_bytes: bool) -> str:
-    """Returns the precision of the network, decided for this device. takes_bytes: a built-in network takes pictures of
-    bytes, which are exact in bfloat16."""
+    """Returns the network's precision on this device. takes_bytes: a built-in network takes pictures of bytes, which
+    are exact in bfloat16."""
     if run.precision not in ("auto", "fast"):
         return run.precision
     if device == "cpu":
@@ -193,11 +193,10 @@ def _precision(run: RunSettings, device: str, takes_bytes: bool) -> str:
 
 
 def find_algo(name: str) -> tuple[Any, list[Values]]:
-    """Returns the class of an algorithm, named by a preset or as package.module:Class, and its presets: the base of a
-    variant, and its own.
+    """Returns an algorithm's class and its presets: a variant's base, and its own.
 
-    Raises UsageError for an unknown name, for a class that is not an Algo, and for settings that clash with a run's or,
-    in a class's `defaults`, do not exist."""
+    name: a preset, or package.module:Class. Raises UsageError for an unknown name, for a class that is not an Algo, for
+    settings that clash with a run's, and for `defaults` of settings that do not exist."""
     from accel_rl.algos import Algo
 
     presets = [] if ":" in name else preset_and_base(name)
@@ -221,7 +220,7 @@ def setting_names(algo_class: Any) -> list[str]:
 
 
 def _check_variant(name: str, variant: Values, algo_name: str) -> None:
-    """Raises UsageError unless preset and algorithm are variants of one base, even if both train by the same class.
+    """Raises UsageError unless preset and algorithm are variants of one base; the same class is not enough.
 
     So a3c, itself a variant of a2c, takes a2c's variants; categorical_dqn does not take those of eps_rainbow."""
     base = variant.get("base", name)
@@ -239,9 +238,9 @@ def _environment(
 ) -> tuple[EnvConfig, EnvSpec, Values]:
     """Returns the environment, its spec (the given one, if any), and the presets' settings for it.
 
-    Observations and actions decide which blocks of a preset apply, but these may change the environment. So an Atari
-    game, which always shows pixels and takes Discrete actions, is built with its block from the start; any other
-    environment is probed without its blocks, and again if they change it. Raises UsageError if then others apply."""
+    Observations and actions decide which blocks of a preset apply, but these may change the environment. An Atari game
+    always shows pixels and takes Discrete actions: it is built with its block from the start. Any other environment is
+    probed without its blocks, and again if they change it. Raises UsageError if then others apply."""
     common = overlay(preset_settings(presets), chosen)
     run = pick(RunSettings, common)
     probed, probed_spec = None, spec
@@ -265,7 +264,7 @@ def _environment(
 
 
 def _blocks(spec: EnvSpec) -> tuple[str, bool]:
-    """Returns the preset's block for these observations, and whether that for Box actions within it applies, too."""
+    """Returns the preset's block for these observations, and True if its part for Box actions applies, too."""
     return _kind(spec), spec.has_box_actions
 
 
@@ -275,7 +274,7 @@ def _kind(spec: EnvSpec) -> str:
 
 
 def _takes_preset_network(spec: EnvSpec) -> bool:
-    """Returns whether a preset's network fits: that for pixels is for large pictures, that for vectors for none."""
+    """Tells whether a preset's network fits: the one for pixels needs large pictures, the one for vectors none."""
     if _kind(spec) == "pixels":
         return min(spec.observation_shape[1:]) >= LARGE
     nested = parts_of(spec.nested_space) if spec.nested_space is not None else []
@@ -283,10 +282,10 @@ def _takes_preset_network(spec: EnvSpec) -> bool:
 
 
 def _env_config(values: Values, chosen: Values, function: bytes | None) -> EnvConfig:
-    """Returns the environment that env, env_preset, env_options and the settings of Atari games name together, with the
-    simulator that was chosen for a game.
+    """Combines env, env_preset, env_options and the settings of Atari games to one environment, with the simulator that
+    was chosen for a game.
 
-    An environment that is not an Atari game ignores a preset's Atari settings; chosen ones are refused."""
+    An environment that is not an Atari game ignores a preset's Atari settings and refuses the user's."""
     run = pick(RunSettings, values)
     atari = {f.name: values[f.name] for f in fields(AtariOptions) if f.name in values}
     game = game_name(run.env)
@@ -331,7 +330,7 @@ def _launched_devices(run: RunSettings, settings: LearnerSettings, rank_info: Ra
     """Returns the devices of the learners that torchrun has started on this machine, one process each."""
     if settings.devices:
         raise UsageError("torchrun itself starts a learner for each device: omit --devices")
-    sees_one_gpu = num_gpus() == 1  # its own, as with SLURM's --gpus-per-task, or the only one, which learners share
+    sees_one_gpu = num_gpus() == 1  # its own (SLURM's --gpus-per-task), or one that all share
     if run.device not in ("auto", "cpu") and rank_info.local_size > 1 and not sees_one_gpu:
         raise UsageError(f"device={run.device} would be shared by {rank_info.local_size} learners; omit it")
     if settings.update == "central_store":
@@ -347,7 +346,7 @@ def _launched_devices(run: RunSettings, settings: LearnerSettings, rank_info: Ra
 def _plans(
     run: RunSettings, learners: LearnerSettings, rank_info: RankInfo, devices: tuple[str, ...]
 ) -> tuple[Plan, ...]:
-    """Returns which logical CPUs and how many threads each learner on this machine uses."""
+    """Returns the logical CPUs and numbers of threads of each learner on this machine."""
     kind, topology = SAMPLER_KINDS[run.sampler], read_topology(run.cpus)
     workers = kind.requested_workers(run)
     has_threads = run.env.startswith(ENVPOOL)  # then one worker has it, and all logical CPUs
@@ -357,8 +356,8 @@ def _plans(
         raise UsageError(
             f"workers={workers} do not split over {rank_info.size} learners; use a multiple of {rank_info.size}"
         )
-    # Learners that see one GPU each, which they all call cuda:0, don't know where the others' are: then all must be
-    # taken to be anywhere, or the learners would divide the machine in different ways.
+    # Learners that see one GPU each all call it cuda:0 and don't know where the others' are. So none may rely on where
+    # its own is, or the learners would divide the machine in different ways.
     knows_all = rank_info.local_size == 1 or learners.devices is not None or len({*devices}) > 1
     on_gpu = devices[0].startswith("cuda")
     sampling_threads, learning_threads = kind.threads(run, 1 if on_gpu else topology.num_busy)
@@ -378,7 +377,7 @@ def _plans(
 
 
 def _queues(queues: QueueSettings, num_agents: int, plan: Plan) -> QueueSettings:
-    """Returns the settings with the most agents that there may be, if their number is adjusted."""
+    """Returns the settings with the maximum number of agents, if that number is adjusted."""
     most = queues.max_agents
     if most is not None and most < num_agents:
         raise UsageError(f"max_agents={most} must be at least envs={num_agents}, the agents to start with")

@@ -28,7 +28,7 @@ from accel_rl.training.atomic import sync_folder, write_file
 from accel_rl.training.checkpoint import CHECKPOINT, PREVIOUS
 from accel_rl.training.resolve import Config, resolve
 
-# Settings that a resumed run may change: how far it goes, what it runs on, and who is told.
+# Settings that a resumed run may change: its length, the machine's use, and reports.
 CHANGEABLE = (
     "steps",
     "simulator",
@@ -51,12 +51,12 @@ CHANGEABLE = (
 ANY_MACHINE = {"device": "auto", "devices": None, "learners_per_gpu": 1, "cpus": "all", "workers": None}
 """Settings that replace those of the machine a run was on, so that it can be opened on another one."""
 
-JOB = "job.txt"  # in a run's folder: which learners write there, if torchrun has started them
-SEEN_WITHIN_S = 10.0  # how long a network's disk may take to show what another machine has written
+JOB = "job.txt"  # in a run's folder: names the learners that write there, if torchrun started them
+SEEN_WITHIN_S = 10.0  # the longest time until a network disk shows another machine's writes
 
 
 def choose_folder(config: Config, out: str | Path | None) -> Path:
-    """Returns the folder of a new run: out, or one that is named for the run and the time."""
+    """Returns the folder of a new run: out, or one named after the run and the time."""
     run = config.run
     name = f"{datetime.now():%Y%m%d-%H%M%S-%f}-s{run.seed}"
     return Path("results") / as_file_name(run.algo) / as_file_name(run.env) / name if out is None else Path(out)
@@ -65,7 +65,7 @@ def choose_folder(config: Config, out: str | Path | None) -> Path:
 def create(config: Config, folder: Path, overwrite: bool) -> None:
     """Makes a new run's folder, with config.yaml, policy.json and command.txt in it.
 
-    Raises UsageError if it holds a run that is not to be overwritten, or cannot be written."""
+    Raises UsageError if it cannot be written, or holds a run and overwrite is not set."""
     settings = config.as_dict()
     description = policy_file.describe(settings, config.spec)
     try:
@@ -87,7 +87,7 @@ def create(config: Config, folder: Path, overwrite: bool) -> None:
 
 
 def _has_ended_at_its_start(folder: Path) -> bool:
-    """Returns whether the run in a folder has ended, by an error, before there was anything to continue from."""
+    """Tells whether an error ended the run in a folder before there was anything to continue from."""
     has_results = any((folder / name).exists() for name in (CHECKPOINT, "progress.csv"))
     return (folder / "command.txt").exists() and not has_results
 
@@ -95,8 +95,8 @@ def _has_ended_at_its_start(folder: Path) -> bool:
 def _clear(folder: Path) -> None:
     """Removes the files that a run writes; other files stay.
 
-    What a run could be continued from goes first, for good, and its settings last: whatever ends this in between, no
-    checkpoint is left beside the settings of another run."""
+    Checkpoints go first, for good, and settings last. So an interruption leaves no checkpoint beside the settings of
+    another run."""
     results = [CHECKPOINT, PREVIOUS, "progress.csv"]
     others = [
         "command.txt",
@@ -135,10 +135,10 @@ def reopen(
     trust: bool = False,
     make_env: MakeEnv | None = None,
 ) -> tuple[Config, dict[str, Any]]:
-    """Returns a run's configuration and last checkpoint. trust: also if that belongs to another user. make_env: the
-    function that makes its environments, if only a program has it.
+    """Returns a run's configuration and last checkpoint. trust: even another user's checkpoint. make_env: the function
+    that makes its environments, if only a program has it.
 
-    Raises UsageError if the folder has none, if it is damaged or another user's, or for settings that would change the
+    Raises UsageError if the checkpoint is missing, damaged or another user's, or for settings that would change the
     run."""
     saved = read_settings(folder)
     given, function = _with_function(folder, saved, given, make_env)
@@ -164,8 +164,8 @@ def reopen(
 
 
 def _is_summarized(folder: Path, steps: int) -> bool:
-    """Tells whether a run's summary is of so many steps; not if it was killed after its last checkpoint: then resuming
-    it writes the summary."""
+    """Tells whether a run's summary states this number of steps. If not, the run was killed after its last checkpoint:
+    resuming it writes the summary."""
     with contextlib.suppress(OSError, ValueError):
         return bool(json.loads((folder / "summary.json").read_text())["total_timesteps"] >= steps)
     return False
@@ -174,9 +174,9 @@ def _is_summarized(folder: Path, steps: int) -> bool:
 def _with_function(
     folder: Path, saved: dict[str, Any], given: dict[str, Any], make_env: MakeEnv | None
 ) -> tuple[dict[str, Any], bytes | None]:
-    """Returns the given settings with the name of the environment's function, and that, pickled, if it has to be sent.
+    """Returns the settings with the name of the environment's function; and the function, pickled, if it must be sent.
 
-    Raises UsageError if a run whose environment was such a function is to do without."""
+    Raises UsageError if the run needs such a function and none is given."""
     had_function = str(saved.get("env")).startswith(FUNCTION)
     if make_env is not None:
         name, function = as_setting(make_env, by_value=had_function)
@@ -187,29 +187,29 @@ def _with_function(
 
 
 def _is_of_ale(state: dict[str, Any]) -> bool:
-    """Returns whether ale-py's simulator has written a checkpoint's states of Atari games."""
+    """Tells whether ale-py's simulator has written a checkpoint's states of Atari games."""
     envs = [env for learner in state["learners"] for env in learner["sampler"].get("envs") or ()]
     return any(is_ale_state(env["simulator"]) for env in envs)
 
 
 def is_finished(folder: Path, given: dict[str, Any], trust: bool = False) -> bool:
-    """Returns whether the run's last checkpoint has all the steps that the run is to have."""
+    """Tells whether the run's last checkpoint has all the steps of the run."""
     steps = pick(RunSettings, read_settings(folder) | given).steps
     state = checkpoint.load(folder / CHECKPOINT, mapped=True, trust=trust, parts=("steps",))
     return bool(state["steps"] >= steps)
 
 
 def changed_settings(folder: Path, saved: dict[str, Any], values: dict[str, Any]) -> list[str]:
-    """Returns the settings in which values differ from the saved ones, but which a resumed run may not change."""
+    """Returns the settings that differ from the saved ones although a resumed run may not change them."""
     has_failed = (folder / finite_guard.MARKER_FILE).exists()
     changeable = CHANGEABLE + (finite_guard.CHANGEABLE if has_failed else ())
     return [name for name in values if values[name] != saved.get(name) and name not in changeable]
 
 
 def prepare_resume(config: Config, folder: Path, state: dict[str, Any]) -> None:
-    """Prepares a run's folder to be written to again: its settings, and no replays that no checkpoint needs.
+    """Prepares a run's folder for a resume: writes the settings, and removes replays that no checkpoint needs.
 
-    Another simulator is noted by `keep_simulator`, once it has taken the checkpoint's states."""
+    `keep_simulator` notes another simulator once it has taken the checkpoint's states."""
     simulator = read_settings(folder).get("simulator", "auto")
     settings = config.as_dict() | {"simulator": simulator}
     _write_settings(folder, settings)
@@ -221,7 +221,7 @@ def prepare_resume(config: Config, folder: Path, state: dict[str, Any]) -> None:
 
 
 def keep_simulator(config: Config, folder: Path) -> None:
-    """Notes in config.yaml which simulator a resumed run has been given."""
+    """Notes a resumed run's simulator in config.yaml."""
     settings = read_settings(folder)
     if settings.get("simulator") != config.run.simulator:
         _write_settings(folder, settings | {"simulator": config.run.simulator})
@@ -236,14 +236,14 @@ def _write_settings(folder: Path, settings: dict[str, Any]) -> None:
 
 
 def launcher_id() -> str:
-    """Returns what identifies the process that has started this one, among all machines and all times."""
+    """Returns an identifier of the parent process that is unique over all machines and times."""
     parent = os.getppid()
     return f"{socket.gethostname()}:{parent}:{_start_of(parent)}"
 
 
 def _start_of(pid: int) -> str:
-    """Returns when a process has started. On Linux that is since the machine has: a clock may be set in the meantime,
-    and what is calculated from that changes by a second now and then."""
+    """Returns the start time of a process. On Linux it counts from the machine's start: a time of day would change when
+    the clock is set, and by a second now and then."""
     if sys.platform == "linux":
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     return f"{psutil.Process(pid).create_time():.0f}"
@@ -253,15 +253,15 @@ def _start_of(pid: int) -> str:
 class Job:
     """The learners that torchrun has started together.
 
-    name: torchrun's --rdzv-id ("none" if it has none); token: a text that only they know; launchers: the `launcher_id`
-    of each of them."""
+    name: torchrun's --rdzv-id ("none" without one); token: a text that only they know; launchers: the `launcher_id` of
+    each."""
 
     name: str
     token: str
     launchers: tuple[str, ...]
 
     def owns(self, folder: Path) -> bool:
-        """Returns whether a job of this name, or with one of these launchers, was the last to write to the folder."""
+        """Tells whether a job of this name, or with one of these launchers, was the last to write to the folder."""
         name, *token_and_launchers = _read(folder) or ["none"]
         return name == self.name != "none" or not set(token_and_launchers).isdisjoint(self.launchers)
 
@@ -270,7 +270,7 @@ class Job:
         (folder / JOB).write_text("\n".join((self.name, self.token, *self.launchers)) + "\n")
 
     def wait_until_visible(self, folder: Path) -> None:
-        """Waits until the mark of learner 0 can be seen from this machine. Raises UsageError if it cannot."""
+        """Waits until this machine sees the mark of learner 0. Raises UsageError if it does not appear."""
         deadline = time.monotonic() + SEEN_WITHIN_S
         while not self._has(folder):
             if time.monotonic() > deadline:
@@ -300,5 +300,5 @@ def _read(folder: Path) -> list[str]:
 
 
 def as_file_name(name: str) -> str:
-    """Returns the name with an underscore for each character that does not belong into a file's name."""
+    """Returns the name with an underscore for each character that file names should not have."""
     return "".join(c if c.isalnum() or c in "-_." else "_" for c in name)

@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from accel_rl.samplers.queued.sampler import QueueConfig
     from accel_rl.training.resolve import Config
 
-MOST_WORKERS_PER_CPU, MOST_AGENTS_PER_CPU, MOST_QUEUE_THREADS = 2, 16, 8  # that the tuner tries
+MOST_WORKERS_PER_CPU, MOST_AGENTS_PER_CPU, MOST_QUEUE_THREADS = 2, 16, 8  # limits of the tuner's search
 ENVS_FACTORS = (0.5, 1, 2, 4)  # the tuner tries these multiples of the algorithm's own number
-FILES_PER_AGENT, SPARE_FILES = 3, 100  # two semaphores and a connection; what else a run has open
-AGENT_BYTES = 8 << 20  # memory of an agent's process alone: Pong, measured
+FILES_PER_AGENT, SPARE_FILES = 3, 100  # per agent: two semaphores and a connection; SPARE: a run's other files
+AGENT_BYTES = 8 << 20  # memory of an agent's process alone, measured with Pong
 
 
 class SamplerKind(ABC):
-    """What a run asks of its sampler's kind; here as it is where environments are stepped in the learner's process."""
+    """A kind of sampler. The methods defined here suit one that steps environments in the learner's process."""
 
     merges_segments = False
     """Whether rollouts are merged from segments of steps, as they come (`Algo.learns_from_segments`)."""
@@ -56,27 +56,27 @@ class SamplerKind(ABC):
         return config.local_envs if config.is_central else config.run.envs, config.local_envs
 
     def check(self, config: "Config", algo: "Algo") -> None:
-        """Raises UsageError for what it cannot do."""
+        """Raises UsageError for settings that this kind does not support."""
 
     @abstractmethod
     def build(self, config: "Config", policy: Any, settings: "SamplerConfig", replay: Any) -> "Sampler":
-        """Makes the sampler. replay: what its agents keep for auxiliary tasks, if it has agents."""
+        """Makes the sampler. replay: its agents' replay for auxiliary tasks, if it has agents."""
 
     # ---- how it is described ----
 
     def simulated_in(self, config: "Config") -> str:
-        """Returns where environments are stepped, as in "100 environments in 4 workers"."""
+        """Returns a text on where environments are stepped, such as "100 environments in 4 workers"."""
         return "this process"
 
     def show_simulators(self, config: "Config") -> str | None:
-        """Returns the line on its processes; None: the plan has one itself."""
+        """Returns a line on its processes; None if the plan itself has one."""
         return None
 
     # ---- how it is tuned ----
 
     def tunable(self, config: "Config", tune_envs: bool) -> dict[str, list[int]]:
-        """Returns the values of settings that change a run's speed and not what it learns, by name; tune_envs: and of
-        the number of environments, which does change it."""
+        """Returns the values to try of settings that change a run's speed but not what it learns, by name. tune_envs:
+        also of the number of environments, which does change it."""
         envs, threads = config.run.envs, list(range(1, config.plan.topology.num_busy + 1))
         found = {"envs": [int(envs * factor) for factor in ENVS_FACTORS if envs * factor >= 2]} if tune_envs else {}
         if config.device == "cpu":  # with a GPU there is almost nothing for threads to do
@@ -84,11 +84,11 @@ class SamplerKind(ABC):
         return found
 
     def fixed_for_tuning(self, config: "Config") -> dict[str, Any]:
-        """Returns settings that keep what is tuned comparable, and stay in the tuned run."""
+        """Returns settings that make tuned runs comparable, and stay in the final run."""
         return {}
 
     def note_on_envs(self, config: "Config", is_tuned: bool) -> str:
-        """Returns what the tuner says of the number of environments."""
+        """Returns the tuner's note on the number of environments."""
         if not is_tuned:
             envs = config.run.envs
             return f"envs       {envs} in every point, since another number changes what is learned (--tune-envs)"
@@ -96,12 +96,12 @@ class SamplerKind(ABC):
         return f"{changes}: compare scores, too, before you use another number"
 
     def steps_held(self, config: "Config") -> int:
-        """Returns how many steps it holds, at most, while nobody learns from them."""
+        """Returns the most steps that it holds before anybody learns from them."""
         return 0
 
 
 class Serial(SamplerKind):
-    """The learner's process steps all environments itself."""
+    """A sampler whose environments are all stepped by the learner's process."""
 
     def build(self, config: "Config", policy: Any, settings: "SamplerConfig", replay: Any) -> "Sampler":
         from accel_rl.samplers.serial import SerialSampler
@@ -110,7 +110,7 @@ class Serial(SamplerKind):
 
 
 class Alternating(SamplerKind):
-    """Workers step environments of two groups, which the network serves in turns."""
+    """A sampler with workers: they step environments of two groups, which the network serves in turns."""
 
     shows_groups = True
 
@@ -138,14 +138,14 @@ class Alternating(SamplerKind):
     def tunable(self, config: "Config", tune_envs: bool) -> dict[str, list[int]]:
         found = super().tunable(config, tune_envs)
         most, largest = MOST_WORKERS_PER_CPU * config.plan.topology.num_busy, max(found.get("envs", [config.run.envs]))
-        # As the environments divide, so that a worker serves both groups or one of them.
+        # Only numbers that divide the environments: a worker serves both groups or one of them.
         workers = {"workers": [n for n in range(1, most + 1) if divides_evenly(largest, n)]}
         envs = {"envs": found.pop("envs")} if tune_envs else {}
         return {**envs, **workers, **found}
 
 
 class Device(SamplerKind):
-    """The learner's process steps environments that come as one batch, whose arrays stay on the policy's device."""
+    """A sampler of environments that come as one batch: the learner's process steps it, on the policy's device."""
 
     preset_changes = {"sampling_threads": None}  # no simulators wait for the CPUs: 1,024 CartPoles gain 30 % on two
 
@@ -183,11 +183,11 @@ class Queued(SamplerKind):
     preset_changes = {"normalize_returns": False}
 
     def threads(self, run: RunSettings, num_cpus: int) -> tuple[int | None, int | None]:
-        """Returns one for sampling and half of the logical CPUs: agents, predictors and the learner work at once."""
+        """Returns one for sampling, and half of the logical CPUs for learning: agents and predictors work meanwhile."""
         return run.sampling_threads or 1, run.learning_threads or min(max(1, num_cpus // 2), MAX_LEARNING_THREADS)
 
     def columns(self, config: "Config") -> tuple[int, int]:
-        """Returns how many segments of full length make a batch, twice: there is one learner."""
+        """Returns the full-length segments of a batch, twice: there is one learner."""
         return (-(-config.min_training_batch // config.run.horizon),) * 2
 
     def check(self, config: "Config", algo: "Algo") -> None:
@@ -242,7 +242,7 @@ class Queued(SamplerKind):
         return {"envs": agents, "predictors": threads, "trainers": threads}
 
     def fixed_for_tuning(self, config: "Config") -> dict[str, Any]:
-        """Returns the present batch, whatever the number of agents, and counts that do not change while running."""
+        """Returns the present size of a batch for any number of agents, and counts that are not adjusted."""
         return {"min_training_batch": config.min_training_batch, "dynamic_adjustment": False}
 
     def note_on_envs(self, config: "Config", is_tuned: bool) -> str:
@@ -283,18 +283,18 @@ def _queue_config(config: "Config") -> "QueueConfig":
 
 
 def _max_agents(config: "Config") -> int:
-    """Returns how many agents there may ever be: as many as at the start, unless their number is adjusted."""
+    """Returns the largest possible number of agents: the one at the start, unless it is adjusted."""
     return config.queues.max_agents or config.run.envs
 
 
 def _check_number_of_agents(config: "Config") -> None:
-    """Raises UsageError for more agents than queues or file descriptors allow."""
+    """Raises UsageError if there are more agents than queues or file descriptors allow."""
     from accel_rl.samplers.queued.slots import QUEUE_LENGTH
 
     run, queues, agents = config.run, config.queues, _max_agents(config)
     name = "envs" if agents == run.envs else "max_agents"
     flag = f"--{name.replace('_', '-')}"
-    most = QUEUE_LENGTH // (1 + queues.training_queue)  # numbers of slots must fit into the queue
+    most = QUEUE_LENGTH // (1 + queues.training_queue)  # the queue must have room for all slot numbers
     if agents > most:
         raise UsageError(
             f"{name}={agents} agents with training_queue={queues.training_queue} have more segments than a queue "
@@ -310,7 +310,7 @@ def _check_number_of_agents(config: "Config") -> None:
 
 
 def _check_memory_of_agents(config: "Config", algo: "Algo") -> None:
-    """Raises UsageError for agents, with their slots and replays, or batches that do not fit into memory."""
+    """Raises UsageError if agents (with their slots and replays) or batches do not fit into memory."""
     import torch
 
     from accel_rl.hardware.host_memory import check_fits

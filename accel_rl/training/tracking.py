@@ -1,4 +1,4 @@
-"""A run's tracker: tells Weights & Biases of its metrics, settings, pictures and policy (`--track wandb`)."""
+"""A run's tracker: sends metrics, settings, pictures and policy to Weights & Biases (`--track wandb`)."""
 
 import contextlib
 import shutil
@@ -19,16 +19,16 @@ from accel_rl.training.resolve import Config
 if TYPE_CHECKING:
     import wandb
 
-FOLDER = "wandb"  # in a run's folder: what the package keeps there, and ID
-ID = "id.txt"  # by which a resumed run goes on as the same one
+FOLDER = "wandb"  # in a run's folder; the package keeps its files and ID there
+ID = "id.txt"  # lets a resumed run continue the same W&B run
 BEGIN_TIMEOUT_S = 30.0
-END_TIMEOUT_S = 300.0  # for what is not uploaded yet
-KILL_AFTER_S = 330.0  # at the end: the package's own process, if that hangs and heeds no timeout
+END_TIMEOUT_S = 300.0  # for the rest of the upload
+KILL_AFTER_S = 330.0  # for the package's own process, if that hangs at the end
 WITHOUT_ACCOUNT = ("offline", "dryrun", "disabled")  # values of WANDB_MODE
 
 
 def check(config: Config) -> None:
-    """Raises UsageError if this learner is to track the run but the package is missing, or the key of an account."""
+    """Raises UsageError if this learner tracks the run but the package or an account's key is missing."""
     if config.run.track == "none" or config.rank_info.rank:
         return
     try:
@@ -50,9 +50,9 @@ def check(config: Config) -> None:
 
 @contextlib.contextmanager
 def tracked(config: Config, folder: Path, show: bool, callbacks: Callbacks) -> Iterator[None]:
-    """Tracks a run, if it is to be, until this is left: with what its folder holds then.
+    """Tracks a run within a `with` block, if its settings say so; sends files of its folder at the end.
 
-    Results are the same as without. Where the tracker fails, a warning says so once, and the run goes on without it."""
+    Results are the same as without. If the tracker fails, a warning says so once, and the run goes on without it."""
     if config.run.track == "none" or config.rank_info.rank:
         yield
         return
@@ -71,7 +71,7 @@ def tracked(config: Config, folder: Path, show: bool, callbacks: Callbacks) -> I
 
 
 class Tracker:
-    """A run of Weights & Biases; agent steps are its x axis. It raises nothing."""
+    """A run of Weights & Biases; agent steps are its x axis. Its methods raise nothing."""
 
     def __init__(self, config: Config, folder: Path):
         self._folder = folder
@@ -92,7 +92,7 @@ class Tracker:
             name=f"{run.algo}/{run.env}/{self._folder.resolve().name}",
             dir=self._folder,
             config=config.as_dict(),
-            allow_val_change=True,  # by a resumed run
+            allow_val_change=True,  # a resumed run may change some
             settings=_settings(),
         )
         if tracker.disabled:
@@ -109,7 +109,7 @@ class Tracker:
                 self._run.log(row, step=int(row["time/total_timesteps"]), commit=True)
 
     def close(self, status: int) -> None:
-        """Adds the pictures and the policy that the run's folder holds, and ends. status: 0 unless the run failed."""
+        """Adds the pictures and the policy in the run's folder, and ends. status: 0 unless the run failed."""
         if self._run is None:
             return
         with self._forgiven():
@@ -129,7 +129,7 @@ class Tracker:
             run.finish(exit_code=status)
         except Exception:
             with contextlib.suppress(Exception, SystemExit):
-                wandb.teardown()  # else it would try again when Python exits, with a traceback
+                wandb.teardown()  # else it retries when Python exits, with a traceback
             raise
         finally:
             kill.cancel()
@@ -168,7 +168,7 @@ class Tracker:
 
 
 def clear(folder: Path) -> None:
-    """Removes what a tracker has left in a run's folder."""
+    """Removes a tracker's files from a run's folder."""
     shutil.rmtree(folder / FOLDER, ignore_errors=True)
 
 

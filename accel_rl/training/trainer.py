@@ -22,10 +22,10 @@ from accel_rl.updates import CentralStore
 
 
 class Trainer:
-    """Runs one learner of a run, or the only one.
+    """The training loop of one learner.
 
-    config: as this learner sees it. stop: true once a signal has asked the run to stop. state: of a checkpoint to
-    continue from. show: progress on the console. store: of the parameters, if learners share them. on_row: is told of
+    config: this learner's view of the run. stop: true once a signal has asked the run to stop. state: the checkpoint to
+    continue from. show: progress on the console. store: the central parameters, if learners share them. on_row: gets
     each row of the log.
     """
 
@@ -58,7 +58,7 @@ class Trainer:
             raise
 
     def run(self) -> Request:
-        """Trains until the run's steps are done (GO_ON), or until it is asked to end; returns how."""
+        """Trains until the run's steps are done (GO_ON) or a request ends it; returns which of them."""
         learner, run = self.learner, self.config.run
         request, is_last = Request.GO_ON, False
         if learner.evaluation_is_due:  # a signal interrupted it
@@ -73,7 +73,7 @@ class Trainer:
             is_due = partial(pass_a_multiple, steps_before, learner.steps)
             learner.evaluation_is_due = is_due(run.eval_interval_steps) or (is_last and run.eval_interval_steps > 0)
             scores = self.evaluator.evaluate() if learner.evaluation_is_due else {}
-            # The row of an evaluation that a signal interrupts is written once that has been repeated.
+            # If a signal interrupts the evaluation, its row is written after the repetition.
             if is_last or (not learner.evaluation_is_due and (scores or is_due(run.log_interval_steps))):
                 self._write_row(scores, is_last)
             if is_due(run.checkpoint_interval_steps) and not is_last:
@@ -108,7 +108,7 @@ class Trainer:
             learner.guard.check_statistics()
 
     def _write_row(self, scores: dict[str, float], is_last: bool = False) -> None:
-        """Reports what this learner has done to rank 0, which writes a row of the log."""
+        """Reports this learner's metrics to rank 0, which writes a row of the log."""
         learner, coordinator = self.learner, self.coordinator
         learner.guard.check_statistics()
         for part in (learner.update, coordinator):
@@ -146,5 +146,5 @@ class Trainer:
 
 
 def pass_a_multiple(steps_before: int, steps: int, interval_steps: int) -> bool:
-    """Tells whether a multiple of the interval lies in (steps_before, steps]; of 0, none does."""
+    """Tells whether a multiple of the interval lies in (steps_before, steps]; an interval of 0 has none."""
     return interval_steps > 0 and steps // interval_steps > steps_before // interval_steps

@@ -1,4 +1,4 @@
-"""What files of other people may not do unless the user trusts them: name code to import, and be unpickled."""
+"""Limits for files of other people: unless the user trusts them, they may not name code or be unpickled."""
 
 import os
 import stat
@@ -18,14 +18,14 @@ BUILT_IN = {"algo": "accel_rl.algos.", "network": "accel_rl.models.", "env": "ac
 """How names of this package's own code begin. Its other functions may do anything with the arguments that they get."""
 
 
-MOST_CHARACTERS = 100  # that a message shows of a name
+MOST_CHARACTERS = 100  # of a name, in a message
 
 
 def foreign_code(settings: dict[str, Any], names: Iterable[str] = (*ACTS, *PLAYS)) -> list[str]:
-    """Returns, as text, which of these settings name code outside this package.
+    """Returns, as text, the settings among these that name code outside this package.
 
-    Texts among env_options count as well if they may be the name of a module or a file: what an environment does with
-    them is unknown. Environments that gymnasium knows by a name of their own do not count."""
+    Texts in env_options count as well if they may name a module or a file: what an environment does with them is
+    unknown. Environments registered with gymnasium under a plain name do not count."""
     return [f"{name}={text[:MOST_CHARACTERS]!r}" for name in names for text in _foreign(name, settings.get(name))]
 
 
@@ -34,7 +34,7 @@ def _foreign(name: str, value: Any) -> list[str]:
     if name == "env_options":
         return [text for text in texts if not set("./\\:").isdisjoint(text)]
     own = BUILT_IN.get(name)
-    if name == "env":  # a function of a program is no code that its name could import
+    if name == "env":  # a program's function: its name imports no code
         texts = [text.removeprefix(VECTOR).removeprefix(ENVPOOL) for text in texts if not text.startswith(FUNCTION)]
     return [text for text in texts if ":" in text and not (own and text.startswith(own))]
 
@@ -52,7 +52,7 @@ def _texts(value: Any) -> Iterable[str]:
 
 
 def check_code(settings: dict[str, Any], names: Iterable[str], source: Path, trust: bool) -> None:
-    """Raises UsageError if the settings of source name code outside this package, unless that is trusted."""
+    """Raises UsageError if source's settings name code outside this package, unless the user trusts it."""
     if not trust and (found := foreign_code(settings, names)):
         raise UsageError(
             f"{source} names code or files from outside accel_rl: {', '.join(found)}; --trust (in Python trust=True) "
@@ -61,12 +61,12 @@ def check_code(settings: dict[str, Any], names: Iterable[str], source: Path, tru
 
 
 def check_owner(path: Path, trust: bool) -> None:
-    """Raises UsageError if a file that is to be unpickled is another user's work, or may be, unless that is trusted."""
-    if trust or not hasattr(os, "geteuid"):  # a system without users' numbers
+    """Raises UsageError if another user may have written a file to be unpickled, unless the user trusts it."""
+    if trust or not hasattr(os, "geteuid"):  # a system without numeric user ids
         return
     status, folder, user = path.stat(), path.parent.stat(), os.geteuid()
     owner = status.st_uid
-    in_open_folder = folder.st_mode & (stat.S_IWOTH | stat.S_ISVTX) == stat.S_IWOTH  # sticky: only of one's own files
+    in_open_folder = folder.st_mode & (stat.S_IWOTH | stat.S_ISVTX) == stat.S_IWOTH  # sticky: only one's own files
     if status.st_mode & stat.S_IWOTH or in_open_folder:
         place = path.parent if in_open_folder else path
         raise UsageError(

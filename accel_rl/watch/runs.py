@@ -1,4 +1,4 @@
-"""The runs below a folder, and how each is doing. Nothing is read that a link leads to elsewhere."""
+"""The runs below a folder, and the state of each. Links to places outside are not followed."""
 
 import itertools
 import os
@@ -18,7 +18,7 @@ Stamp = tuple[tuple[str, int, int], ...]
 
 @dataclass(frozen=True)
 class Summary:
-    """What the list says of a run's log, by its last rows."""
+    """The list's summary of a run's log, from its last rows."""
 
     steps: int
     all_steps: int
@@ -30,8 +30,8 @@ class Summary:
 
 @dataclass(frozen=True)
 class WatchedRun:
-    """A run in the list. folder: below the one that is watched. begun_s: when its settings were written. age_s: seconds
-    since its log was written. summary: None, and problem says why, if it cannot be read."""
+    """A run in the list. folder: relative to the watched one. begun_s: the time when its settings were written. age_s:
+    seconds since its log was written. summary: None if the run cannot be read; problem then says why."""
 
     folder: Path
     state: str
@@ -42,14 +42,14 @@ class WatchedRun:
 
 
 class WatchedRuns:
-    """The runs below a folder. Of each it keeps a few numbers until its files change, since there may be thousands."""
+    """The runs below a folder. It caches a few numbers of each until its files change: there may be thousands."""
 
     def __init__(self, root: Path):
         self.root = Path(os.path.realpath(root))
         self._known: dict[Path, tuple[Stamp, Summary | None, str]] = {}
 
     def by_folder(self) -> dict[Path, list[WatchedRun]]:
-        """Returns the runs by the folder that they lie in, those that began last first."""
+        """Returns the runs by the folder that they lie in, the latest first."""
         known = self._known = {folder: self._summarize(folder) for folder in self._find()}  # pages are made in threads
         runs = sorted(itertools.starmap(self._watch, known.items()), key=lambda run: (-run.begun_s, run.folder))
         by_parent: dict[Path, list[WatchedRun]] = {}
@@ -58,7 +58,7 @@ class WatchedRuns:
         return by_parent
 
     def read(self, folder: Path) -> RunRecord:
-        """Reads a run. Raises UsageError if it cannot be read, or if a link in its place leads elsewhere."""
+        """Reads a run. Raises UsageError if it cannot be read, or if its folder is a link to a place outside."""
         for path in (folder, *(folder / name for name in FILES)):
             if not self.has(path):
                 raise UsageError(f"{path} is a link that leads out of {self.root}")
@@ -72,7 +72,7 @@ class WatchedRuns:
         return Path(os.path.realpath(path)).is_relative_to(self.root)
 
     def _find(self) -> Iterator[Path]:
-        """Finds the folders of runs, and links that lead elsewhere, which may be runs."""
+        """Finds the folders of runs, and links to places outside, which may be runs."""
         for name, folders, files in os.walk(self.root):  # does not follow links
             folders[:] = [folder for folder in folders if not folder.startswith(".")]
             if {"config.yaml", "progress.csv"} & set(files):
@@ -109,7 +109,7 @@ class WatchedRuns:
 
 
 def stamp(folder: Path) -> Stamp:
-    """Returns what differs once a run in this folder, or one right below it, has written or ended."""
+    """Returns a stamp that changes when a run in this folder, or right below it, writes or ends."""
     try:
         below = [entry.name for entry in os.scandir(folder) if entry.is_dir()]
     except OSError:
@@ -124,12 +124,12 @@ def _stamp(folder: Path, names: list[str]) -> Stamp:
     for name in names:
         try:
             stat = os.stat(os.path.join(folder, name))
-        except OSError:  # it is not there, or no longer
+        except OSError:  # it is not there yet, or was removed
             continue
         found.append((name, stat.st_mtime_ns, stat.st_size))
     return tuple(found)
 
 
 def address(folder: Path) -> str:
-    """Returns a path below the folder as a link has it, also one that is not in UTF-8."""
+    """Returns a path below the folder in the form for a link, even if the path is not in UTF-8."""
     return quote(os.fsencode(folder))

@@ -1,4 +1,4 @@
-"""What `accel-rl watch` serves: the list of runs, their pages, their videos and three programs. Nothing is written."""
+"""The server of `accel-rl watch`: the list of runs, their pages, their videos and three programs. It writes nothing."""
 
 import hashlib
 import logging
@@ -25,8 +25,8 @@ from accel_rl.watch.runs import Stamp, WatchedRuns, address, stamp
 HOST = "127.0.0.1"
 HERE = Path(__file__).parent
 PROGRAMS = (HERE / "live.js", Path(report.__path__[0]) / "page.js")
-SHUTDOWN_S = 1  # for answers under way: a browser may read a video as slowly as it is watched
-# A page from elsewhere can neither show nor measure what is served here.
+SHUTDOWN_S = 1  # for answers under way: a browser may take a video's whole length
+# Pages from elsewhere can neither show nor measure this server's answers.
 HEADERS = (
     (b"x-content-type-options", b"nosniff"),
     (b"x-frame-options", b"DENY"),
@@ -35,24 +35,24 @@ HEADERS = (
 
 
 def serve(folder: Path, listener: socket.socket) -> None:
-    """Serves the runs in a folder until SIGINT, to browsers of this machine."""
+    """Serves the runs in a folder to browsers of this machine, until SIGINT."""
     app = make_app(folder, listener.getsockname()[1])
     config = uvicorn.Config(app, log_level="warning", server_header=False, timeout_graceful_shutdown=SHUTDOWN_S)
     server = uvicorn.Server(config)
-    # Answers that the end cuts off are no errors.
+    # Answers cut off at the end are no errors.
     logging.getLogger("uvicorn.error").addFilter(lambda _: not server.should_exit)
     server.run(sockets=[listener])
 
 
 def make_app(folder: Path, port: int) -> Any:
-    """Returns the ASGI application of the runs in a folder, at a port of this machine. It answers only requests that
-    name this machine as their host: a page from elsewhere, under a name that leads here, would read them otherwise."""
+    """Returns the ASGI application of the runs in a folder, at a port of this machine. It answers only requests to this
+    machine's own names: else a page from elsewhere could read runs under a name that leads here."""
     runs = WatchedRuns(folder)
     templates, plotly = load_templates(HERE), load_plotly()
     templates.filters["address"] = address
 
     def find(request: Request, file: str = "") -> Path:
-        """Returns what a path names, or a file there, unless it lies elsewhere."""
+        """Returns the resolved path, or that of a file in it. Answers 404 if it is missing or lies outside."""
         named: str = request.path_params["path"]
         try:
             path = runs.root / named / file
@@ -117,7 +117,7 @@ def make_app(folder: Path, port: int) -> Any:
 
 
 def _answer(request: Request, page: str) -> Response:
-    """Answers with a page, or, where the browser has it already, that it is the same."""
+    """Answers with a page, or with "not modified" if the browser has it already."""
     content = page.encode(errors="replace")
     headers = {"ETag": f'"{hashlib.sha256(content).hexdigest()}"', "Cache-Control": "no-cache"}
     if request.headers.get("If-None-Match") == headers["ETag"]:
