@@ -149,12 +149,10 @@ class ActorCriticAlgo(Algo):
         steps of the whole run before it."""
         raise NotImplementedError(f"{type(self).__name__} has neither learn nor update_from; write one of them")
 
-    def minimize(
-        self, update: Update, batch: tuple[Any, ...], num_samples: Tensor, step: int, reduction: str = "mean"
-    ) -> Stats:
+    def minimize(self, update: Update, batch: tuple[Any, ...], num_samples: Tensor, step: int) -> Stats:
         """Makes one update: `update.minimize` of `loss` and of the auxiliary tasks, drawn anew, at step's rate."""
         rate, extra = self.learning_rate(step), self.draw_auxiliary(update, self._envs)
-        return update.minimize(self.loss, batch, num_samples, rate, extra_losses=extra, reduction=reduction)
+        return update.minimize(self.loss, batch, num_samples, rate, extra_losses=extra)
 
     def loss(self, *batch: Any) -> tuple[Tensor, Stats]:
         """Returns the loss of what `minimize` was given, see `Update.minimize`."""

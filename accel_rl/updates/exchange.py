@@ -41,11 +41,10 @@ class Exchange:
         self.optimizer_state = optimizer.init(parameters.values)
         self.num_syncs = 0
 
-    def apply(self, sums: Terms, num_samples: Tensor, learning_rate: float | Tensor, reduction: str = "mean") -> Terms:
+    def apply(self, sums: Terms, num_samples: Tensor, learning_rate: float | Tensor) -> Terms:
         """Updates the parameters by the gradient that lies in `parameters`.
 
-        sums: terms of the loss over this learner's samples. reduction: mean or sum, of the samples' gradients; only an
-        exchange that sums them over learners has to know it. Returns their means over the samples of all learners that
+        sums: terms of the loss over this learner's samples. Returns their means over the samples of all learners that
         update together, and "grad_norm"."""
         grad_norm = self._clip()
         self.optimizer.apply(self.parameters.values, self.parameters.gradient, learning_rate, self.optimizer_state)

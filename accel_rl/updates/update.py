@@ -137,7 +137,7 @@ class Update:
         `minimize` cannot be captured."""
         self.parameters.zero_gradient()
         self._scale(loss_sum, num_samples).backward()  # type: ignore[no-untyped-call]
-        return self._apply({}, num_samples, learning_rate, "mean")["grad_norm"]
+        return self._apply({}, num_samples, learning_rate)["grad_norm"]
 
     def minimize(
         self,
@@ -147,10 +147,9 @@ class Update:
         learning_rate: float | Tensor,
         *,
         extra_losses: Sequence[LossPart] = (),
-        reduction: str = "mean",
     ) -> Terms:
         """Makes one update: descends the gradient of loss(*batch)[0] / num_samples, both summed over all learners that
-        update together; with reduction="sum", of loss(*batch)[0] summed over them.
+        update together. With 0 as the number of samples on all of them, nothing is divided, terms neither.
 
         loss: the same function at each update. batch: its arguments, tensors or NamedTuples of tensors, samples first
         [N, ...]; or with a Batch of sequences [T, B, ...] among them, then the loss sees the whole batch at once.
@@ -165,43 +164,42 @@ class Update:
         has_own_graph = self._graphs is not None and not self._is_in_graph
         if self._graphs and has_own_graph:
             rate = torch.tensor(learning_rate, dtype=torch.float64)
-            work = partial(self._in_graph, losses, reduction)
-            terms = unpack(self._graphs(("minimize", reduction, *losses), work, (batches, num_samples, rate)))
+            work = partial(self._in_graph, losses)
+            terms = unpack(self._graphs(("minimize", *losses), work, (batches, num_samples, rate)))
         else:
             batch, *others = to_device(batches, self.device)
             parts = slices(batch, self.slice_elements) if self._on_cpu else [batch]
             pieces = [LossPart(loss, part) for part in parts] + [*map(LossPart, losses[1:], others)]
-            terms = self._gradient(pieces, num_samples, reduction)
+            terms = self._gradient(pieces, num_samples)
         if not (has_own_graph and self._graph_is_all):
-            terms = self._apply(terms, num_samples, learning_rate, reduction)
+            terms = self._apply(terms, num_samples, learning_rate)
         return terms if values_before is None else terms | self.parameters.norms(values_before)
 
     def _in_graph(
-        self, losses: Sequence[Loss], reduction: str, batches: Sequence[Any], num_samples: Tensor, learning_rate: Tensor
+        self, losses: Sequence[Loss], batches: Sequence[Any], num_samples: Tensor, learning_rate: Tensor
     ) -> PackedTerms:
         """Does what a CUDA graph can hold: the whole update, or everything up to the gradient."""
-        terms = self._gradient([*map(LossPart, losses, batches)], num_samples, reduction)
-        return pack(self._apply(terms, num_samples, learning_rate, reduction) if self._graph_is_all else terms)
+        terms = self._gradient([*map(LossPart, losses, batches)], num_samples)
+        return pack(self._apply(terms, num_samples, learning_rate) if self._graph_is_all else terms)
 
-    def _apply(self, terms: Terms, num_samples: Tensor, learning_rate: float | Tensor, reduction: str) -> Terms:
-        terms = self.exchange.apply(terms, num_samples, learning_rate, reduction)
+    def _apply(self, terms: Terms, num_samples: Tensor, learning_rate: float | Tensor) -> Terms:
+        terms = self.exchange.apply(terms, num_samples, learning_rate)
         self._refresh(always=True)
         return terms
 
-    def _gradient(self, parts: list[LossPart], num_samples: Tensor, reduction: str) -> Terms:
-        """Leaves the gradient of all parts' mean or sum in `parameters`; returns the terms of their losses, as sums."""
+    def _gradient(self, parts: list[LossPart], num_samples: Tensor) -> Terms:
+        """Leaves the gradient of all parts in `parameters`; returns the terms of their losses, as sums."""
         self.parameters.zero_gradient()
         sums: Terms = {}
         for loss, batch in parts:
             loss_sum, terms = loss(*batch)
-            self._scale(loss_sum, num_samples, reduction).backward()  # type: ignore[no-untyped-call]
+            self._scale(loss_sum, num_samples).backward()  # type: ignore[no-untyped-call]
             sums |= {name: _merge(sums[name], term) if name in sums else term for name, term in terms.items()}
         return sums
 
-    def _scale(self, loss_sum: Tensor, num_samples: Tensor, reduction: str = "mean") -> Tensor:
+    def _scale(self, loss_sum: Tensor, num_samples: Tensor) -> Tensor:
         """An exchange that sums gradients over learners divides them itself, by the sum of num_samples."""
-        is_sum = reduction == "sum" or self.exchange.sums_gradients
-        return loss_sum if is_sum else loss_sum / num_samples.clamp(min=1)
+        return loss_sum if self.exchange.sums_gradients else loss_sum / num_samples.clamp(min=1)
 
     def _refresh(self, always: bool = False) -> None:
         """Casts the parameters for layers that compute in bfloat16 on a GPU, see `Bf16Weights.refresh`."""

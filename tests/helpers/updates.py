@@ -19,7 +19,6 @@ class Call(NamedTuple):
     batch: tuple[Any, ...]
     num_samples: Tensor
     learning_rate: float
-    reduction: str
 
 
 class RecordingUpdate(Update):
@@ -43,15 +42,11 @@ class RecordingUpdate(Update):
         learning_rate: float | Tensor,
         *,
         extra_losses: Sequence[LossPart] = (),
-        reduction: str = "mean",
     ) -> dict[str, Tensor]:
         batch = to_device(batch, self.device)
-        self.calls.append(
-            Call(loss, map_leaves(torch.clone, batch), num_samples.clone(), float(learning_rate), reduction)
-        )
+        self.calls.append(Call(loss, map_leaves(torch.clone, batch), num_samples.clone(), float(learning_rate)))
         if self.learns:
-            options: Any = {"extra_losses": extra_losses, "reduction": reduction}
-            return super().minimize(loss, batch, num_samples, learning_rate, **options)
+            return super().minimize(loss, batch, num_samples, learning_rate, extra_losses=extra_losses)
         return means(loss(*batch)[1], num_samples)
 
     def _record_maximum(self, value: Tensor) -> Tensor:
