@@ -58,7 +58,7 @@ class TurnTrainer(Trainer):
         """Trains until the turn is over; returns this learner's number of agent steps, and its report of them."""
         learner, steps_before = self.learner, self.steps
         self.run()
-        for source in (learner.update, self.coordinator):
+        for source in (learner.update.exchange, self.coordinator):
             learner.metrics.add_seconds(source.read_seconds())
         return self.steps - steps_before, replace(learner.metrics.flush({}), wall_s=turn.seconds)
 

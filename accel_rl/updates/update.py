@@ -44,9 +44,6 @@ class Update:
     cuda_graphs: on a GPU, `minimize` becomes one CUDA graph for each loss and shape of batch, and each `graphed`
         function one for each shape of its arguments.
     log_norms: `minimize` also returns the norms of each parameter tensor, its gradient and its step, as "norm/...".
-
-    Besides its own methods it offers those of its exchange: `sum`, `max`, `sync_target`, `locked_buffers`,
-    `state_dict`, `local_state_dict`, `read_seconds`, `close`.
     """
 
     def __init__(
@@ -64,10 +61,6 @@ class Update:
         self._copies = keep_copies(module)
         self.exchange = exchange or Exchange()
         self.exchange.bind(self.parameters, optimizer, clip_grad_norm)
-        self.sum, self.max = self.exchange.sum, self.exchange.max
-        self.sync_target, self.locked_buffers = self.exchange.sync_target, self.exchange.locked_buffers
-        self.state_dict, self.local_state_dict = self.exchange.state_dict, self.exchange.local_state_dict
-        self.read_seconds, self.close = self.exchange.read_seconds, self.exchange.close
         self.slice_elements, self.log_norms = slice_elements, log_norms
         self.device = self.parameters.values.device
         self._on_cpu = self.device.type == "cpu"
@@ -123,6 +116,18 @@ class Update:
             return pack_all([body(self, part, learning_rate, *arguments) for part in parts.unbind()])
         finally:
             self._is_in_graph = False
+
+    def sum(self, value: Tensor) -> Tensor:
+        """Returns the sum over all learners that update together."""
+        return self.exchange.sum(value)
+
+    def max(self, value: Tensor) -> Tensor:
+        """Returns the maximum over all learners that update together."""
+        return self.exchange.max(value)
+
+    def sync_target(self, target: nn.Module, count: int) -> None:
+        """Copies the network into `target` if count has grown, see `Exchange.sync_target`."""
+        self.exchange.sync_target(target, count)
 
     def pull(self) -> None:
         """Takes over the newest parameters, where they are kept centrally."""
@@ -207,6 +212,14 @@ class Update:
             self._copies.refresh(always)
 
     # ---- checkpoints ----
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns what all learners share."""
+        return self.exchange.state_dict()
+
+    def local_state_dict(self) -> dict[str, Any]:
+        """Returns what belongs to this learner alone."""
+        return self.exchange.local_state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.exchange.load_state_dict(state)

@@ -144,7 +144,7 @@ def together(rank: int, size: int, device: str) -> dict[str, list[dict[str, Tens
         if device == "cpu" and sys.platform == "linux":
             assert isinstance(exchange._shared_sum, SharedSum) == case.through_memory
         found[name] = learn(update, network, case, rank, size)
-        assert update.read_seconds()["exchange"] > 0
+        assert update.exchange.read_seconds()["exchange"] > 0
     return found
 
 

@@ -32,7 +32,6 @@ class RecordingUpdate(Update):
         self.learns = learns
         self.calls: list[Call] = []
         self.maxima: list[float] = []
-        self.max = self._record_maximum
 
     def minimize(
         self,
@@ -49,10 +48,10 @@ class RecordingUpdate(Update):
             return super().minimize(loss, batch, num_samples, learning_rate, extra_losses=extra_losses)
         return means(loss(*batch)[1], num_samples)
 
-    def _record_maximum(self, value: Tensor) -> Tensor:
+    def max(self, value: Tensor) -> Tensor:
         if value.device.type == "cpu":  # a GPU would be waited for
             self.maxima.append(value.item())
-        return self.exchange.max(value)
+        return super().max(value)
 
     @property
     def batches(self) -> list[Any]:
