@@ -110,6 +110,8 @@ class Algo(ABC):
     """The names of the shared buffers of `statistics` that a trained policy has given (init_from); the run sets it."""
     extra_eval_policies: dict[str, Any] = {}
     """Policies that are evaluated besides the one that acts, by name."""
+    auxiliary: Any = None
+    """Auxiliary tasks: the run gives each rollout to their `store`, and what this returns to `learn`."""
     replay: Any = None
     """What the algorithm learns from, if that is a replay; made by `setup`."""
     saves_replay: bool = False
