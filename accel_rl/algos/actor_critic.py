@@ -69,7 +69,7 @@ class ActorCriticAlgo(Algo):
             self.needs_terminal_frames = any(task.needs_terminal_frames for task in settings.auxiliary_tasks.values())
 
     @cached_property
-    def auxiliary(self) -> AuxiliaryTasks | AgentTasks | None:  # type: ignore[override]
+    def auxiliary(self) -> AuxiliaryTasks | AgentTasks | None:
         """The auxiliary tasks, if there are any. Read it only once `learns_from_segments` is set: then agents draw."""
         settings = self.settings
         if not (isinstance(settings, AuxiliarySettings) and settings.auxiliary_tasks):

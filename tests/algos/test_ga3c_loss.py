@@ -59,6 +59,8 @@ def test_an_update_descends_the_papers_sum() -> None:
     )
     assert stats["loss"].item() == pytest.approx(expected.item() / int(valid.sum()), rel=1e-4)
     assert stats["grad_norm"].item() == pytest.approx(gradient.norm().item(), rel=1e-4)
+    rollout.valid.zero_()
+    assert all(value.item() == 0 for value in algo.learn(rollout, update).values())
 
 
 def test_logarithms_with_epsilon_by_finite_differences() -> None:
