@@ -47,6 +47,13 @@ REPLAY = {
 }
 NORMALIZED = {"normalize_observations": True, "normalize_returns": True}
 MULTI_BATCH = {"batches": 4, "batch_steps": 5}
+AUXILIARY_VECTORS = {"auxiliary": ["value_replay", "reward_prediction"], "auxiliary_replay_steps": 30}
+AUXILIARY = {
+    **AUXILIARY_VECTORS,
+    "auxiliary": ["pixel_control", "value_replay", "reward_prediction"],
+    "auxiliary_start": "all_when_full",
+    "core": "lstm",
+}
 
 # name: (settings, steps)
 RUNS: dict[str, tuple[dict[str, Any], int]] = {
@@ -63,6 +70,10 @@ RUNS: dict[str, tuple[dict[str, Any], int]] = {
     "rainbow_vec": ({"algo": "eps_rainbow", **CARTPOLE, **REPLAY}, 640),
     "n_step_q": ({"algo": "n_step_q", **CARTPOLE, "horizon": 8}, 640),
     "sarsa": ({"algo": "one_step_sarsa", **CARTPOLE, "horizon": 8}, 640),
+    "ga3c": ({"algo": "ga3c", **CARTPOLE, "horizon": 8, "normalize_returns": False}, 640),
+    "unreal": ({"algo": "a2c", **PIXELS, "envs": 4, "horizon": 5, **AUXILIARY}, 320),
+    "ppo_unreal": ({"algo": "ppo", **CARTPOLE, "horizon": 16, **AUXILIARY_VECTORS}, 512),
+    "vtrace_unreal": ({"algo": "vtrace", **CARTPOLE, "envs": 8, "horizon": 8, **AUXILIARY_VECTORS}, 640),
     "alternating": ({"algo": "a2c", **CARTPOLE, "horizon": 8, "sampler": "alternating", "workers": 1}, 640),
 }
 

@@ -1,7 +1,4 @@
-"""A2C: synchronous advantage actor-critic (Stooke & Abbeel 2018, section 5.3; Mnih et al. 2016, Algorithm S2).
-
-With other settings its loss is that of GA3C (Babaeizadeh et al. 2017, section 4.4).
-"""
+"""A2C: synchronous advantage actor-critic (Stooke & Abbeel 2018, section 5.3; Mnih et al. 2016, Algorithm S2)."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -10,14 +7,11 @@ from torch import Tensor
 
 from accel_rl.algos.actor_critic import ActorCriticAlgo, ActorCriticSettings, Outputs, actor_critic_loss
 from accel_rl.algos.auxiliary import AuxiliarySettings
-from accel_rl.algos.base import RunInfo, Stats
+from accel_rl.algos.base import Stats
 from accel_rl.algos.batches import bootstrap, whole_batch
 from accel_rl.algos.returns import discounted_return, generalized_advantage
 from accel_rl.config.fields import basic_setting, setting
 from accel_rl.config.schedules import schedule_setting
-from accel_rl.errors import UsageError
-from accel_rl.models.actor_critic import ActorCritic, Network
-from accel_rl.models.distributions import Categorical
 from accel_rl.rollout import Batch, Rollout
 from accel_rl.updates import Update
 
@@ -35,18 +29,6 @@ class A2CSettings(AuxiliarySettings, ActorCriticSettings):
     learning_rate_scaling: str = setting(
         "none", "sqrt: times the root of (envs x horizon / 80) (Stooke & Abbeel 5.3)", choices=("none", "sqrt")
     )
-    loss_reduction: str = setting(
-        "mean", "the gradient is that of the mean over the samples, or of their sum (GA3C)", choices=("mean", "sum")
-    )
-    log_epsilon: float = setting(
-        0.0, "added to probabilities under logarithms, in the entropy, too; for Discrete actions (GA3C: 1e-6)", least=0
-    )
-    advantage_value: str = setting(
-        "acting",
-        "the value in the advantage is that of acting, or computed again when learning (GA3C); learning takes "
-        "gae_lambda=1",
-        choices=("acting", "learning"),
-    )
 
 
 class A2CTargets(NamedTuple):
@@ -60,30 +42,10 @@ class A2C(ActorCriticAlgo):
     Settings = A2CSettings
     settings: A2CSettings
 
-    def build_policy(self, network: Network | None) -> ActorCritic:
-        policy, epsilon = super().build_policy(network), self.settings.log_epsilon
-        if epsilon:
-            if not isinstance(policy.distribution, Categorical):
-                raise UsageError(
-                    f"log_epsilon={epsilon:g} is for Discrete actions, but these are {self.spec.action_space}; "
-                    "use --log-epsilon 0"
-                )
-            policy.distribution.log_epsilon = epsilon
-        return policy
-
-    def validate(self, run: RunInfo) -> None:
-        """Raises UsageError for a value of learning in generalized advantages."""
-        super().validate(run)
-        if self.settings.advantage_value == "learning" and self.settings.gae_lambda != 1:
-            raise UsageError(
-                f"advantage_value=learning takes gae_lambda=1, but it is {self.settings.gae_lambda:g}; change one of "
-                "them"
-            )
-
     def update_from(self, rollout: Rollout, step: int, update: Update) -> Stats:
         batch, targets, num_samples = update.graphed(self.prepare, rollout)
         arguments = (batch, targets, self.scheduled("entropy_weight", step))
-        return self.minimize(update, arguments, num_samples, step, self.settings.loss_reduction)
+        return self.minimize(update, arguments, num_samples, step)
 
     def prepare(self, rollout: Rollout) -> tuple[Batch, A2CTargets, Tensor]:
         """Returns what an update needs: all steps, their targets, and how many of them are valid."""
@@ -112,12 +74,8 @@ def a2c_loss(
 
         -log pi(a|s) A  +  value_weight (V(s) - R)^2  -  entropy_weight H(pi(.|s)).
 
-    outputs, targets, valid [...]. A is that of the targets or, with advantage_value=learning, R - V(s). Gradients flow
-    through outputs only. Returns the sum, and its terms as sums over valid samples, detached.
-    Source: Mnih et al. 2016, Algorithm S2. With the distribution's log_epsilon e, log(pi + e) stands for all
-    logarithms: Babaeizadeh et al. 2017 (GA3C), equation 5.
+    outputs, targets, valid [...]; A and R are those of the targets. Gradients flow through outputs only. Returns the
+    sum, and its terms as sums over valid samples, detached. Source: Mnih et al. 2016, Algorithm S2.
     """
-    is_new = settings.advantage_value == "learning"
-    advantage = targets.return_ - outputs.value.detach() if is_new else targets.advantage
-    value_error = (outputs.value - targets.return_).square()
-    return actor_critic_loss(outputs, outputs.log_probability * advantage, value_error, valid, settings, entropy_weight)
+    gain, value_error = outputs.log_probability * targets.advantage, (outputs.value - targets.return_).square()
+    return actor_critic_loss(outputs, gain, value_error, valid, settings, entropy_weight)

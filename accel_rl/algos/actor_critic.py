@@ -1,6 +1,6 @@
 """What the actor-critics share: settings of their network, running statistics, auxiliary tasks, and their loss."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
@@ -50,9 +50,9 @@ class ActorCriticSettings(CoreSettings, AlgoSettings):
 class ActorCriticAlgo(Algo):
     """Acts and learns with an ActorCritic. Raises UsageError for settings of its network that do not fit together.
 
-    A subclass writes `update_from`, which calls `minimize`, and `loss`. One with a `learn` of its own calls `store`
-    first in it. If its settings are AuxiliarySettings, too, such a `learn` learns nothing while `is_filling`, and
-    passes what `draw_auxiliary` returns to each `update.minimize`."""
+    A subclass writes `update_from`, which calls `minimize`, and `loss`. If its settings are AuxiliarySettings, too, a
+    `learn` of its own learns nothing while `is_filling`, and passes what `draw_auxiliary` returns to each
+    `update.minimize`."""
 
     accepts_segments = True
     Settings: ClassVar[type[AlgoSettings]] = ActorCriticSettings
@@ -133,14 +133,13 @@ class ActorCriticAlgo(Algo):
             self.saves_replay = self.auxiliary.saves_replay
 
     def learn(self, rollout: Rollout, update: Update) -> Stats:
-        return self.learn_from(self.store(rollout), update)
-
-    def learn_from(self, steps: Rollout, update: Update, envs: slice = slice(None)) -> Stats:
         """Makes the updates of a rollout, or of a window of some environments, unless nothing is to be learned yet."""
         if self.is_filling:
             return {}
-        self._envs, step = envs, steps.first_step
-        return self.update_from(add_final_values(self.policy, steps, self.settings.discount), step, update)
+        step = rollout.first_step
+        if rollout.reward.device.type == "cpu":  # padding would take time
+            rollout = rollout.without_padding()
+        return self.update_from(add_final_values(self.policy, rollout, self.settings.discount), step, update)
 
     def update_from(self, rollout: Rollout, step: int, update: Update) -> Stats:
         """Makes updates by `minimize`; returns what `learn` does.
@@ -149,12 +148,10 @@ class ActorCriticAlgo(Algo):
         steps of the whole run before it."""
         raise NotImplementedError(f"{type(self).__name__} has neither learn nor update_from; write one of them")
 
-    def minimize(
-        self, update: Update, batch: tuple[Any, ...], num_samples: Tensor, step: int, reduction: str = "mean"
-    ) -> Stats:
+    def minimize(self, update: Update, batch: tuple[Any, ...], num_samples: Tensor, step: int) -> Stats:
         """Makes one update: `update.minimize` of `loss` and of the auxiliary tasks, drawn anew, at step's rate."""
-        rate, extra = self.learning_rate(step), self.draw_auxiliary(update, self._envs)
-        return update.minimize(self.loss, batch, num_samples, rate, extra_losses=extra, reduction=reduction)
+        rate, extra = self.learning_rate(step), self.draw_auxiliary(update)
+        return update.minimize(self.loss, batch, num_samples, rate, extra_losses=extra)
 
     def loss(self, *batch: Any) -> tuple[Tensor, Stats]:
         """Returns the loss of what `minimize` was given, see `Update.minimize`."""
@@ -165,24 +162,14 @@ class ActorCriticAlgo(Algo):
         parameters, value = self.policy.evaluate(batch.observation, batch.recurrent_inputs)
         return Outputs.of(self.policy.distribution, parameters, value, batch.action)
 
-    def store(self, rollout: Rollout) -> Rollout:
-        """Stores a complete rollout for the auxiliary tasks, if there are any; returns what is to be learned from.
-
-        That is without terminal frames, of which each rollout has another number, so that CUDA graphs can take it; on a
-        CPU also without padding, which would take time."""
-        if self.auxiliary:
-            self.auxiliary.store(rollout)
-            rollout = replace(rollout, terminal_frames=None, auxiliary=None)
-        return rollout.without_padding() if rollout.reward.device.type == "cpu" else rollout
-
     @property
     def is_filling(self) -> bool:
         """Whether nothing is to be learned before the replay of the auxiliary tasks is full."""
         return self.auxiliary is not None and self.auxiliary.is_filling
 
-    def draw_auxiliary(self, update: Update, envs: slice = slice(None)) -> list[LossPart]:
-        """Draws the auxiliary tasks' parts of the next update's loss; envs: those that the update learns from."""
-        return self.auxiliary.draw(update, envs) if self.auxiliary else []
+    def draw_auxiliary(self, update: Update) -> list[LossPart]:
+        """Draws the auxiliary tasks' parts of the next update's loss."""
+        return self.auxiliary.draw(update, self._envs) if self.auxiliary else []
 
     def state_dict(self) -> dict[str, Any]:
         return {"local": self.statistics.local_state_dict()} if self.statistics else {}

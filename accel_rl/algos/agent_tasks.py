@@ -4,6 +4,7 @@ have drawn with their segments (Shirahata et al. 2018, section 3, Algorithms 6 a
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -81,9 +82,10 @@ class AgentTasks(AuxiliaryTasks):
         self._drawn: dict[str, dict[str, Tensor]] = {}
         self.tasks = [task(policy, None, self.settings) for task in self.settings.auxiliary_tasks.values()]
 
-    def store(self, rollout: Rollout) -> None:
-        """Keeps what agents have drawn until the next rollout."""
+    def store(self, rollout: Rollout) -> Rollout:
+        """Keeps what agents have drawn until the next rollout; returns the rollout without it."""
         self._drawn, self._num_segments = rollout.auxiliary or {}, rollout.num_segments
+        return replace(rollout, terminal_frames=None, auxiliary=None)
 
     def draw(self, update: Update, envs: slice = slice(None)) -> list[LossPart]:
         """Returns the tasks' parts of a loss on what came with the rollout, whatever envs are."""

@@ -2,7 +2,7 @@
 
 import logging
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -166,6 +166,8 @@ class AuxiliaryTasks:
         elements = (self.sequence_steps + 1) * math.prod(self.spec.observation_shape)
         return torch.split(envs, max(1, update.slice_elements // elements))
 
-    def store(self, rollout: Rollout) -> None:
-        """Takes in the rollout that follows the last one."""
+    def store(self, rollout: Rollout) -> Rollout:
+        """Takes in the rollout that follows the last one; returns what the algorithm learns from: without terminal
+        frames, of which each rollout has another number, so that CUDA graphs can take it."""
         self.replay.append(rollout)
+        return replace(rollout, terminal_frames=None)

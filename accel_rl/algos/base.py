@@ -108,6 +108,8 @@ class Algo(ABC):
     statistics: RunningStatistics | None = None
     inherited: frozenset[str] = frozenset()
     """The names of the shared buffers of `statistics` that a trained policy has given (init_from); the run sets it."""
+    auxiliary: Any = None
+    """Auxiliary tasks: the run gives each rollout to their `store`, and what this returns to `learn`."""
     replay: Any = None
     """What the algorithm learns from, if that is a replay; made by `setup`."""
     saves_replay: bool = False

@@ -105,17 +105,18 @@ def add_final_values(policy: HasValue, rollout: Rollout, discount: float) -> Rol
 
 @torch.no_grad()
 def bootstrap(policy: HasValue, rollout: Rollout, discount: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Computes the values of what follows the rollout.
+    """Computes the values of what follows a rollout of `add_final_values`.
 
-    Returns reward [T, B] as `add_final_values` has it, done [T, B], and the value [B] of the observation after step
-    T - 1. Of segments, the rewards hold all values of what follows; each is done at its last step.
+    Returns reward [T, B], done [T, B], and the value [B] of the observation after step T - 1. Of segments, the rewards
+    hold all values of what follows; each is done at its last step.
     """
+    assert not len(rollout.final_step), "add_final_values comes first"
     if rollout.bootstrap_value is not None:
         return _bootstrap_segments(rollout, discount * rollout.bootstrap_value)
     T, inputs = rollout.horizon, rollout.recurrent_inputs
     last_inputs = inputs and RecurrentInputs(*(rows[T] for rows in inputs))
     value = policy.step(rollout.observations(T, T + 1)[0], last_inputs)[1]
-    return add_final_values(policy, rollout, discount).reward, rollout.done, value
+    return rollout.reward, rollout.done, value
 
 
 def _bootstrap_segments(rollout: Rollout, following: Tensor) -> tuple[Tensor, Tensor, Tensor]:

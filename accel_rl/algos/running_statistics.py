@@ -23,7 +23,7 @@ class RunningMoments:
             self.return_scale.to(device)
 
     def update(self, rollout: Rollout, update: Update) -> None:
-        with update.locked_buffers(self.shared_buffers()):
+        with update.exchange.locked_buffers(self.shared_buffers()):
             if self.observation_norm and not self.observation_norm.is_complete(rollout.first_step):
                 observation = rollout.observations(0, rollout.horizon).flatten(0, 1)
                 self.observation_norm.update(observation, update.sum, rollout.valid.flatten())

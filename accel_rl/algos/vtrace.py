@@ -110,13 +110,12 @@ class VTrace(ActorCriticAlgo):
     def on_step(self, t: int, recent: Rollout | None, update: Update) -> Stats:
         """Makes one update from the newest steps of the batch of environments that is due."""
         assert recent
-        return self.learn_from(recent, update, self.envs_to_update(t) or slice(None))
+        self._envs = self.envs_to_update(t) or slice(None)
+        return super().learn(recent, update)
 
     def learn(self, rollout: Rollout, update: Update) -> Stats:
-        """Learns from merged segments. Of others only stores the steps for the auxiliary tasks: `on_step` has learned
-        from them, and will from the last."""
-        rollout = self.store(rollout)
-        return self.learn_from(rollout, update) if self.learns_from_segments else {}
+        """Learns from merged segments; from other rollouts `on_step` has learned, and will from their last steps."""
+        return super().learn(rollout, update) if self.learns_from_segments else {}
 
     def update_from(self, rollout: Rollout, step: int, update: Update) -> Stats:
         # These tensors are columns of the sampler's, and each is copied on its own: only what is needed.

@@ -81,7 +81,7 @@ def train(env: str, seconds: float = TURN_S) -> Data:
             learn_s = learn_s if config.device == "cpu" else iteration.timer.read()
     finally:
         sampler.close()
-        update.close()
+        update.exchange.close()
     after = update.parameters.values.detach()
     if not bool(after.isfinite().all()):
         raise RunError(f"A2C on {env}: parameters are not finite after {num_steps + steps} steps")

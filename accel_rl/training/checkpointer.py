@@ -83,7 +83,7 @@ class Checkpointer:
     def _pull(self) -> None:
         """Takes over the newest state that learners share."""
         self.learner.update.pull()
-        with self.learner.update.locked_buffers(shared_buffers(self.learner.algo)):
+        with self.learner.update.exchange.locked_buffers(shared_buffers(self.learner.algo)):
             pass
 
     def _cuda_generator(self) -> torch.Tensor | None:

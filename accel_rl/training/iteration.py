@@ -73,10 +73,16 @@ class Iteration:
         rollout = self.sampler.collect(hook, step)
         if self.pull_horizon:
             update.pull()
-        timed(algo.learn, self._normalize(rollout))
+        timed(self._learn, self._normalize(rollout))
         if algo.statistics:
             algo.statistics.update(rollout, update)
         return IterationResult(rollout, stats, time.perf_counter() - start - learn_s, learn_s)
+
+    def _learn(self, rollout: Rollout, update: Update) -> Stats:
+        """Stores a complete rollout for the auxiliary tasks, if there are any, and learns from it."""
+        if self.algo.auxiliary:
+            rollout = self.algo.auxiliary.store(rollout)
+        return self.algo.learn(rollout, update)
 
     def _normalize(self, rollout: Rollout) -> Rollout:
         return self.algo.statistics.normalize(rollout) if self.algo.statistics else rollout

@@ -43,7 +43,7 @@ class Learner:
         try:
             self.sampler.close()
         finally:
-            self.update.close()
+            self.update.exchange.close()
 
 
 def build_learner(

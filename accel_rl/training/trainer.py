@@ -111,7 +111,7 @@ class Trainer:
         """Reports this learner's metrics to rank 0, which writes a row of the log."""
         learner, coordinator = self.learner, self.coordinator
         learner.guard.check_statistics()
-        for part in (learner.update, coordinator):
+        for part in (learner.update.exchange, coordinator):
             learner.metrics.add_seconds(part.read_seconds())
         learn_s = self.iteration.timer.read()
         if self.config.run.device != "cpu":

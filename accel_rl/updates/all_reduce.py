@@ -28,8 +28,8 @@ COLLECTIVES = CollectiveCount()
 
 
 class AllReduce(Exchange):
-    """An exchange that sums gradients over all learners, divides by the number of their samples, then clips and applies
-    the optimizer (Stooke & Abbeel 2018, section 4.2). With reduction="sum" it does not divide.
+    """Sums gradients over all learners, divides by the number of their samples, then clips and applies the optimizer
+    (Stooke & Abbeel 2018, section 4.2).
 
     Every learner of torch.distributed's default group makes the same calls in the same order. All networks start equal
     to rank 0's. Since sums are equal everywhere, parameters and optimizer states stay equal. Each update has one
@@ -57,7 +57,7 @@ class AllReduce(Exchange):
         for tensor in (parameters.values, *parameters.module.buffers()):
             self._call(dist.broadcast, tensor, 0)
 
-    def apply(self, sums: Terms, num_samples: Tensor, learning_rate: float | Tensor, reduction: str = "mean") -> Terms:
+    def apply(self, sums: Terms, num_samples: Tensor, learning_rate: float | Tensor) -> Terms:
         parameters = self.parameters
         scalars = {name: value for name, value in sums.items() if not value.dim()}
         tail = parameters.tail(len(scalars) + 1)
@@ -71,8 +71,7 @@ class AllReduce(Exchange):
                 self._call(dist.all_reduce, vector)
         *totals, count = tail.clone().unbind()
         count = count.clamp(min=1)
-        if reduction == "mean":
-            parameters.gradient.div_(count)
+        parameters.gradient.div_(count)
         grad_norm = self._clip()
         self.optimizer.apply(parameters.values, parameters.gradient, learning_rate, self.optimizer_state)
         means = {name: total / count for name, total in zip(scalars, totals, strict=True)}

@@ -41,12 +41,11 @@ class Exchange:
         self.optimizer_state = optimizer.init(parameters.values)
         self.num_syncs = 0
 
-    def apply(self, sums: Terms, num_samples: Tensor, learning_rate: float | Tensor, reduction: str = "mean") -> Terms:
-        """Updates the parameters by the gradient in `parameters`.
+    def apply(self, sums: Terms, num_samples: Tensor, learning_rate: float | Tensor) -> Terms:
+        """Updates the parameters by the gradient that lies in `parameters`.
 
-        sums: terms of the loss over this learner's samples. reduction: mean or sum of the samples' gradients, for
-        exchanges that sum over learners. Returns the terms' means over the samples of all learners that update
-        together, and "grad_norm"."""
+        sums: terms of the loss over this learner's samples. Returns their means over the samples of all learners that
+        update together, and "grad_norm"."""
         grad_norm = self._clip()
         self.optimizer.apply(self.parameters.values, self.parameters.gradient, learning_rate, self.optimizer_state)
         return means(sums, num_samples) | {"grad_norm": grad_norm}

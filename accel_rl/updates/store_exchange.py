@@ -96,7 +96,7 @@ class StoreExchange(Exchange):
 
     # ---- updates ----
 
-    def apply(self, sums: Terms, num_samples: Tensor, learning_rate: float | Tensor, reduction: str = "mean") -> Terms:
+    def apply(self, sums: Terms, num_samples: Tensor, learning_rate: float | Tensor) -> Terms:
         grad_norm, values = self._clip(), self.parameters.values
         if self.updates_per_exchange is None:
             self._wait_for_gpu()

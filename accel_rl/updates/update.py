@@ -44,9 +44,6 @@ class Update:
     cuda_graphs: on a GPU, `minimize` becomes one CUDA graph for each loss and shape of batch, and each `graphed`
         function one for each shape of its arguments.
     log_norms: `minimize` also returns the norms of each parameter tensor, its gradient and its step, as "norm/...".
-
-    Besides its own methods it offers those of its exchange: `sum`, `max`, `sync_target`, `locked_buffers`,
-    `state_dict`, `local_state_dict`, `read_seconds`, `close`.
     """
 
     def __init__(
@@ -64,10 +61,6 @@ class Update:
         self._copies = keep_copies(module)
         self.exchange = exchange or Exchange()
         self.exchange.bind(self.parameters, optimizer, clip_grad_norm)
-        self.sum, self.max = self.exchange.sum, self.exchange.max
-        self.sync_target, self.locked_buffers = self.exchange.sync_target, self.exchange.locked_buffers
-        self.state_dict, self.local_state_dict = self.exchange.state_dict, self.exchange.local_state_dict
-        self.read_seconds, self.close = self.exchange.read_seconds, self.exchange.close
         self.slice_elements, self.log_norms = slice_elements, log_norms
         self.device = self.parameters.values.device
         self._on_cpu = self.device.type == "cpu"
@@ -124,6 +117,18 @@ class Update:
         finally:
             self._is_in_graph = False
 
+    def sum(self, value: Tensor) -> Tensor:
+        """Returns the sum over all learners that update together."""
+        return self.exchange.sum(value)
+
+    def max(self, value: Tensor) -> Tensor:
+        """Returns the maximum over all learners that update together."""
+        return self.exchange.max(value)
+
+    def sync_target(self, target: nn.Module, count: int) -> None:
+        """Copies the network into `target` if count has grown, see `Exchange.sync_target`."""
+        self.exchange.sync_target(target, count)
+
     def pull(self) -> None:
         """Copies the newest central parameters, if there are any."""
         self.exchange.pull()
@@ -137,7 +142,7 @@ class Update:
         cannot be captured."""
         self.parameters.zero_gradient()
         self._scale(loss_sum, num_samples).backward()  # type: ignore[no-untyped-call]
-        return self._apply({}, num_samples, learning_rate, "mean")["grad_norm"]
+        return self._apply({}, num_samples, learning_rate)["grad_norm"]
 
     def minimize(
         self,
@@ -147,10 +152,9 @@ class Update:
         learning_rate: float | Tensor,
         *,
         extra_losses: Sequence[LossPart] = (),
-        reduction: str = "mean",
     ) -> Terms:
         """Makes one update: descends the gradient of loss(*batch)[0] / num_samples, both summed over all learners that
-        update together; with reduction="sum", of loss(*batch)[0] summed over them.
+        update together. With 0 as the number of samples on all of them, nothing is divided, terms neither.
 
         loss: the same function at each update. batch: its arguments, tensors or NamedTuples of tensors, samples first
         [N, ...]. If they contain a Batch of sequences [T, B, ...], the loss sees the whole batch at once. Numbers are
@@ -165,43 +169,42 @@ class Update:
         has_own_graph = self._graphs is not None and not self._is_in_graph
         if self._graphs and has_own_graph:
             rate = torch.tensor(learning_rate, dtype=torch.float64)
-            work = partial(self._in_graph, losses, reduction)
-            terms = unpack(self._graphs(("minimize", reduction, *losses), work, (batches, num_samples, rate)))
+            work = partial(self._in_graph, losses)
+            terms = unpack(self._graphs(("minimize", *losses), work, (batches, num_samples, rate)))
         else:
             batch, *others = to_device(batches, self.device)
             parts = slices(batch, self.slice_elements) if self._on_cpu else [batch]
             pieces = [LossPart(loss, part) for part in parts] + [*map(LossPart, losses[1:], others)]
-            terms = self._gradient(pieces, num_samples, reduction)
+            terms = self._gradient(pieces, num_samples)
         if not (has_own_graph and self._graph_is_all):
-            terms = self._apply(terms, num_samples, learning_rate, reduction)
+            terms = self._apply(terms, num_samples, learning_rate)
         return terms if values_before is None else terms | self.parameters.norms(values_before)
 
     def _in_graph(
-        self, losses: Sequence[Loss], reduction: str, batches: Sequence[Any], num_samples: Tensor, learning_rate: Tensor
+        self, losses: Sequence[Loss], batches: Sequence[Any], num_samples: Tensor, learning_rate: Tensor
     ) -> PackedTerms:
-        """Runs the part that a CUDA graph can hold: the whole update, or everything up to the gradient."""
-        terms = self._gradient([*map(LossPart, losses, batches)], num_samples, reduction)
-        return pack(self._apply(terms, num_samples, learning_rate, reduction) if self._graph_is_all else terms)
+        """Does what a CUDA graph can hold: the whole update, or everything up to the gradient."""
+        terms = self._gradient([*map(LossPart, losses, batches)], num_samples)
+        return pack(self._apply(terms, num_samples, learning_rate) if self._graph_is_all else terms)
 
-    def _apply(self, terms: Terms, num_samples: Tensor, learning_rate: float | Tensor, reduction: str) -> Terms:
-        terms = self.exchange.apply(terms, num_samples, learning_rate, reduction)
+    def _apply(self, terms: Terms, num_samples: Tensor, learning_rate: float | Tensor) -> Terms:
+        terms = self.exchange.apply(terms, num_samples, learning_rate)
         self._refresh(always=True)
         return terms
 
-    def _gradient(self, parts: list[LossPart], num_samples: Tensor, reduction: str) -> Terms:
-        """Leaves the gradient of all parts' mean or sum in `parameters`; returns the terms of their losses, as sums."""
+    def _gradient(self, parts: list[LossPart], num_samples: Tensor) -> Terms:
+        """Leaves the gradient of all parts in `parameters`; returns the terms of their losses, as sums."""
         self.parameters.zero_gradient()
         sums: Terms = {}
         for loss, batch in parts:
             loss_sum, terms = loss(*batch)
-            self._scale(loss_sum, num_samples, reduction).backward()  # type: ignore[no-untyped-call]
+            self._scale(loss_sum, num_samples).backward()  # type: ignore[no-untyped-call]
             sums |= {name: _merge(sums[name], term) if name in sums else term for name, term in terms.items()}
         return sums
 
-    def _scale(self, loss_sum: Tensor, num_samples: Tensor, reduction: str = "mean") -> Tensor:
-        """Divides a loss by num_samples, unless reduction is "sum" or the exchange divides by all learners' samples."""
-        is_sum = reduction == "sum" or self.exchange.sums_gradients
-        return loss_sum if is_sum else loss_sum / num_samples.clamp(min=1)
+    def _scale(self, loss_sum: Tensor, num_samples: Tensor) -> Tensor:
+        """An exchange that sums gradients over learners divides them itself, by the sum of num_samples."""
+        return loss_sum if self.exchange.sums_gradients else loss_sum / num_samples.clamp(min=1)
 
     def _refresh(self, always: bool = False) -> None:
         """Casts the parameters for layers that compute in bfloat16 on a GPU, see `Bf16Weights.refresh`."""
@@ -209,6 +212,14 @@ class Update:
             self._copies.refresh(always)
 
     # ---- checkpoints ----
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns what all learners share."""
+        return self.exchange.state_dict()
+
+    def local_state_dict(self) -> dict[str, Any]:
+        """Returns what belongs to this learner alone."""
+        return self.exchange.local_state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.exchange.load_state_dict(state)

@@ -278,7 +278,11 @@ def sampling(rows: Rows) -> None:
 def sample_for(settings: Row, is_dry: bool, usage: Usage) -> Row:
     config = make_config({"algo": "ppo", "horizon": 32, **settings}, is_dry)
     algo, update = build_algo_and_update(config)
-    with closing(update), closing(build_training_sampler(config, algo)) as sampler, pinned(config.plan.server_cpus):
+    with (
+        closing(update.exchange),
+        closing(build_training_sampler(config, algo)) as sampler,
+        pinned(config.plan.server_cpus),
+    ):
         torch.set_num_threads(config.plan.sampling_threads)
         for _ in range(WARM_ROLLOUTS):
             sampler.collect()

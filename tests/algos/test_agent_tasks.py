@@ -112,7 +112,7 @@ def test_padding_and_empty_columns_count_for_nothing(empty: tuple[int, ...]) -> 
     """Padding and columns without draws add nothing to the losses, and a CPU spends no time on them."""
     algo = set_up(make_algo())
     auxiliary = drawn_by_agents(algo, empty)
-    returned = algo.store(make_rollout(algo, auxiliary))
+    returned = algo.auxiliary.store(make_rollout(algo, auxiliary))
     assert returned.auxiliary is None, "graphs would copy it"
     parts = algo.draw_auxiliary(RecordingUpdate(algo.policy))
     expected = dict.fromkeys((f"{name}_loss" for name in NAMES), 0.0)
@@ -134,7 +134,7 @@ def test_padding_and_empty_columns_count_for_nothing(empty: tuple[int, ...]) -> 
 def test_large_observations_are_learned_from_in_parts() -> None:
     """Large observations are learned from in parts whose losses add up to the loss of the whole."""
     algo = set_up(make_algo())
-    algo.store(make_rollout(algo, drawn_by_agents(algo)))
+    algo.auxiliary.store(make_rollout(algo, drawn_by_agents(algo)))
     whole = algo.draw_auxiliary(Update(algo.policy, SGD()))
     few = Update(algo.policy, SGD(), slice_elements=3 * (T + 2) * 2 * 36 * 36)
     parts = algo.draw_auxiliary(few)
@@ -149,10 +149,11 @@ def test_each_update_learns_from_what_came_with_its_rollout(name: str) -> None:
     algo = set_up(make_algo(name))
     assert algo.replay is None, "the learner keeps none"
     update = Update(algo.policy, SGD())
-    with_tasks = algo.learn(make_rollout(algo, drawn_by_agents(algo)), update)
+    with_tasks = algo.learn(algo.auxiliary.store(make_rollout(algo, drawn_by_agents(algo))), update)
     assert all(bool((with_tasks[f"{task}_loss"] > 0).all()) for task in NAMES)
     nothing = drawn_by_agents(algo, tuple(range(NUM_SEGMENTS)))
-    assert not [key for key in algo.learn(make_rollout(algo, nothing, 1), update) if key.removesuffix("_loss") in NAMES]
+    without = algo.learn(algo.auxiliary.store(make_rollout(algo, nothing, 1)), update)
+    assert not [key for key in without if key.removesuffix("_loss") in NAMES]
 
 
 @pytest.mark.gpu(fake=True)
@@ -170,7 +171,8 @@ def test_on_a_gpu_it_learns_the_same() -> None:
                 if "target" in arrays:
                     arrays["target"] = scale * arrays["target"]
                 arrays["num_steps"] = arrays["num_steps"] * (scale > 0)
-            algo.learn(replace(rollout, **to_device(rollout.tensors(), torch.device(device))), update)
+            there = replace(rollout, **to_device(rollout.tensors(), torch.device(device)))
+            algo.learn(algo.auxiliary.store(there), update)
         runs.append({name: value.cpu() for name, value in algo.policy.state_dict().items()})
         if device != "cpu":
             assert update._graphs and update._graphs.is_enabled and not update._graphs._not_capturable

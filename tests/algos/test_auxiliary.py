@@ -130,7 +130,7 @@ def test_a_core_replays_the_rewards_that_it_was_given() -> None:
             rollout = sampler.collect()
             normalized = algo.statistics.normalize(rollout)
             if index > 1:
-                algo.store(normalized)
+                algo.auxiliary.store(normalized)
                 assert not torch.equal(normalized.reward, rollout.reward)
             algo.statistics.update(rollout, update)
         (part,) = algo.draw_auxiliary(update)

@@ -95,7 +95,7 @@ def test_lost_steps_are_never_drawn(tmp_path: Path, kind: str, reset_mode: str) 
     try:
         algo, ends = make_algo(sampler), []
         for _ in range(6):
-            assert algo.store(sampler.collect()).terminal_frames is None
+            assert algo.auxiliary.store(sampler.collect()).terminal_frames is None
             ends.append(check_clock(algo, lengths))
         assert sampler.num_restarts == 1
         assert np.sum(ends, 0).min() >= 12, "of both kinds"

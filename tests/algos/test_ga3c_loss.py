@@ -1,4 +1,4 @@
-"""GA3C's loss, as settings of A2C, against the paper's formulas in float64 (Babaeizadeh et al. 2017, equation 5)."""
+"""GA3C's loss against the paper's formulas in float64 (Babaeizadeh et al. 2017, equation 5)."""
 
 import math
 
@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from accel_rl.algos.a2c import A2C, A2CSettings, A2CTargets, a2c_loss
+from accel_rl.algos.a2c import A2CSettings, A2CTargets, a2c_loss
 from accel_rl.algos.actor_critic import Outputs
 from accel_rl.algos.base import RunInfo
+from accel_rl.algos.ga3c import GA3C, GA3CSettings
 from accel_rl.algos.returns import discounted_return
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import UsageError
@@ -22,7 +23,6 @@ from tests.helpers.random_rollouts import VECTORS
 from tests.helpers.segments import HORIZON, merged
 
 EPSILON = 1e-6
-PAPER = {"loss_reduction": "sum", "log_epsilon": EPSILON, "advantage_value": "learning", "value_weight": 0.5}
 
 
 def reference(logits: Tensor, value: Tensor, action: Tensor, return_: Tensor, constant_value: Tensor) -> Tensor:
@@ -36,9 +36,9 @@ def reference(logits: Tensor, value: Tensor, action: Tensor, return_: Tensor, co
 
 
 def test_an_update_descends_the_papers_sum() -> None:
-    """With GA3C's settings, A2C's gradient is that of the paper's sum; the logged loss is the mean per sample."""
+    """An update's gradient is that of the paper's loss, summed over the valid samples; what is logged are means."""
     torch.manual_seed(0)
-    algo = A2C(VECTORS, A2CSettings(**PAPER, discount=0.9), 1000, 3, HORIZON)
+    algo = GA3C(VECTORS, GA3CSettings(value_weight=0.5, discount=0.9), 1000, 3, HORIZON)
     with torch.no_grad():  # some probabilities near 0, where epsilon counts
         algo.policy.policy_head.weight.mul_(4000)
     algo.learns_from_segments = True
@@ -59,6 +59,8 @@ def test_an_update_descends_the_papers_sum() -> None:
     )
     assert stats["loss"].item() == pytest.approx(expected.item() / int(valid.sum()), rel=1e-4)
     assert stats["grad_norm"].item() == pytest.approx(gradient.norm().item(), rel=1e-4)
+    rollout.valid.zero_()
+    assert all(value.item() == 0 for value in algo.learn(rollout, update).values())
 
 
 def test_logarithms_with_epsilon_by_finite_differences() -> None:
@@ -110,10 +112,10 @@ def test_certainty(logit: float, dtype: torch.dtype) -> None:
 
 
 def test_settings_that_do_not_fit() -> None:
-    """Box actions refuse log_epsilon, and values of learning refuse generalized advantages."""
+    """GA3C refuses an epsilon for Box actions, and the values of learning in generalized advantages."""
     box = EnvSpec(VECTORS.observation_space, gymnasium.spaces.Box(-1, 1, (2,), np.float32))
     with pytest.raises(UsageError, match="log_epsilon=1e-06 is for Discrete actions"):
-        A2C(box, A2CSettings(log_epsilon=1e-6), 100, 2, 5)
-    algo = A2C(VECTORS, A2CSettings(advantage_value="learning", gae_lambda=0.95), 100, 2, 5)
+        GA3C(box, GA3CSettings(), 100, 2, 5)
+    algo = GA3C(VECTORS, GA3CSettings(gae_lambda=0.95), 100, 2, 5)
     with pytest.raises(UsageError, match="takes gae_lambda=1, but it is"):
         algo.validate(RunInfo(100, 4, ("cpu",)))

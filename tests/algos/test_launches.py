@@ -114,10 +114,12 @@ class Run:
         return torch.cat([leaf, leaf], 1).to(self.device)[:, : leaf.shape[1]]
 
     def learn(self, rollout: Rollout) -> dict[str, Tensor]:
+        stats: dict[str, Tensor] = {}
         if self.algo.window_steps:
             stats = self.algo.on_step(0, replace(rollout, terminal_frames=None), self.update)
-            return stats | self.algo.learn(rollout, self.update)
-        return self.algo.learn(rollout, self.update)
+        if self.algo.auxiliary:
+            rollout = self.algo.auxiliary.store(rollout)
+        return stats | self.algo.learn(rollout, self.update)
 
     def replayed(self, rollout: Rollout) -> dict[str, Tensor]:
         """Makes the updates due for the last rollout, one after the other, and stores this one."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from accel_rl.algos.actor_critic import Outputs
 from accel_rl.algos.base import RunInfo
-from accel_rl.algos.batches import bootstrap
+from accel_rl.algos.batches import add_final_values, bootstrap
 from accel_rl.algos.ppo import PPO, PPOSettings, PPOTargets, ppo_loss, standardized
 from accel_rl.algos.returns import generalized_advantage
 from accel_rl.envs import EnvConfig
@@ -148,7 +148,7 @@ def test_learn_agrees_with_the_targets() -> None:
     sampler = make(SerialSampler, COUNTING, SamplerConfig(4, 6, 2), algo.policy, reset_mode="wait")
     sampler.collect()
     rollout, watched = sampler.collect(), RecordingUpdate(algo.policy, Adam())
-    reward, done, bootstrap_value = bootstrap(algo.policy, rollout, 0.99)
+    reward, done, bootstrap_value = bootstrap(algo.policy, add_final_values(algo.policy, rollout, 0.99), 0.99)
     value = rollout.policy_outputs["value"]
     advantage, return_ = generalized_advantage(reward, value, done, bootstrap_value, 0.99, 0.95)
     valid = advantage[rollout.valid].double()

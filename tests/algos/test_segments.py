@@ -10,6 +10,7 @@ from torch import Tensor
 from accel_rl.algos.a2c import A2C
 from accel_rl.algos.base import RunInfo
 from accel_rl.algos.batches import random_orders
+from accel_rl.algos.ga3c import GA3C
 from accel_rl.algos.ppo import PPO
 from accel_rl.algos.vtrace import VTrace
 from accel_rl.errors import UsageError
@@ -29,7 +30,7 @@ CORE = {"core": "lstm", "core_size": 8, "previous_inputs": True}
 ALGOS: dict[str, tuple[Any, dict[str, Any]]] = {
     "a2c": (A2C, {}),
     "a2c, gae": (A2C, {"gae_lambda": 0.9}),
-    "a2c, ga3c's loss": (A2C, {"loss_reduction": "sum", "log_epsilon": 1e-6, "advantage_value": "learning"}),
+    "ga3c": (GA3C, {}),
     "a2c, core": (A2C, CORE),
     "ppo": (PPO, WHOLE),
     "ppo, core": (PPO, {**WHOLE, **CORE}),
@@ -60,9 +61,10 @@ def loss_and_gradient(algo: Any, rollout: Rollout) -> tuple[float, Tensor, float
         algo.learn(rollout, update)
     (call,) = update.calls
     update.parameters.zero_gradient()
-    loss_sum, _ = call.loss(*call.batch)
+    loss_sum, terms = call.loss(*call.batch)
     loss_sum.backward()  # type: ignore[no-untyped-call]
-    return loss_sum.item(), update.parameters.gradient.clone(), call.num_samples.item()
+    num_samples = terms.get("num_samples", call.num_samples).item()
+    return loss_sum.item(), update.parameters.gradient.clone(), num_samples
 
 
 @pytest.mark.parametrize("is_padded", [False, True])
@@ -121,7 +123,7 @@ def test_padding_is_cut_off_without_copies() -> None:
 
 
 @pytest.mark.parametrize("how", ["buffers", pytest.param("graph", marks=pytest.mark.gpu(fake=True))])
-@pytest.mark.parametrize("name", ["a2c", "a2c, ga3c's loss", "a2c, core", "ppo", "vtrace"])
+@pytest.mark.parametrize("name", ["a2c", "ga3c", "a2c, core", "ppo", "vtrace"])
 def test_graphs_learn_from_segments(name: str, how: str) -> None:
     """Graphs learn the same as eager updates while the number, length and end of segments vary."""
     device = torch.device("cuda:0" if how == "graph" else "cpu")

@@ -160,7 +160,7 @@ def test_every_actor_critic(algo: str, tmp_path: Path) -> None:
         ({"algo": "dqn"}, "actions of type Dict have no table of action values; .* use a policy-gradient method"),
         ({"algo": "pqn"}, "actions of type Dict have no table of action values; .* use a policy-gradient method"),
         ({"algo": "a2c", "auxiliary": ["pixel_control"]}, "pixel_control"),
-        ({"algo": "a2c", "log_epsilon": 1e-6}, "log_epsilon=1e-06 is for Discrete actions, .*use --log-epsilon 0"),
+        ({"algo": "ga3c", "log_epsilon": 1e-6}, "log_epsilon=1e-06 is for Discrete actions, .*use --log-epsilon 0"),
     ],
 )
 def test_what_needs_discrete_actions_refuses_them(settings: dict[str, Any], message: str, tmp_path: Path) -> None:

@@ -134,9 +134,9 @@ def update_store(store: CentralStore, size: int, num_updates: int) -> dict[str, 
     for _ in range(num_updates):
         learner.parameters.gradient.fill_(1.0)  # PyTorch may refuse to compute any in a fork
         learner.exchange.apply({}, torch.tensor(1), 1.0)
-        with learner.locked_buffers({"count": count}):
+        with learner.exchange.locked_buffers({"count": count}):
             count += 1
         learner.sync_target(target, store.chunks[0].version // 8)
         targets[learner.state_dict()["num_syncs"]] = str(target.weight.tolist())
-    learner.close()
+    learner.exchange.close()
     return {str(number): zlib.crc32(values.encode()) for number, values in targets.items()}

@@ -19,7 +19,6 @@ class Call(NamedTuple):
     batch: tuple[Any, ...]
     num_samples: Tensor
     learning_rate: float
-    reduction: str
 
 
 class RecordingUpdate(Update):
@@ -33,7 +32,6 @@ class RecordingUpdate(Update):
         self.learns = learns
         self.calls: list[Call] = []
         self.maxima: list[float] = []
-        self.max = self._record_maximum
 
     def minimize(
         self,
@@ -43,21 +41,17 @@ class RecordingUpdate(Update):
         learning_rate: float | Tensor,
         *,
         extra_losses: Sequence[LossPart] = (),
-        reduction: str = "mean",
     ) -> dict[str, Tensor]:
         batch = to_device(batch, self.device)
-        self.calls.append(
-            Call(loss, map_leaves(torch.clone, batch), num_samples.clone(), float(learning_rate), reduction)
-        )
+        self.calls.append(Call(loss, map_leaves(torch.clone, batch), num_samples.clone(), float(learning_rate)))
         if self.learns:
-            options: Any = {"extra_losses": extra_losses, "reduction": reduction}
-            return super().minimize(loss, batch, num_samples, learning_rate, **options)
+            return super().minimize(loss, batch, num_samples, learning_rate, extra_losses=extra_losses)
         return means(loss(*batch)[1], num_samples)
 
-    def _record_maximum(self, value: Tensor) -> Tensor:
+    def max(self, value: Tensor) -> Tensor:
         if value.device.type == "cpu":  # a GPU would be waited for
             self.maxima.append(value.item())
-        return self.exchange.max(value)
+        return super().max(value)
 
     @property
     def batches(self) -> list[Any]:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from accel_rl.algos.batches import bootstrap
+from accel_rl.algos.batches import add_final_values, bootstrap
 from accel_rl.envs import EnvConfig
 from accel_rl.models.actor_critic import ActorCritic
 from accel_rl.models.q_network import QNetwork
@@ -135,7 +135,7 @@ def test_what_acted_is_what_learns(case: str) -> None:
             for other in others:
                 assert_equal(rollout, other, f"rollout {index}")
             reward, last = by_hand.check(rollout)
-            found, _, found_last = bootstrap(policy, rollout, 0.9)
+            found, _, found_last = bootstrap(policy, add_final_values(policy, rollout, 0.9), 0.9)
             valid = rollout.valid
             close(found[valid], reward[valid])
             cut = rollout.done.flip(0).cummax(0).values[0] & ~valid[-1]  # their games are over

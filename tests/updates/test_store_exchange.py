@@ -120,7 +120,7 @@ def test_a_single_learner_learns_as_without_a_store(
             assert_equal(update.parameters.values, local.parameters.values)
             assert_same_state(update, local)
         assert [part.version for part in store.chunks] == [6] * num_chunks
-        update.close()
+        update.exchange.close()
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
@@ -139,7 +139,7 @@ def test_a_graph_ends_with_the_gradient(device: str) -> None:
     for _ in range(5):
         assert_equal(minimize(update)["grad_norm"], minimize(local)["grad_norm"])
         assert_same_state(update, local)
-    update.close()
+    update.exchange.close()
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 7])
@@ -172,7 +172,7 @@ def test_rounding_makes_no_square_negative() -> None:
         update.step(network(torch.zeros(1, 100)).sum(), torch.tensor(1), 1e-3)
     squares = store.read()["square"]
     assert (squares >= 0).all() and 0 < squares.max() < 1e-6
-    update.close()
+    update.exchange.close()
 
 
 # ---- two, in a scripted order ----
@@ -297,7 +297,7 @@ def test_two_learners_by_hand(name: str, device: str, in_place: bool, locks: boo
         for each, update in updates.items():
             np.testing.assert_allclose(update.parameters.values.cpu(), hand.local[each], rtol=1e-11, atol=1e-13)
     for update in updates.values():
-        update.close()
+        update.exchange.close()
 
 
 @pytest.mark.gpu
@@ -312,7 +312,7 @@ def test_what_a_gpu_takes_over_is_there_before_others_may_write() -> None:
     for more in (2, 3):
         store.write({"parameters": values + more})
     assert torch.equal(update.parameters.values.cpu(), values + 1)
-    update.close()
+    update.exchange.close()
 
 
 def test_staleness() -> None:
@@ -353,8 +353,8 @@ def test_seconds_are_those_since_the_last_reading() -> None:
     store.lock_wait_s = 3.0
     update = on_store(make_network(), SGD(), store)
     store.lock_wait_s += 0.5
-    assert update.read_seconds() == {"lock": 0.5}
-    assert update.read_seconds() == {"lock": 0.0}
+    assert update.exchange.read_seconds() == {"lock": 0.5}
+    assert update.exchange.read_seconds() == {"lock": 0.0}
 
 
 @pytest.mark.multiprocess
@@ -385,18 +385,18 @@ def test_locked_statistics(device: str) -> None:
     a, b = (on_store(make_network(device), SGD(), store) for _ in range(2))
     mine, other = ({name: torch.zeros_like(value, device=device) for name, value in start.items()} for _ in range(2))
     for update, buffers, expected in ((a, mine, 1), (b, other, 2), (b, other, 3), (a, mine, 4)):
-        with update.locked_buffers(buffers):
+        with update.exchange.locked_buffers(buffers):
             assert all((value == expected).all() for value in buffers.values())
             for value in buffers.values():
                 value += 1
         assert all((value == expected + 1).all() for value in store.statistics.current.values())
-    with contextlib.suppress(KeyError), b.locked_buffers(other):
+    with contextlib.suppress(KeyError), b.exchange.locked_buffers(other):
         other["mean"] += 10
         raise KeyError
-    with a.locked_buffers(mine):
+    with a.exchange.locked_buffers(mine):
         assert mine["mean"].tolist() == [5] * 4
     with pytest.raises(ValueError, match=r"holds the statistics \['count', 'mean'\], not \['count'\]"):
-        a.locked_buffers({"count": mine["count"]}).__enter__()
+        a.exchange.locked_buffers({"count": mine["count"]}).__enter__()
 
 
 @pytest.mark.parametrize(("device", "in_place"), PLACES)
@@ -570,7 +570,7 @@ def test_no_lock_is_held_while_the_gradient_is_still_computed(options: dict[str,
         "pull": update.pull,
         "sync the target": lambda: update.sync_target(target, 1),
         "take over the target": lambda: update.sync_target(target, 2),
-        "statistics": lambda: update.locked_buffers({}).__enter__(),
+        "statistics": lambda: update.exchange.locked_buffers({}).__enter__(),
     }
     for name, call in calls.items():
         events.clear()

@@ -133,7 +133,8 @@ def test_what_is_not_sliceable_stays_whole() -> None:
 
 @pytest.mark.parametrize("how", ["slices", "buffers", pytest.param("graph", marks=pytest.mark.gpu(fake=True))])
 def test_further_losses_and_sums(how: str) -> None:
-    """Extra losses add to the gradient, weighted, and reduction="sum" does not divide by the number of samples."""
+    """Further losses add to the gradient, by their weights of this update; all sums are divided by the number of
+    samples of the first loss, or by nothing if that is 0."""
     expected, actual = Learner(rule=SGD()), Learner("cuda:0" if how == "graph" else "cpu", SGD(), slice_elements=500)
     expected.update.exchange.clip_grad_norm = actual.update.exchange.clip_grad_norm = None
     if how == "buffers":
@@ -143,21 +144,19 @@ def test_further_losses_and_sums(how: str) -> None:
         loss_sum = weight * actual.network(x).square().sum()
         return loss_sum, {"other": loss_sum.detach()}
 
-    for index in range(8):  # alternates, so both reductions get graphs
-        reduction = ("mean", "sum")[index % 2]
+    for index in range(8):  # in turn, so that both have graphs
         batch, x = make_batch(index), make_batch(100 + index, num_samples=7).x
         num_samples = batch.valid.sum()
         loss_sum, terms = expected.loss(*batch)
         weight = 0.3 + index / 10
         other_sum = weight * expected.network(x).square().sum()
-        factor = num_samples if reduction == "sum" else 1
-        norm = expected.update.step(factor * (loss_sum + other_sum), num_samples, 1e-3)
+        count = num_samples * (index % 2)  # 0: of the sum
+        norm = expected.update.step(loss_sum + other_sum, count.clamp(min=1), 1e-3)
         there, x = make_batch(index, device=actual.update.device), x.to(actual.update.device)
         extra = [LossPart(other, (x, weight))]
-        stats = actual.update.minimize(
-            actual.loss, there, there.valid.sum(), 1e-3, extra_losses=extra, reduction=reduction
-        )
-        means = {name: term / num_samples for name, term in {**terms, "other": other_sum.detach()}.items()}
+        count = count.to(actual.update.device)
+        stats = actual.update.minimize(actual.loss, there, count, 1e-3, extra_losses=extra)
+        means = {name: term / max(1, int(count)) for name, term in {**terms, "other": other_sum.detach()}.items()}
         assert_close({name: value.cpu() for name, value in stats.items()}, means | {"grad_norm": norm})
     torch.testing.assert_close(actual.values.cpu(), expected.values, rtol=1e-3, atol=1e-4)
 

@@ -1,0 +1,83 @@
+"""GA3C's loss on A2C's targets (Babaeizadeh et al. 2017, section 4.4)."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from accel_rl.algos.a2c import A2C, A2CSettings, A2CTargets, a2c_loss
+from accel_rl.algos.base import RunInfo, Stats
+from accel_rl.config.fields import setting
+from accel_rl.errors import UsageError
+from accel_rl.models.actor_critic import ActorCritic, Network
+from accel_rl.models.distributions import Categorical
+from accel_rl.rollout import Batch, Rollout
+from accel_rl.updates import Update
+
+
+@dataclass(frozen=True)
+class GA3CSettings(A2CSettings):
+    loss_reduction: str = setting(
+        "sum", "the gradient is that of the sum over the samples, or of their mean (A2C)", choices=("mean", "sum")
+    )
+    log_epsilon: float = setting(
+        1e-6, "added to probabilities under logarithms, in the entropy, too; for Discrete actions", least=0
+    )
+    advantage_value: str = setting(
+        "learning",
+        "the value in the advantage is computed again when learning, or that of acting (A2C); learning takes "
+        "gae_lambda=1",
+        choices=("acting", "learning"),
+    )
+
+
+class GA3C(A2C):
+    """Descends the gradient of a sum, with the value as it is when learning, and log(pi + epsilon) for log pi.
+
+    Source: Babaeizadeh et al. 2017, equations 2 and 5."""
+
+    Settings = GA3CSettings
+    settings: GA3CSettings
+
+    def build_policy(self, network: Network | None) -> ActorCritic:
+        policy, epsilon = super().build_policy(network), self.settings.log_epsilon
+        if epsilon:
+            if not isinstance(policy.distribution, Categorical):
+                raise UsageError(
+                    f"log_epsilon={epsilon:g} is for Discrete actions, but these are {self.spec.action_space}; "
+                    "use --log-epsilon 0"
+                )
+            policy.distribution.log_epsilon = epsilon
+        return policy
+
+    def validate(self, run: RunInfo) -> None:
+        """Raises UsageError for a value of learning in generalized advantages."""
+        super().validate(run)
+        if self.settings.advantage_value == "learning" and self.settings.gae_lambda != 1:
+            raise UsageError(
+                f"advantage_value=learning takes gae_lambda=1, but it is {self.settings.gae_lambda:g}; change one of "
+                "them"
+            )
+
+    def update_from(self, rollout: Rollout, step: int, update: Update) -> Stats:
+        stats = super().update_from(rollout, step, update)
+        count = stats.pop("num_samples").clamp(min=1)  # of all learners that update together
+        if self.settings.loss_reduction == "mean":
+            return stats
+        return {
+            name: value / count if name.endswith(("loss", "entropy")) else value  # logged as means all the same
+            for name, value in stats.items()
+        }
+
+    def prepare(self, rollout: Rollout) -> tuple[Batch, A2CTargets, Tensor]:
+        """Returns what A2C's does, but for a gradient of the sum 0 as the number of samples: nothing is divided."""
+        batch, targets, num_samples = super().prepare(rollout)
+        is_sum = self.settings.loss_reduction == "sum"
+        return batch, targets, torch.zeros_like(num_samples) if is_sum else num_samples
+
+    def loss(self, batch: Batch, targets: A2CTargets, entropy_weight: Tensor) -> tuple[Tensor, Stats]:
+        outputs = self.evaluate(batch)
+        if self.settings.advantage_value == "learning":
+            targets = targets._replace(advantage=targets.return_ - outputs.value.detach())
+        loss_sum, terms = a2c_loss(outputs, targets, batch.valid, self.settings, entropy_weight)
+        return loss_sum, terms | {"num_samples": batch.valid.sum()}
