@@ -19,7 +19,6 @@ import vector_presets
 from accel_rl.errors import UsageError
 from compare_commits import CompareOptions
 from scaling import ScalingOptions
-from thread_plan import ThreadPlanOptions
 from training_throughput import TrainingOptions
 
 ROOT = Path(__file__).parents[2]
@@ -33,10 +32,6 @@ BAD = [
         lambda: ScalingOptions(learners=(0,), device="cpu"),
         "learners=0 must be from 1 to .*, the number of logical CPUs",
     ),
-    (lambda: ThreadPlanOptions(contests=("a2cc",)), "unknown contest 'a2cc'; did you mean a2c"),
-    (lambda: ThreadPlanOptions(precisions=("bf16",)), "unknown precision 'bf16'"),
-    (lambda: ThreadPlanOptions(learning_threads=(0, 1)), r"learning_threads=\(0, 1\) must be at least 1 each"),
-    (lambda: ThreadPlanOptions(workers=(3,)), "workers=3 do not divide the 16 environments of a2c; omit one"),
     (lambda: TrainingOptions(env="CartPole-v1"), "env=CartPole-v1 is not an Atari game"),
     (lambda: TrainingOptions(contests=("a2cc",)), "unknown contest 'a2cc'; did you mean a2c"),
     (lambda: TrainingOptions(seconds=0.0), "seconds=0.0 must be greater than 0"),
