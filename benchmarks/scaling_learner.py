@@ -15,6 +15,7 @@ from accel_rl.distributed.learner_process import LearnerSetup, SupervisedStop, c
 from accel_rl.hardware.placement import pinned
 from accel_rl.training.checkpointer import Checkpointer
 from accel_rl.training.iteration import IterationResult
+from accel_rl.training.learner import LearnerJob
 from accel_rl.training.metrics import IntervalMetrics
 from accel_rl.training.trainer import Trainer
 
@@ -78,7 +79,7 @@ def take_turns(setup: LearnerSetup, stop: SupervisedStop) -> None:
     if config.device.startswith("cuda"):
         torch.cuda.set_device(config.device)
     with connected(setup, stop) as (coordinator, store), pinned(config.plan.server_cpus):
-        trainer = TurnTrainer(config, setup.folder, coordinator, turn, None, False, store)
+        trainer = TurnTrainer(LearnerJob(config, setup.folder, coordinator, turn, None, False, store))
         trainer.checkpointer = NoCheckpoints(trainer.learner)
         stop.ready()
         while True:
