@@ -48,6 +48,14 @@ def test_quota(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "one logical CPU" in problem.what and "--cpus=2" in problem.command
 
 
+def test_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that other programs keep busy is named: the speeds are too low."""
+    monkeypatch.setattr(machine, "available_cpus", lambda: [0, 1, 2, 3])
+    for average, num_problems in ((1.9, 0), (2.1, 1)):
+        monkeypatch.setattr(os, "getloadavg", lambda average=average: (average, 0.0, 0.0))
+        assert len(machine.load().problems) == num_problems
+
+
 def test_memory_of_a_control_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The free memory is that of the control group, where it has a limit; the remedy is the container's."""
     monkeypatch.setattr(host_memory, "ROOT", tmp_path)
@@ -98,7 +106,7 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Mon
 # ---- packages ----
 
 MODULES = {
-    "fine": "print('hello')",
+    "fine": """print('["fine", "looks like an answer"]')""",
     "broken": "raise OSError('libX.so: cannot open\\nmore')",
     "leaves": "raise SystemExit(3)",
     "crashes": "import os, signal; os.kill(os.getpid(), signal.SIGILL)",
@@ -319,6 +327,26 @@ def test_a_training_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     assert failure.startswith("its process exited with status 2: unknown argument '--no-such-flag'")
     monkeypatch.setattr(self_test, "TIMEOUT_S", 0.01)
     assert self_test.train("pong").failure.startswith("its process hung for 0.01 s")
+
+
+def test_what_a_training_has_said_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The speed is that of the last row, and each line of the log that describes the run is kept."""
+
+    end = ""
+
+    def write_run(words: list[str], said: int) -> str:
+        out = Path(next(word for word in words if word.startswith("--out=")).removeprefix("--out="))
+        write(out, {"progress.csv": "time/total_timesteps,time/fps\n2000,10.0\n4000,250.5\n"})
+        os.write(said, b"a2c on pong\nworkers     2, on 0-1\n--precision bf16 would be faster\n   2,000 steps\n")
+        os.write(said, b"ImportError: no such library\nfor this processor\n")
+        return end
+
+    monkeypatch.setattr(self_test, "_run", write_run)
+    advice = ("advice", "--precision bf16 would be faster")
+    assert self_test.train("pong").settings == (("run", "a2c on pong"), ("workers", "2, on 0-1"), advice)
+    assert self_test.train("pong").rate == 250.5
+    end = "its process exited with status 1"
+    assert self_test.train("pong").failure == f"{end}: ImportError: no such library"
 
 
 @pytest.mark.multiprocess

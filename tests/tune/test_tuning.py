@@ -14,8 +14,9 @@ from accel_rl.hardware.topology import CpuTopology
 from accel_rl.training import resolve as resolving
 from accel_rl.training.resolve import resolve
 from accel_rl.tune import tuning
-from accel_rl.tune.points import Point, make_space
-from accel_rl.tune.tuning import settings_to_write, short_settings
+from accel_rl.tune.points import Point, Space, make_space
+from accel_rl.tune.search import Found, Trial
+from accel_rl.tune.tuning import result, settings_to_write, short_settings, table
 from tests.helpers.processes import Command
 
 TWO = CpuTopology(((0,), (1,)), (0, 0), 2)
@@ -102,6 +103,20 @@ def test_what_it_prints(simulated: Path, capfd: Any) -> None:
         ("workers 1", "1,000", "0.500 (0.500 to 0.500)"),
     ]
     assert lines[table + 4].startswith("4,000 steps/s: 2.000 (2.000 to 2.000) times the default (workers 2), ")
+
+
+def test_the_final_comes_first() -> None:
+    """A point that was lucky before the final stands below those that played it; an unsure pick is named."""
+    space = Space(Point((("workers", 2),)), {})
+    one, lucky = space.start.replace("workers", 1), space.start.replace("workers", 4)
+    unsure, even = {"median": 1.1, "low": 0.9, "high": 1.2}, {"median": 1.0, "low": 1.0, "high": 1.0}
+    high = {"median": 2.0, "low": 1.9, "high": 2.1}
+    trials = {space.start: Trial(100.0, even, 9), one: Trial(110.0, unsure, 9), lucky: Trial(200.0, high, 3)}
+    _, *rows, last = table(space, Found(one, trials, finalists=[one]))
+    assert [row[:9] for row in rows] == ["workers 1", "workers 2", "workers 4"]
+    assert last == result(space, Found(one, trials)) and last.endswith(
+        "; it may be no faster, more --minutes would tell"
+    )
 
 
 def test_other_programs_are_noticed(simulated: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
