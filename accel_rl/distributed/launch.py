@@ -22,6 +22,7 @@ from accel_rl.processes.streams import open_closed_streams
 from accel_rl.training.build import build_store
 from accel_rl.training.callbacks import Callback, Callbacks
 from accel_rl.training.coordinator import SingleLearner
+from accel_rl.training.learner import LearnerJob
 from accel_rl.training.log import logged, logger
 from accel_rl.training.resolve import Config
 from accel_rl.training.tracking import tracked
@@ -98,12 +99,12 @@ def _learn_alone(
 ) -> None:
     steps = state["steps"] if state else 0
     if not config.is_central:
-        learn(config, folder, SingleLearner(steps), stop, state, show, on_row=callbacks)
+        learn(LearnerJob(config, folder, SingleLearner(steps), stop, state, show, on_row=callbacks))
         return
     control, store = Control(1), build_store(config, state)
     control.begin(steps)
     try:
-        learn(config, folder, AsyncCoordinator(0, 1, control), stop, state, show, store, callbacks)
+        learn(LearnerJob(config, folder, AsyncCoordinator(0, 1, control), stop, state, show, store, callbacks))
     finally:
         store.close()
         control.memory.close()

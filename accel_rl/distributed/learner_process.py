@@ -17,9 +17,10 @@ from accel_rl.errors import RunError, UsageError
 from accel_rl.hardware.limits import advice_on_limits, check_threads
 from accel_rl.hardware.placement import pinned
 from accel_rl.training import checkpoint
-from accel_rl.training.callbacks import Row, RowListener
+from accel_rl.training.callbacks import Row
 from accel_rl.training.checkpoint import CHECKPOINT
 from accel_rl.training.coordinator import Coordinator, Request, SingleLearner
+from accel_rl.training.learner import LearnerJob
 from accel_rl.training.log import open_log
 from accel_rl.training.out_of_memory import advice_on_memory
 from accel_rl.training.resolve import Config
@@ -27,28 +28,19 @@ from accel_rl.training.trainer import Trainer
 from accel_rl.updates.parameter_store import CentralStore, StoreSetup
 
 
-def learn(
-    config: Config,
-    folder: Path,
-    coordinator: Coordinator,
-    stop: Any,
-    state: dict[str, Any] | None,
-    show: bool,
-    store: CentralStore | None = None,
-    on_row: RowListener | None = None,
-) -> Request:
+def learn(job: LearnerJob) -> Request:
     """Trains as this learner, to the end of the run; returns what `Trainer.run` does.
 
     Raises RunError with advice if a GPU is out of memory, or at a limit of this process."""
-    plan = config.plan
+    config, plan = job.config, job.config.plan
     with advice_on_limits(), advice_on_memory(config), pinned(plan.server_cpus):
         if config.device.startswith("cuda"):
             torch.cuda.set_device(config.device)
             torch.set_num_threads(plan.sampling_threads)  # torch's default is one on each logical CPU, workers' too
-        trainer = Trainer(config, folder, coordinator, stop, state, show, store, on_row)
+        trainer = Trainer(job)
         try:
             check_threads(max(plan.sampling_threads, plan.learning_threads) - 1)
-            stop.ready()
+            job.stop.ready()
             return trainer.run()
         finally:
             trainer.close()
@@ -147,7 +139,7 @@ def _train(setup: LearnerSetup, stop: SupervisedStop) -> None:
     state = checkpoint.load(setup.folder / CHECKPOINT, trust=setup.config.trust) if setup.is_resumed else None
     with connected(setup, stop, state["steps"] if state else 0) as (coordinator, store):
         callbacks = SupervisedCallbacks(stop.supervisor, stop.control, setup.has_callbacks)
-        learn(setup.config, setup.folder, coordinator, stop, state, setup.show, store, callbacks)
+        learn(LearnerJob(setup.config, setup.folder, coordinator, stop, state, setup.show, store, callbacks))
 
 
 @contextlib.contextmanager

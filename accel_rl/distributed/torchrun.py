@@ -32,6 +32,7 @@ from accel_rl.training.callbacks import Callbacks
 from accel_rl.training.checkpoint import CHECKPOINT
 from accel_rl.training.coordinator import Request
 from accel_rl.training.folder_lock import locked
+from accel_rl.training.learner import LearnerJob
 from accel_rl.training.log import logged, logger, print_line
 from accel_rl.training.resolve import Config
 from accel_rl.training.run_directory import Job, is_finished, launcher_id
@@ -88,7 +89,7 @@ def _learn(run: AgreedRun, coordinator: SyncCoordinator, stop: StopSignal, show:
 
     try:
         with naming_absent(store, coordinator.rank, coordinator.size, timeout_s, host, report):
-            request = learn(run.config, run.folder, coordinator, stop, run.state, show, on_row=callbacks)
+            request = learn(LearnerJob(run.config, run.folder, coordinator, stop, run.state, show, on_row=callbacks))
     except LostError as error:
         raise RunError(f"{this} {error}") from None
     except (RunError, UsageError) as error:

@@ -1,18 +1,16 @@
-"""What a probe finds out: a line of text, the same as data, and what should be mended."""
+"""A line of the report, and what to mend."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from typing import NamedTuple
 
 LEVELS = ("error", "warning", "optional")  # in the order of the report
 
 
-@dataclass(frozen=True)
-class Problem:
-    """What should be mended, and by which command.
+class Problem(NamedTuple):
+    """Something to mend, and the command that mends it.
 
     level: error (nothing can be trained), warning (training is slower than it could be, or some runs fail), or optional
-    (something that not everybody needs). cause: the error behind it; the first problem with a cause stands for all."""
+    (not everybody needs it). cause: the error behind it. A later problem that quotes a known cause is a repetition."""
 
     level: str
     what: str
@@ -20,27 +18,23 @@ class Problem:
     cause: str = ""
 
 
-@dataclass(frozen=True)
-class Finding:
-    """text: as the report shows it. data: the same for --json, which can hold it."""
+class Finding(NamedTuple):
+    """A probe's line of text, and its problems. is_fatal: whatever comes after it in the report would crash, too."""
 
     text: str
-    data: dict[str, Any] = field(default_factory=dict)
     problems: tuple[Problem, ...] = ()
+    is_fatal: bool = False
 
 
-Probe = Callable[[], Finding]
-
-
-def examine(probe: Probe) -> Finding:
-    """Returns what a probe finds; of one that raises, its error, since a broken machine is what a doctor is for."""
+def examine(probe: Callable[[], Finding]) -> Finding:
+    """Returns a probe's finding; if the probe raises, its error, since doctors meet broken machines."""
     try:
         return probe()
-    except (Exception, SystemExit) as error:  # of a package, while it is imported
-        return Finding(f"unknown: {describe(error)}", {"error": describe(error)})
+    except (Exception, SystemExit) as error:  # packages may raise either while they are imported
+        return Finding(f"unknown: {describe(error)}")
 
 
 def describe(error: BaseException) -> str:
-    """Returns an error's kind and what it says, on one line."""
+    """Returns an error's class and its first line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from accel_rl.distributed.launch import train
-from accel_rl.doctor.gpus import find_driver, why_no_gpu
 from accel_rl.doctor.same_numbers import CpuRandomNumbers, exact_float32
 from accel_rl.errors import RunError, UsageError
 from accel_rl.hardware.devices import find_device, num_gpus
+from accel_rl.hardware.gpu_driver import find_driver, why_no_gpu
 from accel_rl.rollout import Rollout
 from accel_rl.samplers.base import NO_HOOK, StepHook
 from accel_rl.training import checkpoint

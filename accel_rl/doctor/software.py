@@ -1,184 +1,109 @@
-"""Probes of packages: those that runs need, optional ones, Atari's simulators, videos.
+"""Probes of packages and of the native simulator of Atari games."""
 
-They import these themselves, since they may be broken."""
-
-import importlib
 import importlib.metadata
 import importlib.util
+import json
 import os
 import re
-import tempfile
-from collections.abc import Mapping
-from pathlib import Path
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
 
 from accel_rl.doctor.finding import Finding, Problem, describe
+from accel_rl.processes.spawning import child_environment
 from accel_rl.version import __version__
 
-# By the names of the package index; the modules that they provide.
-PACKAGES = {
-    "numpy": "numpy",  # first, since others import it
-    "torch": "torch",
-    "gymnasium": "gymnasium",
-    "ale-py": "ale_py",
-    "cloudpickle": "cloudpickle",
-    "opencv-python-headless": "cv2",
-    "psutil": "psutil",
-    "pyyaml": "yaml",
-    "rich": "rich",
-    "safetensors": "safetensors",
-}
-EXTRAS: dict[str, tuple[str, ...]] = {  # the modules of each extra of setup.cfg
-    "native": ("numba",),
-    "plot": ("matplotlib",),
-    "report": ("jinja2", "plotly"),
-    "watch": ("starlette", "uvicorn"),  # and those of report
-    "tensorboard": ("tensorboard",),
-    "wandb": ("wandb",),
-    "classic": ("pygame",),
-    "mujoco": ("mujoco",),
-    "export": ("onnx", "onnxruntime", "onnxscript"),
-    "threed": ("vizdoom",),
-    "envpool": ("envpool",),
-    "slurm": ("submitit",),
-    "ray": ("ray",),
-    "sweep": ("optuna",),
-    "bench": ("envpool", "matplotlib"),
-}
+# Distributions and the modules that they provide.
+PACKAGES = {"numpy": "numpy", "torch": "torch", "gymnasium": "gymnasium", "ale-py": "ale_py"}  # NumPy before its users
+PACKAGES |= {"cloudpickle": "cloudpickle", "opencv-python-headless": "cv2", "psutil": "psutil", "pyyaml": "yaml"}
+PACKAGES |= {"rich": "rich", "safetensors": "safetensors"}
+CUDA, LLVM = "torch.cuda", "llvmlite.binding"  # CUDA's driver may hang, LLVM may crash
+TIMEOUT_S = 120.0  # for loading all of them
 
-
-def packages(needed: Mapping[str, str] = PACKAGES) -> Finding:
-    """Imports every package that runs need; needed: distribution -> module."""
-    versions, broken, problems = dict[str, str | None](), [], []
-    oldest = _oldest_versions()
-    for name, module in needed.items():
-        try:
-            version = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            version = None  # opencv-python, for one, has the module cv2, too
-        versions[name] = version
-        try:
-            importlib.import_module(module)
-        except Exception as error:
-            is_missing = importlib.util.find_spec(module) is None
-            broken.append(f"{name} ({'missing' if is_missing else describe(error)})")
-            command = f"pip install {'' if is_missing else '--force-reinstall '}{name}"
-            problems.append(Problem("error", f"{name} cannot be imported: {describe(error)}", command, describe(error)))
-            continue
-        if version and name in oldest and _numbers(version) < _numbers(oldest[name]):
-            what = f"{name} {version} is older than {oldest[name]}"
-            problems.append(Problem("warning", what, f"pip install --upgrade {name}"))
-    text = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
-    text += f"; cannot be imported: {', '.join(broken)}" if broken else ""
-    return Finding(f"accel_rl {__version__}, {text}", {"accel_rl": __version__, **versions}, tuple(problems))
-
-
-def _oldest_versions() -> dict[str, str]:
-    """Returns the oldest version of each package that this one takes; nothing where it is not installed by pip."""
+# Writes a line of JSON for each module before it is loaded, and another one if it raises.
+SCRIPT = f"""
+import importlib, json, os, sys
+out = os.fdopen(os.dup(1), "w", buffering=1)
+os.dup2(2, 1)
+for name in sys.argv[1:]:
+    print(json.dumps([name, ""]), file=out)
     try:
-        lines = importlib.metadata.requires("accel-rl") or []
+        module = importlib.import_module(name)
+        if name == "{CUDA}":
+            module.is_available()
+    except BaseException as error:
+        said = "".join(str(error).splitlines()[:1])
+        print(json.dumps([name, f"{{type(error).__name__}}: {{said}}"]), file=out)
+"""
+
+
+def packages(needed: Mapping[str, str] = PACKAGES, devices: Iterable[str] = (LLVM, CUDA)) -> Finding:
+    """Loads the needed packages, module by distribution, and the modules that look for devices.
+
+    A process of its own loads them, since loading may crash (by an instruction that this CPU lacks) or hang (on a
+    broken driver)."""
+    versions = [f"{name} {version}" for name in needed if (version := _version(name))]
+    text = ", ".join([f"accel_rl {__version__}", *versions])
+    try:
+        lines, end = _load([*needed.values(), *devices])
+    except OSError as error:  # no process can be started
+        return Finding(f"{text}; not loaded: {describe(error)}")
+    if end:
+        module = lines[-1][0] if lines else "Python"
+        command = "nvidia-smi (it must answer; else restart the driver)" if module == CUDA else _install(module, needed)
+        what = f"{module} {end} while it is loaded"
+        return Finding(what, (Problem("error", what, command, what),), is_fatal=True)
+    errors = {module: error for module, error in lines if error and module in needed.values()}
+    problems = [
+        Problem("error", f"{module} cannot be imported: {error}", _install(module, needed), error)
+        for module, error in errors.items()
+    ]
+    return Finding(text + (f"; cannot be imported: {', '.join(errors)}" if errors else ""), tuple(problems))
+
+
+def _version(distribution: str) -> str:
+    try:
+        return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
-        return {}
-    found = (re.match(r"([\w.-]+)\s*>=\s*([\d.]+)", line) for line in lines if "extra ==" not in line)
-    return {match[1].lower(): match[2] for match in found if match}
+        return ""  # opencv-python, for one, has the module cv2, too
 
 
-def _numbers(version: str) -> list[int]:
-    return [int(number) for number in re.findall(r"\d+", version.split("+")[0])]
-
-
-def extras() -> Finding:
-    """Says which of the optional packages are installed; they are not imported."""
-    missing = {
-        extra: [module for module in modules if importlib.util.find_spec(module) is None]
-        for extra, modules in EXTRAS.items()
-    }
-    absent = [extra for extra, modules in missing.items() if modules]
-    text = ", ".join(extra for extra in EXTRAS if extra not in absent) or "none"
-    data = {extra: not modules for extra, modules in missing.items()}
-    if not absent:
-        return Finding(text, data)
-    names = ", ".join(f"{extra} ({', '.join(missing[extra])})" for extra in absent)
-    problem = Problem("optional", f"not installed: {names}", f'pip install "accel-rl[{",".join(absent)}]"')
-    return Finding(f"{text}; not installed: {', '.join(absent)}", data, (problem,))
-
-
-def atari() -> Finding:
-    """Plays a step of Pong by ale-py, with the ROM that comes with it."""
-    command = "pip install --force-reinstall ale-py"
+def _load(modules: list[str]) -> tuple[list[tuple[str, str]], str]:
+    """Returns the modules that were begun, with their errors, and how the last one ended its process, if it did."""
+    command = [sys.executable, "-c", SCRIPT, *modules]
     try:
-        from accel_rl.envs import make_env
-        from accel_rl.envs.atari import games
+        process = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, env=child_environment(), timeout=TIMEOUT_S
+        )
+        out, status = process.stdout, process.returncode
+        end = f"kills Python by {signal.Signals(-status).name}" if status < 0 else f"ends Python with status {status}"
+    except subprocess.TimeoutExpired as expired:
+        out, status, end = expired.stdout or b"", None, f"hangs for {TIMEOUT_S:g} s"
+    lines = [json.loads(line) for line in out.splitlines() if line.endswith(b"]")]
+    return [(name, error) for name, error in lines], "" if status == 0 else end
 
-        env = make_env("pong", simulator="ale")
-        env.reset()
-        env.close()
-        num_games = len(games())
-    except Exception as error:
-        problem = Problem("warning", f"Atari games cannot be played: {describe(error)}", command, describe(error))
-        return Finding(f"none: {describe(error)}", {"num_games": 0, "ale_py": None}, (problem,))
-    version = importlib.metadata.version("ale-py")
-    return Finding(f"{num_games} games, ale-py {version}", {"num_games": num_games, "ale_py": version})
+
+def _install(module: str, needed: Mapping[str, str]) -> str:
+    """Returns the command that installs a module; again, if it is there."""
+    distribution = next((name for name, each in needed.items() if each == module), module)
+    again = "--force-reinstall " if importlib.util.find_spec(module.partition(".")[0]) else ""
+    return f"pip install {again}{'llvmlite numba' if module == LLVM else distribution}"
 
 
 def native_simulator() -> Finding:
-    """Says whether the native simulator of Atari games works here; where it was never compiled, that happens now."""
-    try:
-        from accel_rl.envs.choice import describe_native, find_problem
-
-        what = find_problem()
-        text = describe_native()
-    except Exception as error:
-        what = text = describe(error)
-    if not what:
-        return Finding(text.removeprefix("--simulator native is "), {"is_ready": True}, _cache_problems())
-    found = re.search(r"(pip install|export) [^)]+", what)
-    command = found[0] if found else "pip install --force-reinstall numba llvmlite"
-    what = what.removesuffix(f": {command}")
-    problem = Problem("warning", f"Atari games run by ale-py, more slowly: {what}", command, what)
-    return Finding(f"none: {what}", {"is_ready": False, "error": what}, (problem,))
-
-
-def _cache_problems() -> tuple[Problem, ...]:
-    """Returns a problem if what the native simulator has compiled cannot be kept."""
+    """Says whether the native simulator of Atari games works; compiles it if it never was."""
     from accel_rl.emulator.machine_code import cache_folder
+    from accel_rl.envs.choice import describe_native, find_problem
 
-    cache = cache_folder()
-    if os.access(next(folder for folder in (cache, *cache.parents) if folder.exists()), os.W_OK):
-        return ()
-    what = f"{cache} cannot be written, so each start may compile the native simulator anew, for 20 to 40 s"
-    return (Problem("warning", what, "export XDG_CACHE_HOME=FOLDER"),)
-
-
-def video() -> Finding:
-    """Opens a video as `accel-rl record` does."""
-    import cv2
-
-    from accel_rl.analysis.video import CODECS
-
-    with tempfile.TemporaryDirectory() as folder:
-        for codec in CODECS:
-            writer = cv2.VideoWriter(str(Path(folder) / f"{codec}.mp4"), cv2.VideoWriter.fourcc(*codec), 30, (64, 64))
-            is_open = writer.isOpened()
-            writer.release()
-            if is_open:
-                return Finding(f"{codec}, by OpenCV {cv2.__version__}", {"codec": codec})
-    what = f"`accel-rl record` cannot write videos: OpenCV {cv2.__version__} has none of the codecs {', '.join(CODECS)}"
-    command = "pip install --force-reinstall opencv-python-headless"
-    return Finding("none", {"codec": None}, (Problem("optional", what, command),))
-
-
-def replay() -> Finding:
-    """Says whether the largest default, DQN's replay of Atari games, fits into memory."""
-    from accel_rl.errors import UsageError
-    from accel_rl.training.build import check
-    from accel_rl.training.resolve import resolve
-
-    config = resolve({"algo": "dqn", "env": "pong", "simulator": "ale"})
-    size = config.algo.replay_size
-    try:
-        check(config)
-    except UsageError as error:
-        what, _, command = str(error).partition(": use ")
-        problem = Problem("optional", f"DQN with its defaults: {what}", f"accel-rl train --algo dqn {command}".strip())
-        return Finding(f"DQN's of {size:,} frames does not fit into memory", {"size": size, "fits": False}, (problem,))
-    return Finding(f"DQN's of {size:,} frames fits into memory", {"size": size, "fits": True})
+    if what := find_problem():
+        found = re.search(r"(pip install|export) [^)]+", what)
+        command = found[0] if found else "pip install --force-reinstall numba llvmlite"
+        what = what.removesuffix(f": {command}")
+        slow = Problem("warning", f"Atari games run by ale-py, more slowly: {what}", command, what)
+        return Finding(f"none: {what}", (slow,))
+    cache, problems = cache_folder(), []
+    if not os.access(next(folder for folder in (cache, *cache.parents) if folder.exists()), os.W_OK):
+        what = f"{cache} cannot be written, so each start may compile the native simulator anew, for 20 to 40 s"
+        problems = [Problem("warning", what, "export XDG_CACHE_HOME=FOLDER")]
+    return Finding(describe_native().removeprefix("--simulator native is "), tuple(problems))

@@ -17,15 +17,11 @@ def describe_machine(with_gpus: bool = True) -> dict[str, Any]:
     GPUs, versions of Python and packages.
 
     with_gpus: reads the GPUs' names, which starts CUDA in this process."""
-    model = platform.processor() or platform.machine()
-    if sys.platform == "linux":
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), model)
     import torch
 
     instructions = read_instructions()
     return {
-        "cpu": model,
+        "cpu": cpu_model(),
         "instructions": instructions.bf16 or instructions.kernels,
         "cores": len(physical_cores(available_cpus())),
         "logical_cpus": len(available_cpus()),
@@ -33,6 +29,15 @@ def describe_machine(with_gpus: bool = True) -> dict[str, Any]:
         "python": platform.python_version(),
         "packages": {name: version for name in PACKAGES if (version := _version(name))},
     }
+
+
+def cpu_model() -> str:
+    """Returns the processor's name, as far as the system knows it."""
+    model = platform.processor() or platform.machine()
+    if sys.platform == "linux":
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), model)
+    return model
 
 
 def _version(package: str) -> str | None:

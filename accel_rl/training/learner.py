@@ -1,20 +1,40 @@
 """A learner of a run: its parts, made from the resolved settings."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from accel_rl.algos.base import Algo
 from accel_rl.samplers.base import Sampler
 from accel_rl.training.build import build_algo_and_update, build_training_sampler
+from accel_rl.training.callbacks import Callbacks, RowListener
 from accel_rl.training.coordinator import Coordinator
 from accel_rl.training.finite_guard import FiniteGuard
 from accel_rl.training.metrics import MetricsBuffer
 from accel_rl.training.progress import Progress
 from accel_rl.training.resolve import Config
 from accel_rl.updates import CentralStore, Update
+
+
+@dataclass(frozen=True)
+class LearnerJob:
+    """What one learner of a run is to do, or the only one.
+
+    config: as this learner sees it. stop: true once a signal has asked the run to stop. state: of a checkpoint to
+    continue from. show: progress on the console. store: of the parameters, if learners share them. on_row: is told of
+    each row of the log."""
+
+    config: Config
+    folder: Path
+    coordinator: Coordinator
+    stop: Any
+    state: dict[str, Any] | None
+    show: bool
+    store: CentralStore | None = None
+    on_row: RowListener = field(default_factory=Callbacks)
 
 
 @dataclass
@@ -46,24 +66,20 @@ class Learner:
             self.update.exchange.close()
 
 
-def build_learner(
-    config: Config, folder: Path, coordinator: Coordinator, steps: int, show: bool, store: CentralStore | None = None
-) -> Learner:
-    """Makes a learner's parts; its sampler's processes run when this returns.
-
-    config: this learner's view of the run. steps: of the run so far. show: progress on the console. store: the central
-    parameters, if learners share them."""
-    run = config.run
+def build_learner(job: LearnerJob) -> Learner:
+    """Makes a learner's parts; its sampler's processes run when this returns."""
+    config, run, steps = job.config, job.config.run, job.state["steps"] if job.state else 0
     if run.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS repeats bit for bit only with it
         torch.use_deterministic_algorithms(True)
-    algo, update = build_algo_and_update(config, store, all_reduce=coordinator.is_synchronous)
+    algo, update = build_algo_and_update(config, job.store, all_reduce=job.coordinator.is_synchronous)
     sampler = build_training_sampler(config, algo)
     try:
-        progress = Progress(folder, steps, run.steps, run.tensorboard, show) if coordinator.rank == 0 else None
+        is_first = job.coordinator.rank == 0
+        progress = Progress(job.folder, steps, run.steps, run.tensorboard, job.show) if is_first else None
         metrics = MetricsBuffer()
-        guard = FiniteGuard(folder, config.algo, metrics.statistics, algo.policy, update, config.trust)
+        guard = FiniteGuard(job.folder, config.algo, metrics.statistics, algo.policy, update, config.trust)
     except BaseException:
         sampler.close()
         raise
-    return Learner(config, folder, coordinator, algo, update, sampler, metrics, progress, guard, steps)
+    return Learner(config, job.folder, job.coordinator, algo, update, sampler, metrics, progress, guard, steps)

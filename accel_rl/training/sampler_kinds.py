@@ -34,8 +34,6 @@ class SamplerKind(ABC):
 
     merges_segments = False
     """Whether rollouts are merged from segments of steps, as they come (`Algo.learns_from_segments`)."""
-    shows_groups = False
-    """Whether workers serve one or both of two groups of environments."""
     preset_changes: dict[str, Any] = {}
     """Settings in which presets give way to what this kind can do."""
 
@@ -111,8 +109,6 @@ class Serial(SamplerKind):
 
 class Alternating(SamplerKind):
     """A sampler with workers: they step environments of two groups, which the network serves in turns."""
-
-    shows_groups = True
 
     def requested_workers(self, run: RunSettings) -> int | None:
         if run.envs_per_worker is None:

@@ -5,54 +5,33 @@ Read `Trainer.run` first. Its parts: iteration.py (collect and learn), evaluatio
 
 import shlex
 from functools import partial
-from pathlib import Path
-from typing import Any
 
-from accel_rl.training.callbacks import Callbacks, RowListener
 from accel_rl.training.checkpointer import Checkpointer
-from accel_rl.training.coordinator import Coordinator, Request
+from accel_rl.training.coordinator import Request
 from accel_rl.training.description import log_description, precision_and_threads, write_machine
 from accel_rl.training.evaluation import Evaluator
 from accel_rl.training.iteration import Iteration, IterationResult
-from accel_rl.training.learner import build_learner
+from accel_rl.training.learner import LearnerJob, build_learner
 from accel_rl.training.log import command, logger
 from accel_rl.training.progress import Progress
-from accel_rl.training.resolve import Config
-from accel_rl.updates import CentralStore
 
 
 class Trainer:
-    """The training loop of one learner.
+    """Runs one learner of a run, or the only one, as its job says."""
 
-    config: this learner's view of the run. stop: true once a signal has asked the run to stop. state: the checkpoint to
-    continue from. show: progress on the console. store: the central parameters, if learners share them. on_row: gets
-    each row of the log.
-    """
-
-    def __init__(
-        self,
-        config: Config,
-        folder: Path,
-        coordinator: Coordinator,
-        stop: Any,
-        state: dict[str, Any] | None,
-        show: bool,
-        store: CentralStore | None = None,
-        on_row: RowListener | None = None,
-    ):
-        self.config, self.coordinator, self.stop = config, coordinator, stop
-        self.on_row = on_row or Callbacks()
-        self.learner = learner = build_learner(config, folder, coordinator, state["steps"] if state else 0, show, store)
-        pull_horizon = config.learners.pull_horizon
-        self.iteration = Iteration(learner.sampler, learner.algo, learner.update, config.plan, pull_horizon)
+    def __init__(self, job: LearnerJob):
+        self.config, self.coordinator, self.stop, self.on_row = job.config, job.coordinator, job.stop, job.on_row
+        self.learner = learner = build_learner(job)
+        pull_horizon = job.config.learners.pull_horizon
+        self.iteration = Iteration(learner.sampler, learner.algo, learner.update, job.config.plan, pull_horizon)
         self.checkpointer = Checkpointer(learner)
-        self.evaluator = Evaluator(learner, stop, self.checkpointer.save_best)
+        self.evaluator = Evaluator(learner, job.stop, self.checkpointer.save_best)
         try:
-            if state:
-                self.checkpointer.restore(state)
+            if job.state:
+                self.checkpointer.restore(job.state)
             if learner.progress:
-                log_description(config, learner.algo.policy)
-                write_machine(config, folder)
+                log_description(job.config, learner.algo.policy)
+                write_machine(job.config, job.folder)
         except BaseException:
             learner.close()
             raise

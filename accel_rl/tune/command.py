@@ -1,21 +1,39 @@
 """The command `accel-rl tune`. The command line imports this module for every command: it stays light."""
 
 import argparse
-from dataclasses import fields
+import math
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from accel_rl.bench.options import add_options
+from accel_rl.bench.options import add_options, option, switch
+from accel_rl.errors import UsageError
 from accel_rl.training.command import add_settings, given_settings
-from accel_rl.tune.options import TuneOptions
+
+
+@dataclass(frozen=True)
+class TuneOptions:
+    """Options of `accel-rl tune`. Raises UsageError for a value out of range."""
+
+    minutes: float = option(3.0, "how long it may take, about (default: 3)", type=float, metavar="X")
+    seconds: float = option(0.7, "length of a turn (default: 0.7)", type=float, metavar="SECONDS")
+    tune_envs: bool = switch(
+        "also try half, twice and four times the environments, which changes the batch and so what is learned"
+    )
+    out: Path | None = option(None, "the settings file (default: tuned-<algo>-<env>.yaml)", type=Path, metavar="FILE")
+    overwrite: bool = switch("replace the file if it exists")
+
+    def __post_init__(self) -> None:
+        for name in ("minutes", "seconds"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise UsageError(f"{name}={getattr(self, name)} must be greater than 0")
 
 
 def add_tune(commands: Any, arguments: list[str]) -> None:
     command = commands.add_parser(
         "tune",
         help="find the fastest settings for this machine",
-        usage="accel-rl tune [--algo NAME] [--env ENV] [--minutes X] [--out FILE.yaml] [--full-grid] [--tune-envs] "
-        "[any other setting]",
+        usage="accel-rl tune [--algo NAME] [--env ENV] [--minutes X] [--out FILE] [--tune-envs] [any other setting]",
         description="Tries numbers of workers and threads (queued sampler: agents, predictors, trainers) with real "
         "training, prints how fast each was, and writes the fastest to a file for `accel-rl train --config`. What is "
         "set below stays as it is.",
@@ -27,9 +45,10 @@ def add_tune(commands: Any, arguments: list[str]) -> None:
 
 
 def _tune(options: argparse.Namespace) -> None:
+    from accel_rl.config.sources import overlay, read_yaml
     from accel_rl.tune.tuning import run
 
     given = given_settings(options)
-    config_file = given.pop("config", None)
+    file = given.pop("config", None)
     own = {field.name: given.pop(field.name) for field in fields(TuneOptions) if field.name in given}
-    run(given, Path(config_file) if config_file else None, TuneOptions(**own))
+    run(overlay(read_yaml(Path(file), "settings") if file else {}, given), **vars(TuneOptions(**own)))

@@ -3,7 +3,6 @@
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection
 from dataclasses import dataclass
-from itertools import product
 
 from accel_rl.errors import UsageError
 from accel_rl.training.resolve import Config
@@ -49,57 +48,40 @@ class Space:
     start: Point
     axes: dict[str, Axis]
 
-    def grid(self) -> list[Point]:
-        """Returns all points of coarse values, the start first."""
-        coarse = [axis.coarse for axis in self.axes.values()]
-        points = [Point(tuple(zip(self.axes, values, strict=True))) for values in product(*coarse)]
-        return [self.start, *(point for point in points if point != self.start)]
-
-    def line(self, point: Point, name: str) -> list[Point]:
-        """Returns the points that differ from this one in one setting only, by its coarse values."""
-        return [point.replace(name, n) for n in self.axes[name].coarse if n != point.settings[name]]
-
-    def near(self, point: Point, name: str) -> list[Point]:
-        """Returns the points that differ from this one in one setting only, by values between the coarse ones."""
-        return [point.replace(name, n) for n in self.axes[name].between(point.settings[name])]
+    def around(self, point: Point, name: str, is_coarse: bool) -> list[Point]:
+        """Returns the points that differ from this one in one setting only: by its coarse values, or by values between
+        the coarse ones."""
+        axis, own = self.axes[name], point.settings[name]
+        return [point.replace(name, n) for n in (axis.coarse if is_coarse else axis.between(own)) if n != own]
 
 
 def make_space(config: Config, fixed: Collection[str], tune_envs: bool = False) -> Space:
     """Returns what can be searched around a run's own choices.
 
     config: the run, resolved. fixed: settings that the user has chosen, which stay as they are. tune_envs: searches the
-    number of environments of samplers whose batch depends on it. Raises UsageError if nothing is left to search."""
-    own = _own_values(config)
+    number of environments of samplers whose batch depends on it. Raises UsageError for what cannot be tuned, and if
+    nothing is left to search."""
+    if config.rank_info.size > 1:
+        raise UsageError(
+            f"tune measures one learner, but there are {config.rank_info.size}: omit --devices and --learners-per-gpu"
+        )
+    if "dynamic_adjustment" in fixed and config.queues.dynamic_adjustment:
+        raise UsageError("dynamic_adjustment changes while running what tune looks for; omit it")
+    if tune_envs and "envs" in fixed:
+        raise UsageError(f"--tune-envs searches numbers of environments, but envs={config.run.envs} is set; omit one")
+    own = {"envs": config.run.envs, "workers": config.workers, "sampling_threads": config.plan.sampling_threads}
+    own |= {"learning_threads": config.plan.learning_threads, "predictors": config.queues.predictors}
+    own |= {"trainers": config.queues.trainers}
     allowed = config.sampler_kind.tunable(config, tune_envs)
     is_fixed = {*fixed, *({"workers"} if "envs_per_worker" in fixed else ())}
-    if tune_envs and "envs" in fixed:
-        raise UsageError(
-            f"--tune-envs searches the number of environments, but envs={config.run.envs} is set; omit one"
-        )
-    axes = {
-        name: _axis(values, own[name]) for name, values in allowed.items() if name not in is_fixed and len(values) > 1
-    }
+    axes = {name: _axis(n, own[name]) for name, n in allowed.items() if name not in is_fixed and len(n) > 1}
     if not axes:
-        chosen = [f"{name}={own[name]}" for name in allowed if name in is_fixed]
-        raise UsageError(
-            f"nothing is left to search: {', '.join(chosen)} are set; omit some"
-            if chosen
-            else f"nothing is left to search: this machine leaves sampler={config.run.sampler} on {config.run.device} "
-            "no choice; --tune-envs tries other environments"
-        )
+        why = f"this machine leaves sampler={config.run.sampler} on {config.run.device} no choice; --tune-envs tries "
+        why += "other environments"
+        if chosen := [f"{name}={own[name]}" for name in allowed if name in is_fixed]:
+            why = f"{', '.join(chosen)} are set; omit some"
+        raise UsageError(f"nothing is left to search: {why}")
     return Space(Point(tuple((name, own[name]) for name in axes)), axes)
-
-
-def _own_values(config: Config) -> dict[str, int]:
-    """Returns what the run uses by default."""
-    return {
-        "envs": config.run.envs,
-        "workers": config.workers,
-        "sampling_threads": config.plan.sampling_threads,
-        "learning_threads": config.plan.learning_threads,
-        "predictors": config.queues.predictors,
-        "trainers": config.queues.trainers,
-    }
 
 
 def _axis(allowed: list[int], own: int) -> Axis:

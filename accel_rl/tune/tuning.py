@@ -1,26 +1,27 @@
-"""Searches the settings that train fastest on this machine, and writes them to a file."""
+"""Searches the settings that train fastest on this machine, prints a table, and writes them to a file."""
 
 import os
 import shlex
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from accel_rl.bench.timing import Contestant
-from accel_rl.config.sources import overlay, read_yaml
+import yaml
+
+from accel_rl.bench.timing import Contestant, format_ratio
+from accel_rl.bench.training import Training
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import UsageError
 from accel_rl.hardware.description import describe_machine, format_machine
 from accel_rl.hardware.signals import StopSignal
+from accel_rl.hardware.topology import count
 from accel_rl.training.build import check
 from accel_rl.training.out_of_memory import advice_on_memory
 from accel_rl.training.resolve import Config, resolve
 from accel_rl.training.run_directory import as_file_name
-from accel_rl.tune.contestant import Training
-from accel_rl.tune.options import TuneOptions
 from accel_rl.tune.points import Point, Space, make_space
 from accel_rl.tune.search import Found, Search
-from accel_rl.tune.summary import comments, introduction, rate_of_pick, table, write_settings
 
 Settings = dict[str, Any]
 
@@ -31,54 +32,77 @@ LEAST_WARMUP_STEPS = 256
 LEAST_AUXILIARY_REPLAY_STEPS = 100
 
 
-def run(given: Settings, config_file: Path | None, options: TuneOptions) -> Path:
+def run(chosen: Settings, minutes: float, seconds: float, tune_envs: bool, out: Path | None, overwrite: bool) -> Path:
     """Searches, prints what was tried, writes the file of settings; returns its path.
 
-    given: the user's settings, which all points share. Raises UsageError for settings that do not fit, and for a file
+    chosen: the user's settings, which all points share. Raises UsageError for settings that do not fit, and for a file
     that exists. When a signal ends it, nothing is written and no process is left."""
-    load = os.getloadavg()[0]
-    chosen = overlay(read_yaml(config_file, "settings") if config_file else {}, given)
-    config = check(resolve(chosen))
-    path = _find_path(config, options)
-    space = plan_search(config, chosen, options)
-    machine = format_machine(describe_machine())
-    print(machine, f"logical CPUs {config.plan.topology}", *introduction(config, space), sep="\n", flush=True)
+    load, config = os.getloadavg()[0], check(resolve(chosen))
+    path = _find_path(config, out, overwrite)
+    space = make_space(config, chosen.keys(), tune_envs)
+    machine = [format_machine(describe_machine()), f"logical CPUs {config.plan.topology}"]
+    print(*machine, *introduction(config, space), sep="\n", flush=True)
     if load > BUSY:
         print(f"load average {load:.1f} before the start: other programs use this machine, so all below is noisy")
+    build = partial(build_training, {**chosen, **short_settings(config)}, config.spec)
     with StopSignal():
-        found = search(config, chosen, space, options)
-    print(*table(config, space, found), sep="\n")
-    settings = settings_to_write(config, chosen, found.pick)
-    write_settings(path, settings, comments(found, space, machine, str(config.plan.topology)))
-    print(f"{path}: {found.pick}, {rate_of_pick(found):,.0f} steps/s\naccel-rl train --config {shlex.quote(str(path))}")
+        found = Search(space, build, seconds, minutes * 60).run()
+    print(*table(space, found), sep="\n")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    comments = [f"found by `accel-rl tune` on {machine[0]}", machine[1], result(space, found)]
+    settings = yaml.safe_dump(settings_to_write(config, chosen, found.pick), sort_keys=False)
+    path.write_text("".join(f"# {line}\n" for line in comments) + settings)
+    print(f"{path}: {found.pick}\naccel-rl train --config {shlex.quote(str(path))}")
     return path
 
 
-def plan_search(config: Config, chosen: Settings, options: TuneOptions) -> Space:
-    """Returns what is searched. Raises UsageError for what cannot be tuned."""
-    if config.rank_info.size > 1:
-        raise UsageError(
-            f"tune measures one learner, but there are {config.rank_info.size}: omit --devices and --learners-per-gpu"
-        )
-    if chosen.get("dynamic_adjustment") and config.queues.dynamic_adjustment:
-        raise UsageError("dynamic_adjustment changes while running what tune looks for; omit it")
-    return make_space(config, chosen.keys(), options.tune_envs)
+def introduction(config: Config, space: Space) -> Iterator[str]:
+    """Yields lines on what is searched, and what not."""
+    run = config.run
+    yield f"{run.algo} on {run.env}, {run.sampler} sampler, {run.envs} environments x {run.horizon} steps, {run.device}"
+    yield f"default    {space.start}"
+    for name, axis in space.axes.items():
+        yield f"to try     {name} {' '.join(map(str, axis.coarse))}"
+    yield config.sampler_kind.note_on_envs(config, "envs" in space.axes)
 
 
-def search(config: Config, chosen: Settings, space: Space, options: TuneOptions) -> Found:
-    """Searches with trainings."""
-    settings = {**chosen, **config.sampler_kind.fixed_for_tuning(config), **short_settings(config)}
-    build = partial(build_training, settings, config.spec)
-    return Search(space, build, options.seconds, options.minutes * 60).run(options.full_grid)
+def table(space: Space, found: Found) -> Iterator[str]:
+    """Yields lines: each point with its median rate and its ratio to the default, those of the final first; what was
+    left out; the result."""
+    width = max(len(str(point)) for point in (*found.trials, *found.skipped))
+    yield f"\n{'point':{width}}  steps/s  rounds   / default, with 95 % intervals"
+    in_final = {space.start, *found.finalists}
+    for point in sorted(found.trials, key=lambda point: (point not in in_final, -found.trials[point].ratio["median"])):
+        rate, ratio, num_rounds = found.trials[point]
+        compared = format_ratio(ratio) + (", final" if point in in_final else "")
+        yield f"{point!s:{width}}{rate:9,.0f}{num_rounds:8}   {'the default' if point == space.start else compared}"
+    for point, reason in found.skipped.items():
+        yield f"{point!s:{width}}  skipped: {reason}"
+    if found.unsearched:
+        yield f"no time was left for {' and '.join(found.unsearched)}: raise --minutes"
+    yield result(space, found)
+
+
+def result(space: Space, found: Found) -> str:
+    """Returns how fast the pick is."""
+    rate, ratio, num_rounds = found.trials[found.pick]
+    if found.pick == space.start:
+        return f"{rate:,.0f} steps/s: what a run picks by default; nothing else was faster to speak of"
+    unsure = "; it may be no faster, more --minutes would tell" if ratio["low"] <= 1 else ""
+    of_default = f"{format_ratio(ratio)} times the default ({space.start}), {count(num_rounds, 'round')}"
+    return f"{rate:,.0f} steps/s: {of_default}{unsure}"
 
 
 def build_training(settings: Settings, spec: EnvSpec, point: Point) -> Contestant:
-    """Makes a warmed-up training with a point's settings and these besides."""
+    """Makes a training with a point's settings and these besides, which already learns all that it is to learn."""
     config = check(resolve({**settings, **point.settings}, spec=spec))
+    warmup_steps: int = getattr(config.algo, "warmup_steps", 0)
+    if getattr(config.algo, "auxiliary", ("none",)) != ("none",):
+        warmup_steps = max(warmup_steps, config.algo.auxiliary_replay_steps * config.run.envs)
     with advice_on_memory(config):
         training = Training(str(point), config)
         try:
-            training.iterate_for(_warmup_steps(config) + 1)
+            training.iterate_for(warmup_steps + 1)
         except BaseException:
             training.close()
             raise
@@ -90,24 +114,16 @@ def short_settings(config: Config) -> Settings:
 
     Its schedules stay at their beginning. A replay is as small, and full or warm as early, as its batches allow."""
     run, algo = config.run, config.algo
-    short: Settings = {"steps": 10**12, "decorrelation_steps": min(run.decorrelation_steps, SHORT_DECORRELATION_STEPS)}
+    short = {**config.sampler_kind.fixed_for_tuning(config), "steps": 10**12}
+    short["decorrelation_steps"] = min(run.decorrelation_steps, SHORT_DECORRELATION_STEPS)
     if hasattr(algo, "replay_size"):
         warmup = max(LEAST_WARMUP_STEPS, algo.batch_size + run.envs * algo.n_step)
         short["warmup_steps"] = min(algo.warmup_steps, warmup)
         short["replay_size"] = min(algo.replay_size, max(LEAST_REPLAY_SIZE, 2 * warmup, 64 * run.envs))
     if hasattr(algo, "auxiliary_replay_steps"):
-        sequence = max(run.horizon, algo.auxiliary_sequence_steps or 0)
-        steps = max(LEAST_AUXILIARY_REPLAY_STEPS, 2 * sequence)
+        steps = max(LEAST_AUXILIARY_REPLAY_STEPS, 2 * run.horizon, 2 * (algo.auxiliary_sequence_steps or 0))
         short["auxiliary_replay_steps"] = min(algo.auxiliary_replay_steps, steps)
     return short
-
-
-def _warmup_steps(config: Config) -> int:
-    """Returns the agent steps after which a training learns everything that it is to learn."""
-    steps: int = getattr(config.algo, "warmup_steps", 0)
-    if getattr(config.algo, "auxiliary", ("none",)) != ("none",):
-        steps = max(steps, config.algo.auxiliary_replay_steps * config.run.envs)
-    return steps
 
 
 def settings_to_write(config: Config, chosen: Settings, pick: Point) -> Settings:
@@ -117,14 +133,12 @@ def settings_to_write(config: Config, chosen: Settings, pick: Point) -> Settings
     return {**{name: values[name] for name in names}, **config.sampler_kind.fixed_for_tuning(config), **pick.settings}
 
 
-def _find_path(config: Config, options: TuneOptions) -> Path:
+def _find_path(config: Config, out: Path | None, overwrite: bool) -> Path:
     """Returns where the settings will be written. Raises UsageError if they cannot be, or if the file exists."""
-    path = options.out or Path(f"tuned-{as_file_name(config.run.algo)}-{as_file_name(config.run.env)}.yaml")
-    if path.is_dir():
-        raise UsageError(f"out={path} is a folder; name a file, as in --out {path / 'tuned.yaml'}")
-    if path.exists() and not options.overwrite:
-        raise UsageError(f"{path} exists; use --overwrite to replace it, or --out to write another file")
+    path = out or Path(f"tuned-{as_file_name(config.run.algo)}-{as_file_name(config.run.env)}.yaml")
     parent = next(folder for folder in path.absolute().parents if folder.exists())
-    if not (parent.is_dir() and os.access(parent, os.W_OK)):
-        raise UsageError(f"cannot write {path}: {parent} is no folder that can be written to; use --out")
+    if path.is_dir() or not (parent.is_dir() and os.access(parent, os.W_OK)):
+        raise UsageError(f"cannot write {path}: it must be a file in a folder that can be written to; use --out FILE")
+    if path.exists() and not overwrite:
+        raise UsageError(f"{path} exists; use --overwrite to replace it, or --out to write another file")
     return path

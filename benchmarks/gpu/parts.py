@@ -8,11 +8,11 @@ import platform
 import numpy
 import torch
 
-from accel_rl.doctor.gpus import find_driver, why_no_gpu
 from accel_rl.envs import EnvConfig
 from accel_rl.envs.choice import choose_simulator
 from accel_rl.errors import UsageError
 from accel_rl.hardware.devices import find_device, num_gpus
+from accel_rl.hardware.gpu_driver import find_driver, why_no_gpu
 from accel_rl.version import __version__
 from gpu import checks, kernels, peers, runs, speed
 from gpu.rows import Rows, run_part

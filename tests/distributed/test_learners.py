@@ -19,6 +19,7 @@ from accel_rl.distributed.sync_coordinator import check_loopback
 from accel_rl.errors import RunError, UsageError
 from accel_rl.training import checkpoint
 from accel_rl.training.build import build_algo, build_store
+from accel_rl.training.learner import LearnerJob
 from accel_rl.training.resolve import resolve
 from accel_rl.training.trainer import Trainer
 from tests.helpers.processes import Command
@@ -310,7 +311,7 @@ def test_learners_save_and_restore_what_is_their_own(tmp_path: Path) -> None:
         control.begin(state["steps"] if state else 0)
         coordinators = AsyncCoordinator(0, 2, control, None, {1: reader}), AsyncCoordinator(1, 2, control, writer)
         one, other = (
-            Trainer(config.of_learner(rank), tmp_path, each, False, state, False, store)
+            Trainer(LearnerJob(config.of_learner(rank), tmp_path, each, False, state, False, store))
             for rank, each in enumerate(coordinators)
         )
         return one, other

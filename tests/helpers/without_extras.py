@@ -3,14 +3,20 @@
 It shows what a machine without the extras and the packages for development can run. PYTEST_DISABLE_PLUGIN_AUTOLOAD=1
 keeps out the plugins that are installed."""
 
+import configparser
+import re
 import sys
-
-from accel_rl.doctor.software import EXTRAS
+from pathlib import Path
 
 DEVELOPMENT = (
     "hypothesis", "minigrid", "mkdocs", "moviepy", "mypy", "playwright", "pytest_timeout", "ruff", "stable_baselines3",
     "twine", "xdist",
 )  # fmt: skip
 
-for name in (*DEVELOPMENT, *(module for modules in EXTRAS.values() for module in modules)):
-    sys.modules[name] = None  # type: ignore[assignment]
+SETUP = configparser.ConfigParser()
+SETUP.read(Path(__file__).parents[2] / "setup.cfg")
+EXTRAS = [text for extra, text in SETUP["options.extras_require"].items() if extra not in ("dev", "docs")]
+PACKAGES = re.findall(r"^([\w-]+)>=", "\n".join(EXTRAS), re.MULTILINE)
+
+for name in (*DEVELOPMENT, *PACKAGES):
+    sys.modules[name.removesuffix("-ce")] = None  # type: ignore[assignment]

@@ -13,6 +13,7 @@ from accel_rl.errors import RunError, UsageError
 from accel_rl.training import build
 from accel_rl.training import resolve as resolving
 from accel_rl.training.build import build_algo, check
+from accel_rl.training.learner import LearnerJob
 from accel_rl.training.out_of_memory import advice_on_memory
 from accel_rl.training.resolve import Config, resolve
 from tests.helpers.samplers import spec_of
@@ -126,7 +127,7 @@ def test_out_of_memory_is_one_line_of_advice(error: RuntimeError, on_gpu: Config
     with pytest.raises(RunError, match=ADVICE):
         check(on_gpu)
     with pytest.raises(RunError, match=ADVICE):
-        learn(on_gpu, None, None, None, None, False)  # type: ignore[arg-type]
+        learn(LearnerJob(on_gpu, None, None, None, None, False))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("error", [RuntimeError("shapes do not fit"), RunError("a worker was killed: out of memory")])

@@ -31,7 +31,7 @@ def coarse(space: Space) -> dict[str, tuple[int, ...]]:
 
 
 def test_two_logical_cpus() -> None:
-    """Would catch a default that is not what a run picks, and a grid that is not the product of all values."""
+    """The search starts at what a run picks, and has values for each setting."""
     config = on(TWO)
     space = make_space(config, ())
     assert coarse(space) == {"workers": (1, 2, 4), "learning_threads": (1, 2), "sampling_threads": (1, 2)}
@@ -40,34 +40,35 @@ def test_two_logical_cpus() -> None:
         "learning_threads": config.plan.learning_threads,
         "sampling_threads": config.plan.sampling_threads,
     }
-    grid = space.grid()
-    assert len(grid) == len({*grid}) == len({*map(str, grid)}) == 12 and grid[0] == space.start
 
 
 def test_many_logical_cpus() -> None:
-    """Would catch workers that the environments do not divide over, and coarse values that are hundreds."""
+    """Coarse values are about powers of two, and the environments divide over the workers."""
     space = make_space(on(MANY, envs=96), ())
     assert coarse(space)["workers"] == (1, 2, 4, 8, 16, 32, 48, 96)
     assert coarse(space)["learning_threads"] == (1, 2, 4, 8, 16, 32, 64)
     assert all(divides_evenly(96, workers) for workers in space.axes["workers"].allowed)
     own = space.start.settings["workers"]
-    line = space.line(space.start, "workers")
+    line = space.around(space.start, "workers", is_coarse=True)
     assert {point.settings["workers"] for point in line} | {own} == {*coarse(space)["workers"]}
     assert all(point != space.start and point.replace("workers", own) == space.start for point in line)
 
 
 def test_values_between_the_coarse_ones() -> None:
-    """Would catch a refinement that leaves the allowed values, or tries coarse ones again."""
+    """The refinement stays within the allowed values, and does not try coarse ones again."""
     axis = Axis((1, 2, 4, 8, 16, 24), (1, 2, 3, 4, 6, 8, 12, 16, 24))
     assert axis.between(8) == [6, 12]
     assert axis.between(1) == [] and axis.between(2) == [3] and axis.between(24) == []
     assert Axis((1, 8), tuple(range(1, 9))).between(5) == [3, 7]  # between two coarse ones
     space = Space(Point((("a", 8), ("b", 1))), {"a": axis, "b": axis})
-    assert [point.settings for point in space.near(space.start, "a")] == [{"a": 6, "b": 1}, {"a": 12, "b": 1}]
+    assert [point.settings for point in space.around(space.start, "a", is_coarse=False)] == [
+        {"a": 6, "b": 1},
+        {"a": 12, "b": 1},
+    ]
 
 
 def test_what_the_user_has_fixed_is_not_searched() -> None:
-    """Would catch a point that overrules a flag."""
+    """What the user has fixed is the same in all points."""
     config = on(MANY, workers=4)
     assert coarse(make_space(config, {"workers"})).keys() == {"learning_threads", "sampling_threads"}
     assert coarse(make_space(config, {"envs_per_worker"})).keys() == {"learning_threads", "sampling_threads"}
@@ -78,7 +79,7 @@ def test_what_the_user_has_fixed_is_not_searched() -> None:
 
 
 def test_other_samplers_and_devices() -> None:
-    """Would catch workers of a serial sampler, and threads that wait for a GPU."""
+    """A serial sampler has no workers to search, a run on a GPU no threads."""
     assert [*make_space(on(TWO, "serial"), ()).axes] == ["learning_threads", "sampling_threads"]
     assert [*make_space(on(MANY, device="cuda:0"), ()).axes] == ["workers"]
     assert coarse(make_space(on(ONE), ())) == {"workers": (1, 2)}
@@ -87,7 +88,7 @@ def test_other_samplers_and_devices() -> None:
 
 
 def test_the_queued_sampler() -> None:
-    """Would catch agents that change the batch, and counts that change while they are measured."""
+    """Agents leave the batch as it is, and no count changes while it is measured."""
     config = on(TWO, "queued", envs=8, dynamic_adjustment=True)
     space = make_space(config, ())
     assert [*space.axes] == ["envs", "predictors", "trainers"]
@@ -101,7 +102,7 @@ def test_the_queued_sampler() -> None:
 
 
 def test_other_numbers_of_environments_only_where_asked_for() -> None:
-    """Would catch a batch that changes unasked."""
+    """Without --tune-envs, the number of environments stays."""
     assert "envs" not in make_space(on(TWO, envs=12), ()).axes
     space = make_space(on(TWO, envs=12), (), tune_envs=True)
     assert coarse(space)["envs"] == (6, 12, 24, 48)

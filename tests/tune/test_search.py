@@ -1,5 +1,6 @@
 """The tuner's search on simulated machines, whose clock is that of their turns."""
 
+import itertools
 import math
 import random
 from collections.abc import Callable
@@ -10,7 +11,7 @@ import pytest
 from accel_rl.errors import RunError, UsageError
 from accel_rl.tune import search
 from accel_rl.tune.points import Axis, Point, Space
-from accel_rl.tune.search import MOST_AT_ONCE, Found, Search
+from accel_rl.tune.search import Found, Search
 
 BUILD_S, TURN_S = 2.0, 0.5
 
@@ -33,8 +34,8 @@ class Machine:
         self.most_open = max(self.most_open, len(self.open))
         return training
 
-    def search(self, space: Space, minutes: float = 3.0, full_grid: bool = False) -> Found:
-        return Search(space, self.build, TURN_S, minutes * 60, lambda: self.now).run(full_grid)
+    def search(self, space: Space, minutes: float = 3.0) -> Found:
+        return Search(space, self.build, TURN_S, minutes * 60, lambda: self.now).run()
 
 
 class Training:
@@ -74,60 +75,47 @@ def wide_peak(workers: int, threads: int, more: int) -> float:
     return peak(workers, threads, more, wanted=12)
 
 
-def test_a_small_space_is_searched_whole() -> None:
-    """Would catch a point that is not tried, and a winner that isn't the best."""
-    machine = Machine(peak)
-    found = machine.search(SMALL)
-    assert {*found.trials} == {*SMALL.grid()} and not found.skipped and not found.unsearched
-    assert found.pick == found.best and found.pick.settings == {"workers": 2, "threads": 2}
-    assert found.against_default(found.pick)["median"] == pytest.approx(peak(2, 2) / peak(1, 1), rel=0.05)
-    assert machine.open == []
+def grid(space: Space) -> list[Point]:
+    """Returns all points of coarse values."""
+    values = itertools.product(*(axis.coarse for axis in space.axes.values()))
+    return [Point(tuple(zip(space.axes, each, strict=True))) for each in values]
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_noise_and_drift_cost_little(seed: int) -> None:
-    """Would catch a search that luck decides: what it picks must be nearly as fast as the best of all points."""
+    """The pick is nearly as fast as the best of all points, whatever the noise."""
     small = Machine(peak, 0.05, seed).search(SMALL)
-    assert peak(**small.pick.settings) >= 0.95 * max(peak(**point.settings) for point in SMALL.grid())
+    assert peak(**small.pick.settings) >= 0.95 * max(peak(**point.settings) for point in grid(SMALL))
     large = Machine(wide_peak, 0.05, seed).search(LARGE, minutes=6.0)
-    assert wide_peak(**large.pick.settings) >= 0.95 * max(wide_peak(**point.settings) for point in LARGE.grid())
+    assert wide_peak(**large.pick.settings) >= 0.95 * max(wide_peak(**point.settings) for point in grid(LARGE))
 
 
 def test_a_large_space_is_searched_by_lines() -> None:
-    """Would catch hundreds of points, many of them at once, and values between that are never tried."""
+    """Few of hundreds of points are tried, few at once, with values between the coarse ones."""
     machine = Machine(wide_peak)
     found = machine.search(LARGE, minutes=6.0)
-    assert len(LARGE.grid()) == 343 and len(machine.built) < 40
+    assert len(grid(LARGE)) == 343 and len(machine.built) < 40
     assert machine.most_open <= 9  # the values of a setting, the default and the best so far
-    assert found.pick.settings == {"workers": 12, "threads": 2, "more": 1}
+    assert found.pick.settings == {"workers": 12, "threads": 2, "more": 1} and not found.skipped
+    assert found.trials[found.pick].ratio["median"] == pytest.approx(wide_peak(12, 2, 1) / wide_peak(1, 1, 1), rel=0.05)
     assert machine.open == []
 
 
-def test_the_full_grid_meets_in_parts() -> None:
-    """Would catch a grid that is built at once, and a part whose winner is forgotten."""
-    cube = space(workers=(1, 2, 4, 8, 16), threads=(1, 2, 4, 8), more=(1, 2))
-    machine = Machine(lambda workers, threads, more: 1000.0 if (workers, threads, more) == (2, 4, 1) else 500.0)
-    found = machine.search(cube, minutes=0.3, full_grid=True)
-    assert {*found.trials} == {*cube.grid()}
-    assert machine.most_open <= MOST_AT_ONCE
-    assert found.pick.settings == {"workers": 2, "threads": 4, "more": 1}
-
-
 def test_the_default_stays_where_nothing_is_faster() -> None:
-    """Would catch a settings file full of luck."""
+    """Luck makes no settings file."""
     found = Machine(lambda workers, threads: 1000.0, noise=0.05).search(SMALL)
-    assert len(found.trials) == 6 and found.final and found.pick == SMALL.start
+    assert found.finalists and found.pick == SMALL.start
 
 
 def test_a_default_that_wins_needs_no_final() -> None:
-    """Would catch a final of the default against itself."""
+    """Where no point may be faster than the default, there is no final."""
     found = Machine(lambda workers, threads: 1000.0 / (workers * threads) ** 2).search(SMALL)
-    assert found.final == {} and found.pick == found.best == SMALL.start
+    assert found.finalists == [] and found.pick == SMALL.start and len(found.trials) > 1
 
 
 @pytest.mark.parametrize(("rates", "is_picked"), [((0.5, 1.5, 1.6), True), ((0.9, 1.01, 1.02), False)])
 def test_uneven_rounds_do_not_keep_the_default(rates: tuple[float, ...], is_picked: bool) -> None:
-    """Would catch a default that stays on every busy machine, where no interval is narrow, and one that never does."""
+    """A point that is clearly faster in the median is picked whatever its interval; a slightly faster one isn't."""
 
     class Uneven(Training):
         def run(self, seconds: float) -> float:
@@ -136,26 +124,26 @@ def test_uneven_rounds_do_not_keep_the_default(rates: tuple[float, ...], is_pick
 
     found = Machine(lambda workers, threads: 1000.0 / threads**2, training=Uneven).search(SMALL, 1.0)
     uneven = SMALL.start.replace("workers", 4)
-    assert found.best == uneven and found.against_default(uneven)["low"] < 1
+    assert found.finalists[0] == uneven and found.trials[uneven].ratio["low"] < 1
     assert (found.pick == uneven) == is_picked
 
 
 def test_only_the_final_counts() -> None:
-    """Would catch a point whose luck in the knock-out makes it the pick."""
+    """A point that was lucky before the final is not picked."""
     lucky = SMALL.start.replace("workers", 4)
 
     class Lucky(Training):
         def run(self, seconds: float) -> float:
-            self.rate = 1000.0 if self.point == lucky and self.num_turns < 5 else 500.0
+            self.rate = 1000.0 if self.point == lucky and self.machine.now < 35 else 500.0  # of 60 s
             return super().run(seconds)
 
     found = Machine(lambda workers, threads: 0.0, training=Lucky).search(SMALL, 1.0)
-    assert lucky in found.final and len(found.trials[lucky].rates) >= 3
+    assert lucky in found.finalists and found.trials[lucky].ratio["median"] == pytest.approx(1, rel=0.05)
     assert found.pick == SMALL.start
 
 
 def test_it_takes_about_the_time_that_it_was_given() -> None:
-    """Would catch a search that takes as long as it likes, and one that leaves half of the time unused."""
+    """A search takes about the time that it was given, neither more nor half of it."""
     for minutes in (2.0, 6.0):
         machine = Machine(wide_peak, 0.05)
         machine.search(LARGE, minutes)
@@ -166,7 +154,7 @@ def test_it_takes_about_the_time_that_it_was_given() -> None:
 
 
 def test_what_time_was_left_out_is_said() -> None:
-    """Would catch settings that were never searched, without a word; and advice that leads to the same error."""
+    """Settings that no time was left for are named, and the minutes that an error advises are enough."""
     found = Machine(wide_peak).search(LARGE, minutes=1.4)
     assert found.trials and found.unsearched
     with pytest.raises(UsageError, match=r"minutes=0.4 is too short: .* use --minutes [\d.]+ or more") as error:
@@ -176,7 +164,7 @@ def test_what_time_was_left_out_is_said() -> None:
 
 @pytest.mark.parametrize("error", [UsageError("envs=6 do not divide"), RunError("out of memory"), OSError("no forks")])
 def test_points_that_cannot_be_built_are_skipped(error: Exception) -> None:
-    """Would catch a search that ends because one point does not fit."""
+    """A point that cannot be built is skipped, and the search goes on."""
 
     def rate(workers: int, threads: int) -> float:
         if workers == 4:
@@ -185,48 +173,22 @@ def test_points_that_cannot_be_built_are_skipped(error: Exception) -> None:
 
     machine = Machine(rate)
     found = machine.search(SMALL)
-    assert {point.settings["workers"] for point in found.skipped} == {4} and len(found.skipped) == 2
+    assert {point.settings["workers"] for point in found.skipped} == {4}
     assert {*found.skipped.values()} == {str(error)}
     assert found.pick.settings == {"workers": 2, "threads": 2} and machine.open == []
 
 
-def test_a_last_setting_without_points_leaves_a_final(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Would catch finalists that have been closed since the last knock-out."""
-    monkeypatch.setattr(search, "MOST_AT_ONCE", 2)
-
-    def rate(workers: int, threads: int) -> float:
-        if threads > 1:
-            raise UsageError("one thread at most")
-        return 1000.0 + workers if workers < 3 else 999.0
-
-    machine = Machine(rate, noise=0.05)
-    found = machine.search(SMALL)
-    assert {*found.skipped.values()} == {"one thread at most"}
-    assert len(found.trials) >= 3 and machine.open == []
-
-
-def test_all_that_were_strong_meet_in_the_final(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Would catch a point that is forgotten because others were searched after it."""
-    monkeypatch.setattr(search, "MOST_AT_ONCE", 2)
-    machine = Machine(lambda workers, threads: {1: 900.0, 2: 1000.0, 3: 500.0, 4: 980.0}[workers] / threads)
-    found = machine.search(SMALL)
-    second = SMALL.start.replace("workers", 4)
-    assert [point.settings["workers"] for point in found.final] == [1, 2, 4]
-    assert machine.built.count(second) == 2
-    assert found.pick == SMALL.start.replace("workers", 2) and machine.open == []
-
-
 def test_little_memory_ends_the_building(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Would catch a search that drives the machine out of memory."""
+    """No further point is built once memory is nearly full."""
     machine = Machine(peak)
     monkeypatch.setattr(search, "free_host_bytes", lambda: 1000 - 310 * len(machine.open))
     found = machine.search(SMALL)
-    assert machine.most_open == 3 and len(found.skipped) == 3
+    assert machine.most_open == 3 and found.skipped
     assert {*found.skipped.values()} == {"memory is nearly full"}
 
 
 def test_an_error_of_the_default_is_the_users() -> None:
-    """Would catch a run that cannot start, reported as a search that found nothing."""
+    """An error of the default is the run's own."""
 
     def fails(workers: int, threads: int) -> float:
         raise RunError("the environment fails")
@@ -237,7 +199,7 @@ def test_an_error_of_the_default_is_the_users() -> None:
 
 @pytest.mark.parametrize("turns", [0, 1, 12])
 def test_nothing_is_left_when_a_signal_ends_it(turns: int) -> None:
-    """Would catch processes that outlive Ctrl-C."""
+    """Ctrl-C closes all contestants."""
 
     class Interrupted(Training):
         def run(self, seconds: float) -> float:

@@ -1,4 +1,4 @@
-"""`accel-rl doctor --gpu`: it verifies what is right and names the family that is wrong; the self-test's process."""
+"""`accel-rl doctor --gpu`: it verifies what is right and names the family that is wrong."""
 
 import contextlib
 from collections.abc import Callable
@@ -9,7 +9,7 @@ import torch
 
 from accel_rl import cli
 from accel_rl.algos import a2c, categorical_dqn, dqn, online_q, ppo, pqn, vtrace
-from accel_rl.doctor import gpu_check, process
+from accel_rl.doctor import gpu_check
 from accel_rl.doctor.gpu_check import FAMILIES
 from accel_rl.errors import RunError
 from accel_rl.models.distributions import Categorical
@@ -143,7 +143,7 @@ SLOW: dict[str, tuple[Plant, str, str]] = {
 @pytest.mark.multiprocess
 @pytest.mark.parametrize("fault", [*FAULTS, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
 def test_a_fault_is_named(fault: str, monkeypatch: Any, capsys: Any) -> None:
-    """Would catch a comparison that sees nothing, or one that blames another family."""
+    """A fault on the GPU fails its family, and not another one."""
     plant, wrong, right = (FAULTS | SLOW)[fault]
     plant(monkeypatch)
     with pytest.raises(
@@ -169,7 +169,7 @@ def test_a_driver_that_pins_no_memory_is_named(monkeypatch: Any, capsys: Any) ->
 
 @pytest.mark.gpu
 def test_what_is_right_is_verified(capsys: Any) -> None:
-    """Would catch a comparison that fails where nothing is wrong, and a verdict without the device or its versions."""
+    """A right GPU is verified, by name and with the versions."""
     gpu_check.check_gpu({"n-step Q": FAMILIES["n-step Q"]}, {})
     title, header, row, verdict = capsys.readouterr().out.splitlines()
     assert header.split() == ["acting", "updates", "graphs", "seconds"] and row.startswith("n-step Q ")
@@ -184,7 +184,7 @@ def test_what_is_right_is_verified(capsys: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_all_families_pass() -> None:
-    """Would catch a family that fails, and a command that does not end."""
+    """All families and runs pass."""
     result = run("doctor", "--gpu", within_s=580)
     assert result.status == 0, result.out + result.err
     assert result.out.splitlines()[-1].startswith("GPU paths verified on ")
@@ -193,7 +193,7 @@ def test_all_families_pass() -> None:
 
 @pytest.mark.gpu(fake=True)
 def test_an_error_does_not_hide_the_rest(monkeypatch: Any, capsys: Any) -> None:
-    """Would catch a failure with status 0, without a traceback, or that ends the comparison."""
+    """A family that raises fails with its traceback, and the others go on."""
     broken = {"broken": {**FAMILIES["n-step Q"], "target": "broken on purpose"}, "n-step Q": FAMILIES["n-step Q"]}
     monkeypatch.setattr(gpu_check.check_gpu, "__defaults__", (broken, {}))
     assert cli.main(["doctor", "--gpu"]) == 1
@@ -204,7 +204,7 @@ def test_an_error_does_not_hide_the_rest(monkeypatch: Any, capsys: Any) -> None:
 
 
 def test_without_a_gpu(capsys: Any) -> None:
-    """Would catch a traceback, or a verdict, where there is nothing to check."""
+    """Without a GPU, one line says what is missing."""
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
     assert cli.main(["doctor", "--gpu"]) == 1
@@ -212,18 +212,3 @@ def test_without_a_gpu(capsys: Any) -> None:
     assert not said.out and said.err.count("\n") == 1
     assert said.err.startswith("accel-rl: there is no GPU to check: ") and "--device cuda needs" in said.err
     assert cli.main(["doctor", "--gpu", "--json"]) == 2
-
-
-@pytest.mark.multiprocess
-@pytest.mark.slow
-def test_a_trial_that_ends_its_process_fails_alone(monkeypatch: Any) -> None:
-    """Would catch trials that are lost with the one before them, or reported under its name."""
-    monkeypatch.setattr(process, "MODULE", "tests.doctor.dying")
-    monkeypatch.setattr(process, "TIMEOUT_S", 20.0)
-    results = list(process.run_in_processes(["exits", "is fine", "hangs"]))
-    assert [(each.name, bool(each.failure)) for each in results] == [
-        ("exits", True),
-        ("is fine", False),
-        ("hangs", True),
-    ]
-    assert "status 7" in results[0].failure and "last words" in results[0].failure

@@ -1,4 +1,4 @@
-"""A whole training as a contestant."""
+"""A whole training as a contestant: of `accel-rl tune`, and of benchmarks."""
 
 from contextlib import ExitStack
 

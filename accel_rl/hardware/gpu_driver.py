@@ -1,0 +1,54 @@
+"""Says whether there is a GPU of NVIDIA, its driver's version, and why PyTorch finds no GPU."""
+
+import re
+import subprocess
+from pathlib import Path
+
+from accel_rl.hardware.devices import num_gpus
+
+DRIVER = Path("proc/driver/nvidia/version")
+PCI_DEVICES = Path("sys/bus/pci/devices")
+NVIDIA, DISPLAY_CLASS = "0x10de", "0x03"  # on the PCI bus
+
+
+def has_nvidia_gpu(root: Path = Path("/")) -> bool:
+    """Returns whether the machine has a GPU of NVIDIA, as far as its PCI bus or the driver tells."""
+    vendors = [folder for folder in (root / PCI_DEVICES).glob("*") if _read(folder / "vendor") == NVIDIA]
+    on_bus = any(_read(folder / "class").startswith(DISPLAY_CLASS) for folder in vendors)
+    return on_bus or any((root / "proc/driver/nvidia/gpus").glob("*"))
+
+
+def why_no_gpu() -> str:
+    """Returns what `--device cuda` needs here; nothing if there is a GPU, whatever else may be wrong with it."""
+    import torch
+
+    if num_gpus():
+        return ""
+    if torch.version.cuda is None:
+        return (
+            f"PyTorch {torch.__version__} is built for the CPU; --device cuda needs a build for CUDA, as in "
+            "`pip install torch` (docs/hardware.md: which one)"
+        )
+    return (
+        f"PyTorch {torch.__version__} (CUDA {torch.version.cuda}) finds none; --device cuda needs an NVIDIA GPU and a "
+        "driver that `nvidia-smi` can talk to, and CUDA_VISIBLE_DEVICES must not hide it"
+    )
+
+
+def find_driver(root: Path = Path("/")) -> str:
+    """Returns the version of NVIDIA's driver; nothing where neither the kernel nor nvidia-smi tells it."""
+    if found := re.search(r"\s(\d+\.[\d.]+)\s", _read(root / DRIVER)):
+        return found[1]
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        lines = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.split()
+    except (OSError, subprocess.SubprocessError):
+        lines = []
+    return lines[0] if lines else ""
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
