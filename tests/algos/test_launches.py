@@ -185,7 +185,7 @@ def test_graphs_draw_and_learn_the_same(name: str, replay_device: str) -> None:
     rooms = []
     for run in runs:  # the same noise for both
         generator, device = torch.Generator().manual_seed(3), run.algo.replay.device
-        run.algo.replay.draw_noise = lambda count, _, generator=generator, device=device: torch.rand(
+        run.algo.replay.draw_noise = lambda count, generator=generator, device=device: torch.rand(
             count, dtype=torch.float64, generator=generator
         ).to(device)
 
