@@ -111,3 +111,11 @@ def test_other_examples_are_parts() -> None:
         assert example.undefined <= set(PARTS.get(example.page, "").split()), example
     pages = {example.page for example in COMPLETE}
     assert len(COMPLETE) >= 8 and {"README.md", "docs/algorithms.md", "docs/emulator.md", "docs/policies.md"} <= pages
+
+
+def test_places_to_change_exist() -> None:
+    """Every row of the table of places to change names at least one, and all of them exist."""
+    section = (ROOT / "CONTRIBUTING.md").read_text().split("## To change X, open Y")[1].split("\n## ")[0]
+    places = [re.findall(r"`([^`]*[/.][^`]*)`", line) for line in section.splitlines()[4:] if line]
+    assert len(places) >= 10 and all(places)
+    assert [name for row in places for name in row if name != "command.py" and not (ROOT / name).exists()] == []
