@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from accel_rl.algos.batches import bootstrap
+from accel_rl.algos.batches import add_final_values, bootstrap
 from accel_rl.algos.returns import discounted_return, generalized_advantage
 from accel_rl.envs.spec import EnvConfig
 from accel_rl.models.actor_critic import ActorCritic
@@ -53,7 +53,7 @@ def test_a_limit_is_bootstrapped_from_the_last_observation(mode: str | None) -> 
     sampler = make(SerialSampler, env, SamplerConfig(B, T, 0), policy)
     with closing(sampler), torch.no_grad():
         rollout = sampler.collect()
-        reward, done, last = bootstrap(policy, rollout, DISCOUNT)
+        reward, done, last = bootstrap(policy, add_final_values(policy, rollout, DISCOUNT), DISCOUNT)
         returns = discounted_return(reward, done, last, DISCOUNT)
         advantage, _ = generalized_advantage(reward, rollout.policy_outputs["value"], done, last, DISCOUNT, 1.0)
     is_last = rollout.observation_rows[:T, :, 0] == 3
