@@ -28,7 +28,7 @@ class Training(accel_rl.bench.training.Training):
         super().__init__(name, config)
         config = self.config
         self.updates = self._steps_before = 0
-        for method in ("step", "minimize"):
+        for method in ("step", "minimize", "repeat"):
             setattr(self._update, method, self._counted(getattr(self._update, method)))
         self.facts: dict[str, Any] = {
             "parameters": sum(parameter.numel() for parameter in self.algo.policy.parameters()),
@@ -52,11 +52,12 @@ class Training(accel_rl.bench.training.Training):
             self._steps_before, self.updates = self.total_steps, 0
 
     def _counted(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns a method of the update that counts its calls in `updates`."""
+        """Returns a method of the update that counts its updates. `repeat` makes several, perhaps by one graph."""
 
         def counted(*arguments: Any, **options: Any) -> Any:
-            self.updates += 1
-            return method(*arguments, **options)
+            before, result = self.updates, method(*arguments, **options)
+            self.updates = before + (len(result) if isinstance(result, list) else 1)
+            return result
 
         return counted
 
