@@ -167,7 +167,7 @@ class AuxiliaryTasks:
         return torch.split(envs, max(1, update.slice_elements // elements))
 
     def store(self, rollout: Rollout) -> Rollout:
-        """Takes in the rollout that follows the last one; returns what the algorithm learns from: without terminal
-        frames, of which each rollout has another number, so that CUDA graphs can take it."""
+        """Takes in the rollout that follows the last one; returns what the algorithm learns from. That lacks
+        terminal frames: their number differs from rollout to rollout, which CUDA graphs do not allow."""
         self.replay.append(rollout)
         return replace(rollout, terminal_frames=None)

@@ -61,7 +61,7 @@ class GA3C(A2C):
 
     def update_from(self, rollout: Rollout, step: int, update: Update) -> Stats:
         stats = super().update_from(rollout, step, update)
-        count = stats.pop("num_samples").clamp(min=1)  # of all learners that update together
+        count = stats.pop("num_samples").clamp(min=1)  # summed over the learners that update together
         if self.settings.loss_reduction == "mean":
             return stats
         return {

@@ -26,7 +26,7 @@ POLL_S = 0.2
 ASK_AGAIN_S = 5.0  # between questions to a cluster about a stopped job
 SUBMIT_AGAIN_S = 60.0  # until the next try if Slurm takes no more jobs for now
 PATIENCE_S = 600.0  # until Slurm kills or requeues the job of a run that it has ended
-RETRIES = 100  # of a job whose machine was lost or whose time was over
+RETRIES = 100  # after a lost machine or the end of a job's time
 DAY_MIN = 24 * 60
 
 

@@ -14,7 +14,7 @@ from accel_rl.training.command import add_settings, given_settings, settings_of_
 if TYPE_CHECKING:
     from accel_rl.experiments.tasks import Executor
 
-    MakeExecutor = Callable[[Path, bool], Executor]  # of a folder, and True if learners may share logical CPUs
+    MakeExecutor = Callable[[Path, bool], Executor]  # the folder; True if learners may share logical CPUs
 
 RUN_ARGUMENTS = ("out", "config", "resume", "overwrite", "trust")  # arguments of `train` other than settings
 
@@ -111,7 +111,7 @@ def _train_with(given: dict[str, Any]) -> None:
 
     own = {name: given.pop(name) for name in RUN_ARGUMENTS if name in given}
     with trained(RunRequest(given, **own), show=True) as folder:
-        if os.environ.get("RANK", "0") == "0":  # of torchrun's learners, only the first prints it
+        if os.environ.get("RANK", "0") == "0":  # under torchrun, only the first learner prints it
             from accel_rl.analysis.summary import print_summary
             from accel_rl.config.sources import read_settings
             from accel_rl.report.page import print_page

@@ -97,7 +97,7 @@ class Study:
             if hasattr(self, "_study") and not self._path.exists():  # SQLite would go on writing to a removed file
                 raise FileNotFoundError("it is gone")
             yield
-        except Exception as error:  # of Optuna, SQLAlchemy or SQLite
+        except Exception as error:  # Optuna, SQLAlchemy and SQLite have their own
             reason = f"{type(error).__name__}: {str(error).splitlines()[0]}" if str(error) else type(error).__name__
             raise RunError(
                 f"cannot use the database {self._path} ({reason}); without it, the same command makes it anew"

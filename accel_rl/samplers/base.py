@@ -128,7 +128,7 @@ class Sampler(Protocol):
         """Returns, in on_step(t), the num_steps steps before step t of some environments.
 
         If envs_to_update(t) named environments, envs must belong to the groups that waited. The steps may begin in
-        earlier rollouts, of which config.window steps are kept. Steps before the run's first one are not valid. The
+        earlier rollouts: the sampler keeps config.window steps. Steps before the run's first one are not valid. The
         tensors are views of storage that is overwritten after on_step returns."""
 
     def evaluate(self, games: "GamesToPlay", index: int, greedy: bool, policy: Any = None) -> list[Game]:

@@ -18,7 +18,7 @@ BUILT_IN = {"algo": "accel_rl.algos.", "network": "accel_rl.models.", "env": "ac
 """How names of this package's own code begin. Its other functions may do anything with the arguments that they get."""
 
 
-MOST_CHARACTERS = 100  # of a name, in a message
+MOST_CHARACTERS = 100  # that a message shows of a name
 
 
 def foreign_code(settings: dict[str, Any], names: Iterable[str] = (*ACTS, *PLAYS)) -> list[str]:
