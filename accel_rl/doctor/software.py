@@ -71,7 +71,7 @@ def _version(distribution: str) -> str:
 
 def _load(modules: list[str]) -> tuple[list[tuple[str, str]], str]:
     """Returns the modules that were begun, with their errors, and how the last one ended its process, if it did."""
-    command = [sys.executable, "-c", SCRIPT, *modules]
+    command = [sys.executable, "-P", "-c", SCRIPT, *modules]
     try:
         process = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, env=child_environment(), timeout=TIMEOUT_S

@@ -8,14 +8,24 @@ import sys
 import tempfile
 from collections.abc import Iterable, Mapping
 from multiprocessing.connection import Connection, Pipe
+from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from accel_rl.errors import UsageError
 
+PACKAGES = str(Path(__file__).parents[2])
+
 
 def child_environment() -> dict[str, str]:
-    """Returns this process's environment, with the places that it imports from."""
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(path or current_folder() for path in sys.path)}
+    """Returns this process's environment, with the places that it imports from.
+
+    The folder of this package comes before the current folder, which may hold an accel_rl.py: an editable installation
+    has it in no path."""
+    paths = [path or current_folder() for path in sys.path]
+    if PACKAGES not in paths:
+        here = current_folder()
+        paths.insert(paths.index(here) if here in paths else len(paths), PACKAGES)
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 def current_folder() -> str:

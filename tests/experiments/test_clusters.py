@@ -51,10 +51,10 @@ def launch(tmp_path: Path, *words: Any) -> list[Any]:
 
 @contextlib.contextmanager
 def meanwhile(condition: Callable[[], Any], strike: Callable[[], object]) -> Iterator[None]:
-    """Strikes as soon as the condition holds."""
+    """Strikes as soon as the condition holds. A cluster's processes start one after another."""
 
     def wait() -> None:
-        deadline = time.monotonic() + TIMEOUT_S
+        deadline = time.monotonic() + 5 * TIMEOUT_S
         while not condition() and time.monotonic() < deadline:
             time.sleep(0.02)
         strike()
