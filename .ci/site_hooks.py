@@ -61,7 +61,7 @@ def settings_page() -> str:
     """Returns all settings in tables: what stands in their definitions, and in `accel-rl train --help-all`."""
     from accel_rl.config.names import RUN_GROUPS
     from accel_rl.config.presets import preset_names
-    from accel_rl.training.resolve import find_algo
+    from accel_rl.settings.resolve import find_algo
 
     lines = ["# Settings", "", "Each is a flag of `accel-rl train`, a name in a `--config` file, and an argument of"]
     lines += ["`accel_rl.train`. Presets (`accel-rl list presets`) replace the defaults here.", ""]

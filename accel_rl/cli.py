@@ -17,7 +17,7 @@ from accel_rl.hardware.limits import describe_exceeded_limit
 from accel_rl.processes.spawning import current_folder, search_current_folder
 from accel_rl.processes.streams import drop_what_fails, open_closed_streams
 from accel_rl.report.command import add_report
-from accel_rl.training.command import add_list
+from accel_rl.settings.command_flags import add_list
 from accel_rl.training.log import print_line
 from accel_rl.tune.command import add_tune
 from accel_rl.version import __version__

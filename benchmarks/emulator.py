@@ -33,7 +33,7 @@ from accel_rl.bench.timing import Builder, Repeated, compare, ratio
 from accel_rl.emulator import BatchAtari
 from accel_rl.emulator.machine_code import check_numba
 from accel_rl.envs import EnvConfig
-from accel_rl.envs.atari import games
+from accel_rl.envs.games.atari import games
 from accel_rl.hardware.description import describe_machine, format_machine
 from accel_rl.hardware.placement import pinned
 from accel_rl.hardware.topology import available_cpus

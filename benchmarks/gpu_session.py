@@ -35,8 +35,8 @@ from typing import Any
 from accel_rl.errors import RunError, UsageError
 from accel_rl.hardware.topology import loopback_interface
 from accel_rl.processes.spawning import describe_exit
-from accel_rl.training.atomic import write_file
-from accel_rl.training.folder_lock import locked
+from accel_rl.run_folder.atomic import write_file
+from accel_rl.run_folder.lock import locked
 from command_line import check_names, make_parser, run_program
 from gpu.rows import Row, format_rows
 

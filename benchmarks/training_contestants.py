@@ -10,8 +10,8 @@ from accel_rl.algos.base import frozen_copy
 from accel_rl.algos.dqn import DQN
 from accel_rl.bench.timing import Repeated
 from accel_rl.replay import Replay
+from accel_rl.settings.resolve import resolve
 from accel_rl.training.build import build_algo, build_update, check
-from accel_rl.training.resolve import resolve
 
 Settings = dict[str, Any]
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from accel_rl.envs.atari import game_name, games
+from accel_rl.envs.games.atari import game_name, games
 
 Settings = dict[str, Any]
 

@@ -34,7 +34,7 @@ from typing import Any
 from accel_rl.bench.limit import SimulationLimit
 from accel_rl.bench.output import create_parents, describe_run, write_json
 from accel_rl.bench.timing import Contestant, Turns, alternate, format_ratio, ratio, two_resource_bound
-from accel_rl.envs.atari import game_name
+from accel_rl.envs.games.atari import game_name
 from accel_rl.errors import UsageError
 from accel_rl.hardware.description import describe_machine, format_machine
 from command_line import TurnOptions, add_json, add_turns, check_names, make_parser, run_program

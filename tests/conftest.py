@@ -81,7 +81,7 @@ def probe_once() -> Iterator[None]:
     """Remembers the spaces of games and of gymnasium's own environments, which every run that starts in this process
     would find out anew. Those of a module's environments may change from call to call, so a fork of this process finds
     them out each time; tests/envs/test_probe.py asks the probe itself."""
-    from accel_rl.training import resolve  # here, as collecting tests does not need them
+    from accel_rl.settings import resolve  # here, as collecting tests does not need them
     from tests.helpers.forks import probe_spec
 
     specs: dict[str, Any] = {}

@@ -32,7 +32,7 @@ from accel_rl.config.presets import load_preset, preset_names
 from accel_rl.config.queue_settings import QueueSettings
 from accel_rl.config.run_settings import RunSettings
 from accel_rl.errors import UsageError
-from accel_rl.training.resolve import find_algo
+from accel_rl.settings.resolve import find_algo
 from tests.helpers.processes import TINY, Result, run
 from tests.helpers.runs import TINY_RUN, TINY_SERIAL_RUN, assert_same, assert_same_policy, assert_same_run, rows
 from tests.helpers.samplers import TOYS
@@ -392,7 +392,7 @@ BAD_ARGUMENTS = [
     ("train --env tests.helpers.toy_envs:Seedless", r"reset\(\) of Seedless takes no seed"),
     ("train --algo nomodule.x:Algo", "there is no module 'nomodule'"),
     ("train --algo accel_rl.algos.a2c:A2D", "unknown algorithm 'A2D'; did you mean A2C"),
-    ("train --algo accel_rl.training.resolve:Config", "no subclass of accel_rl.algos.Algo"),
+    ("train --algo accel_rl.settings.resolve:Config", "no subclass of accel_rl.algos.Algo"),
     ("train --preset a2d", "unknown preset 'a2d'; did you mean a2c"),
     ("train --env-preset stoke", "unknown env.preset 'stoke'; did you mean stooke"),
     ("train --learnin-rate 1", "unknown argument '--learnin-rate'; did you mean --learning-rate"),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from accel_rl.envs.making import import_name
+from accel_rl.envs.make import import_name
 from accel_rl.errors import UsageError
 from tests.helpers.processes import TINY, Command, run
 from tests.helpers.runs import rows

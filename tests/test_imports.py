@@ -22,6 +22,8 @@ FLOORS = (
     ("analysis",),
     ("distributed",),
     ("training",),
+    ("run_folder",),
+    ("settings",),
     ("algos", "samplers"),
     ("updates",),
     ("models", "replay"),

@@ -11,8 +11,8 @@ import pytest
 
 import accel_rl
 from accel_rl.envs.probe import find_spec
+from accel_rl.envs.saved_states import is_exact
 from accel_rl.envs.spec import EnvConfig
-from accel_rl.envs.states import is_exact
 from tests.helpers.misbehaving_envs import Misbehaving
 from tests.helpers.processes import TINY
 from tests.helpers.runs import TINY_SERIAL_RUN

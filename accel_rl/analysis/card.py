@@ -18,7 +18,7 @@ from accel_rl.analysis.trained_policy import TrainedPolicy, load
 from accel_rl.analysis.video import record_video
 from accel_rl.errors import RunError, UsageError
 from accel_rl.hardware.description import format_machine
-from accel_rl.training import policy_file
+from accel_rl.run_folder import policy_file
 from accel_rl.version import __version__
 
 EPISODES = 20

@@ -25,7 +25,7 @@ from accel_rl.analysis.exportable import ExportablePolicy, describe_inputs, samp
 from accel_rl.analysis.trained_policy import TrainedPolicy
 from accel_rl.errors import RunError, UsageError, unknown
 from accel_rl.models.masks import DISALLOWED
-from accel_rl.training.atomic import write_file
+from accel_rl.run_folder.atomic import write_file
 
 Run = Callable[[list[Tensor]], list[Tensor]]
 

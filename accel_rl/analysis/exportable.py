@@ -11,8 +11,8 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from accel_rl.analysis.trained_policy import TrainedPolicy
-from accel_rl.envs.masks import nums_choices
-from accel_rl.envs.spaces import parts_of, remaining_space
+from accel_rl.envs.spaces.conversion import parts_of, remaining_space
+from accel_rl.envs.spaces.masks import nums_choices
 from accel_rl.envs.spec import Array, EnvSpec
 from accel_rl.errors import UsageError
 from accel_rl.models.actor_critic import ActorCritic
@@ -123,7 +123,7 @@ class ActionPart(nn.Module):
             self.register_buffer("start", torch.as_tensor(space.start, dtype=torch.int64))
 
     def forward(self, action: Tensor) -> Tensor:
-        """Converts tensors [N, ...] in the way of `accel_rl.envs.spaces.to_env_action`, which is for arrays."""
+        """Converts tensors [N, ...] as `envs.spaces.conversion.to_env_action` does for arrays."""
         action, dtype = self._shaped(action), _torch_dtype(np.dtype(self.space.dtype))
         if isinstance(self.space, spaces.Box):
             return action.clamp(self.low, self.high).to(dtype)

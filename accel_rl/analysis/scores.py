@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from accel_rl.analysis.plot import COLORS, new_figure, read_run, tidy
-from accel_rl.envs.atari import game_name
+from accel_rl.envs.games.atari import game_name
 from accel_rl.errors import UsageError
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from accel_rl.analysis.trained_policy import load
 from accel_rl.analysis.video import record_video
 from accel_rl.config.sources import read_settings
 from accel_rl.errors import UsageError
+from accel_rl.run_folder.trust import foreign_code
 from accel_rl.training.log import command
-from accel_rl.training.trust import foreign_code
 
 FINAL_SEED = 1_000_003  # added to the run's seed, so that final games are new
 

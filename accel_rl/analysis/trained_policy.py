@@ -15,19 +15,19 @@ import torch
 from torch import nn
 
 from accel_rl.envs import make_env
-from accel_rl.envs.masks import read_mask
-from accel_rl.envs.spaces import to_env_action, to_policy_rows
+from accel_rl.envs.spaces.conversion import to_env_action, to_policy_rows
+from accel_rl.envs.spaces.masks import read_mask
 from accel_rl.envs.spec import Array
 from accel_rl.errors import RunError, UsageError
 from accel_rl.models.memory_limit import MemoryLimit
 from accel_rl.rollout import Game, RecurrentInputs
+from accel_rl.run_folder import policy_file
+from accel_rl.run_folder.directory import ANY_MACHINE
+from accel_rl.run_folder.trust import ACTS, PLAYS, check_code, foreign_code
 from accel_rl.samplers.base import GamesToPlay
-from accel_rl.training import policy_file
+from accel_rl.settings.resolve import Config, resolve
 from accel_rl.training.build import build_algo, build_sampler
 from accel_rl.training.evaluation import Evaluation
-from accel_rl.training.resolve import Config, resolve
-from accel_rl.training.run_directory import ANY_MACHINE
-from accel_rl.training.trust import ACTS, PLAYS, check_code, foreign_code
 
 SPARE_NUMBERS = 2**22  # numbers that a network may have beyond those in its file
 MOST_CHARACTERS = 200  # of another error, in a message

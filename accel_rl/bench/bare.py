@@ -13,10 +13,10 @@ import numpy as np
 from accel_rl.emulator import BatchAtari
 from accel_rl.emulator.steps import GAME_OVER
 from accel_rl.envs import EnvConfig, make_simulator
-from accel_rl.envs.atari import AtariSimulator, game_name, make_options
-from accel_rl.envs.choice import is_native
-from accel_rl.envs.native import NativeBatch
-from accel_rl.envs.spaces import from_env_action
+from accel_rl.envs.games.atari import AtariSimulator, game_name, make_options
+from accel_rl.envs.games.emulator_choice import is_native
+from accel_rl.envs.games.native import NativeBatch
+from accel_rl.envs.spaces.conversion import from_env_action
 from accel_rl.envs.spec import Simulator
 
 NUM_DRAWN = 1000  # steps for which actions are drawn in advance; then they repeat

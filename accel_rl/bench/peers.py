@@ -19,7 +19,7 @@ from accel_rl.bench.bare import NUM_DRAWN
 from accel_rl.bench.timing import Builder, Shares
 from accel_rl.config.atari_options import AtariOptions
 from accel_rl.envs import EnvConfig, make_env
-from accel_rl.envs.atari import game_name, games, make_options
+from accel_rl.envs.games.atari import game_name, games, make_options
 from accel_rl.envs.spec import Array
 from accel_rl.hardware.topology import available_cpus, physical_cores
 

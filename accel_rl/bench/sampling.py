@@ -50,8 +50,8 @@ from accel_rl.bench.peers import peer_builders
 from accel_rl.bench.sampling_table import figure_point, show, table_row
 from accel_rl.bench.timing import Builder, Turns, compare, make_schedule, ratio, two_resource_bound
 from accel_rl.envs import EnvConfig, make_simulator
-from accel_rl.envs.atari import game_name
-from accel_rl.envs.choice import choose_simulator
+from accel_rl.envs.games.atari import game_name
+from accel_rl.envs.games.emulator_choice import choose_simulator
 from accel_rl.errors import UsageError
 from accel_rl.hardware.placement import LEAST_CORES_TO_RESERVE_ONE, default_workers, divides_evenly, make_plan, pinned
 from accel_rl.hardware.topology import Cpus, read_topology

@@ -7,9 +7,9 @@ import torch
 from accel_rl.bench.timing import Repeated, Shares
 from accel_rl.hardware.placement import pinned
 from accel_rl.rollout import Rollout
+from accel_rl.settings.resolve import Config
 from accel_rl.training.build import build_algo_and_update, build_store, build_training_sampler
 from accel_rl.training.iteration import Iteration
-from accel_rl.training.resolve import Config
 
 
 class Training:

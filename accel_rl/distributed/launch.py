@@ -15,16 +15,16 @@ from accel_rl.distributed.learner_process import learn
 from accel_rl.distributed.run_request import RunRequest
 from accel_rl.distributed.supervisor import supervise
 from accel_rl.distributed.torchrun import learn_launched
-from accel_rl.envs.functions import MakeEnv
+from accel_rl.envs.function_transfer import MakeEnv
 from accel_rl.hardware.signals import StopSignal
 from accel_rl.processes.spawning import current_folder
 from accel_rl.processes.streams import open_closed_streams
+from accel_rl.settings.resolve import Config
 from accel_rl.training.build import build_store
 from accel_rl.training.callbacks import Callback, Callbacks
 from accel_rl.training.coordinator import SingleLearner
 from accel_rl.training.learner import LearnerJob
 from accel_rl.training.log import logged, logger
-from accel_rl.training.resolve import Config
 from accel_rl.training.tracking import tracked
 
 

@@ -16,14 +16,14 @@ from accel_rl.distributed.sync_coordinator import SyncCoordinator, connect, proc
 from accel_rl.errors import RunError, UsageError
 from accel_rl.hardware.limits import advice_on_limits, check_threads
 from accel_rl.hardware.placement import pinned
-from accel_rl.training import checkpoint
+from accel_rl.run_folder import checkpoint
+from accel_rl.run_folder.checkpoint import CHECKPOINT
+from accel_rl.settings.resolve import Config
 from accel_rl.training.callbacks import Row
-from accel_rl.training.checkpoint import CHECKPOINT
 from accel_rl.training.coordinator import Coordinator, Request, SingleLearner
 from accel_rl.training.learner import LearnerJob
 from accel_rl.training.log import open_log
 from accel_rl.training.out_of_memory import advice_on_memory
-from accel_rl.training.resolve import Config
 from accel_rl.training.trainer import Trainer
 from accel_rl.updates.parameter_store import CentralStore, StoreSetup
 

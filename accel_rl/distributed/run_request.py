@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from accel_rl.config.sources import read_settings
-from accel_rl.envs.functions import MakeEnv, as_setting
+from accel_rl.envs.function_transfer import MakeEnv, as_setting
+from accel_rl.run_folder.directory import choose_folder, create, prepare_resume, reopen
+from accel_rl.run_folder.lock import locked
+from accel_rl.settings.resolve import Config, resolve
 from accel_rl.training.build import check, with_initial_policy
-from accel_rl.training.folder_lock import locked
-from accel_rl.training.resolve import Config, resolve
-from accel_rl.training.run_directory import choose_folder, create, prepare_resume, reopen
 
 
 @dataclass(frozen=True)

@@ -21,10 +21,10 @@ from accel_rl.errors import RunError, UsageError
 from accel_rl.hardware.limits import check_threads
 from accel_rl.hardware.signals import StopSignal
 from accel_rl.processes.fork_server import Child, ForkServer
+from accel_rl.settings.resolve import Config
 from accel_rl.training.build import build_store
 from accel_rl.training.callbacks import Callbacks, Row
 from accel_rl.training.coordinator import Request
-from accel_rl.training.resolve import Config
 
 GRACE_S = 1.0  # until a failure's cause shows: others may first report that a learner is gone
 POLL_S = 0.2  # seconds between looks at the request to stop

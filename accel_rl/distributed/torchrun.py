@@ -27,15 +27,15 @@ from accel_rl.distributed.sync_coordinator import SyncCoordinator, connect, proc
 from accel_rl.errors import RunError, UsageError
 from accel_rl.hardware.devices import device_id
 from accel_rl.hardware.signals import StopSignal
+from accel_rl.run_folder.checkpoint import CHECKPOINT
+from accel_rl.run_folder.directory import Job, is_finished, launcher_id
+from accel_rl.run_folder.lock import locked
+from accel_rl.settings.resolve import Config
 from accel_rl.training.build import check
 from accel_rl.training.callbacks import Callbacks
-from accel_rl.training.checkpoint import CHECKPOINT
 from accel_rl.training.coordinator import Request
-from accel_rl.training.folder_lock import locked
 from accel_rl.training.learner import LearnerJob
 from accel_rl.training.log import logged, logger, print_line
-from accel_rl.training.resolve import Config
-from accel_rl.training.run_directory import Job, is_finished, launcher_id
 from accel_rl.training.tracking import tracked
 from accel_rl.version import __version__
 

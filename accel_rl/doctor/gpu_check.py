@@ -22,11 +22,11 @@ from accel_rl.errors import RunError, UsageError
 from accel_rl.hardware.devices import find_device, num_gpus
 from accel_rl.hardware.gpu_driver import find_driver, why_no_gpu
 from accel_rl.rollout import Rollout
+from accel_rl.run_folder import checkpoint
 from accel_rl.samplers.base import NO_HOOK, StepHook
-from accel_rl.training import checkpoint
+from accel_rl.settings.resolve import resolve
 from accel_rl.training.build import build_algo_and_update, build_training_sampler
 from accel_rl.training.iteration import Iteration
-from accel_rl.training.resolve import resolve
 from accel_rl.updates.trees import leaves, map_leaves
 
 Settings = dict[str, Any]

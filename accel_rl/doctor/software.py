@@ -94,7 +94,7 @@ def _install(module: str, needed: Mapping[str, str]) -> str:
 def native_simulator() -> Finding:
     """Says whether the native simulator of Atari games works; compiles it if it never was."""
     from accel_rl.emulator.machine_code import cache_folder
-    from accel_rl.envs.choice import describe_native, find_problem
+    from accel_rl.envs.games.emulator_choice import describe_native, find_problem
 
     if what := find_problem():
         found = re.search(r"(pip install|export) [^)]+", what)

@@ -1,7 +1,7 @@
 """Makes what the network sees, a frame, out of an emulator's pictures: palette, maximum of two, area means.
 
-The frames are those of envs/frames.py, bit for bit; there, cv2 makes them (INTER_AREA). Three steps, each of which is
-done again only where what goes into it has changed since the environment's last call:
+The frames are those of envs/games/frames.py, bit for bit; there, cv2 makes them (INTER_AREA). There are three
+steps, each done again only where its input has changed since the environment's last call:
 
 * Both pictures are compared with those of the last call, 8 pixels at a time.
 * Changed pixels become grey values, or red, green and blue: the screen.
@@ -30,7 +30,7 @@ WORDS = LINE_PIXELS // WORD
 ALL_WORDS = 2**WORDS - 1
 COLOURS = 256
 LEAST_TAPS = 3
-MAX_CROPPED_ROWS = 8  # as in envs/frames.py
+MAX_CROPPED_ROWS = 8  # as in envs/games/frames.py
 
 # What is in a maker, int32: settings, then tables.
 LINES = 0  # of the screen that the frame shows

@@ -1,7 +1,7 @@
 """Plays a game as an agent sees it: a step is several frames with one action, a start has no-ops and button presses.
 
-The rules are those of envs/atari.py, which does the same on ale-py; random numbers come from the same generator, in the
-same order.
+The rules are those of envs/games/atari.py, which does the same on ale-py; random numbers come from the same generator,
+in the same order.
 """
 
 from accel_rl.emulator.compiled import i32, jit

@@ -5,11 +5,11 @@ from typing import Any
 
 import gymnasium
 
-from accel_rl.envs.atari import game_name
-from accel_rl.envs.atari_env import AtariEnv
-from accel_rl.envs.batch_simulator import BatchSimulator, make_simulator
-from accel_rl.envs.choice import check_simulator, check_wrappers
-from accel_rl.envs.making import make_gym_env
+from accel_rl.envs.batches.batch_simulator import BatchSimulator, make_simulator
+from accel_rl.envs.games.atari import game_name
+from accel_rl.envs.games.atari_env import AtariEnv
+from accel_rl.envs.games.emulator_choice import check_simulator, check_wrappers
+from accel_rl.envs.make import make_gym_env
 from accel_rl.envs.spec import EnvConfig, EnvSpec, Simulator
 
 __all__ = ["BatchSimulator", "EnvConfig", "EnvSpec", "Simulator", "make_env", "make_simulator"]

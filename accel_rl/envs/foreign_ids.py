@@ -6,7 +6,7 @@ import re
 import gymnasium
 
 from accel_rl.config.atari_options import AtariOptions
-from accel_rl.envs.atari import game_name, games
+from accel_rl.envs.games.atari import game_name, games
 from accel_rl.envs.spec import EnvConfig
 
 PLAIN_ATARI = "ale_py.env:AtariEnv"  # gymnasium's entry point of games without any processing

@@ -1,4 +1,4 @@
-"""Makes a simulator of any gymnasium environment; envs/spaces.py lists the supported spaces."""
+"""Makes a simulator of any gymnasium environment; envs/spaces/conversion.py lists the supported spaces."""
 
 import functools
 import pickle
@@ -9,14 +9,22 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from accel_rl.envs.device_env import OneOfBatch
+from accel_rl.envs.batches.device_env import OneOfBatch
 from accel_rl.envs.global_generators import GlobalGenerators
-from accel_rl.envs.making import make_gym_env
-from accel_rl.envs.masks import allows_choice, find_sources, flat_mask, last_mask, pack, random_allowed, read_mask
-from accel_rl.envs.observed import LARGEST, Observed, not_finite
-from accel_rl.envs.spaces import find_mismatch, layout, to_env_action, to_row
+from accel_rl.envs.make import make_gym_env
+from accel_rl.envs.saved_states import capture, has_hook, is_exact, restore
+from accel_rl.envs.spaces.conversion import find_mismatch, layout, to_env_action, to_row
+from accel_rl.envs.spaces.masks import (
+    allows_choice,
+    find_sources,
+    flat_mask,
+    last_mask,
+    pack,
+    random_allowed,
+    read_mask,
+)
+from accel_rl.envs.spaces.observations import LARGEST, Observed, not_finite
 from accel_rl.envs.spec import Array, EnvConfig, Outcome
-from accel_rl.envs.states import capture, has_hook, is_exact, restore
 from accel_rl.errors import RunError
 
 RESET = ("observation", "info")
@@ -26,9 +34,10 @@ STEP = ("observation", "reward", "terminated", "truncated", "info")
 class GymSimulator:
     """A simulator of one gymnasium environment.
 
-    Observations become rows as envs/spaces.py describes, action masks as envs/masks.py does. Box actions are clipped to
-    the bounds when sent. Every step checks the returned values against the declared spaces; every reset also checks the
-    bounds of observations. Methods raise RunError for a mismatch, the constructor UsageError for unsupported spaces.
+    Observations become rows as envs/spaces/conversion.py describes, action masks as envs/spaces/masks.py does.
+    Box actions are clipped to the bounds when sent. Every step checks the returned values against the declared spaces;
+    every reset also checks the bounds of observations. Methods raise RunError for a mismatch; the constructor raises
+    UsageError for unsupported spaces.
     """
 
     def __init__(self, config: EnvConfig, seed: np.random.SeedSequence):
@@ -122,7 +131,7 @@ class GymSimulator:
         self.spec.mask_in(row)[...] = pack(allowed)
 
     def get_state(self) -> Any:
-        """Returns the state, or None if it cannot be saved (see envs/states.py)."""
+        """Returns the state, or None if it cannot be saved (see envs/saved_states.py)."""
         is_hook = has_hook(self._env)
         try:
             # First, since the test of exactness builds a second environment, and some can't be pickled at all.

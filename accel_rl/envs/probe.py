@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from accel_rl.envs.atari import game_name
-from accel_rl.envs.batch_simulator import make_simulator
+from accel_rl.envs.batches.batch_simulator import make_simulator
+from accel_rl.envs.batches.vector_simulator import VectorSimulator
 from accel_rl.envs.closing import close_all
-from accel_rl.envs.making import is_vector
+from accel_rl.envs.games.atari import game_name
+from accel_rl.envs.make import is_vector
 from accel_rl.envs.spec import EnvConfig, EnvSpec
-from accel_rl.envs.vector_simulator import VectorSimulator
 from accel_rl.errors import RunError, UsageError
 from accel_rl.processes.child import adopt_orphans, end_children, leave_signals_to_parent
 from accel_rl.processes.spawning import ask_process, describe_exit

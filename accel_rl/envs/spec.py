@@ -12,8 +12,8 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from accel_rl.envs.masks import nums_choices
-from accel_rl.envs.pictures import value_range
+from accel_rl.envs.spaces.masks import nums_choices
+from accel_rl.envs.spaces.pictures import value_range
 
 Array = NDArray[Any]
 
@@ -38,12 +38,12 @@ class EnvSpec:
 
     observation_space: that of a row's observation: a frame [H, W] if frame_stack > 0, else all of it.
     frame_stack: the network sees this many newest frames, oldest first; 0: observations are not stacked.
-    nested_space: the environment's own space, if its observations become flat rows (see envs/spaces.py); `parts_of`
+    nested_space: the environment's own space, if its observations become flat rows (spaces/conversion.py); `parts_of`
         returns which numbers of a row belong to which part. Parts that cannot be learned from are a `spaces.LeftOut`.
     picture_shape: that of the environment's pictures, if their rows have another (channels last, or grey [H, W]).
-    on_device: environments come as one batch, whose arrays stay on the policy's device (see envs/device_env.py).
+    on_device: environments come as one batch, whose arrays stay on the policy's device (see batches/device_env.py).
     vector: how environments that come in batches are reset and seeded, as text; "" for single ones.
-    mask_sources: sources of action masks, the one in use first (see envs/masks.py); (): no masks. Rows with masks are
+    mask_sources: sources of action masks, the one in use first (see spaces/masks.py); (): no masks. Rows with masks are
         flat, and have no frame_stack.
     """
 
@@ -136,10 +136,10 @@ class EnvConfig:
 
     env_id: an Atari game, a gymnasium id, `module:id` or `package.module:factory`; `vector:id` and `envpool:id` come in
         batches, as from a factory that takes num_envs. preset: for Atari games. options: keyword arguments. simulator:
-        for Atari games: native, ale or auto (see envs/choice.py). wrappers: for other environments, each named as
+        for Atari games: native, ale or auto (games/emulator_choice.py). wrappers: for other environments, each named as
         `package.module:Wrapper`, the innermost first. mask_sources: as in the spec; None: the process that builds the
         environment finds them by a reset. function: for ids that begin with `function:`, the pickled function (see
-        envs/functions.py); None: only its name is known.
+        envs/function_transfer.py); None: only its name is known.
     """
 
     env_id: str

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from accel_rl.errors import UsageError
-from accel_rl.training.command import add_settings, given_settings, settings_of_file
+from accel_rl.settings.command_flags import add_settings, given_settings, settings_of_file
 
 if TYPE_CHECKING:
     from accel_rl.experiments.tasks import Executor
@@ -197,9 +197,9 @@ def _take_executor(given: dict[str, Any]) -> "MakeExecutor":
 
 def _show_affinity(given: dict[str, Any]) -> None:
     from accel_rl.config.sources import overlay, read_settings
+    from accel_rl.settings.resolve import resolve
     from accel_rl.training.build import check
     from accel_rl.training.description import describe_placement
-    from accel_rl.training.resolve import resolve
 
     resume, file, *_ = (given.pop(name, None) for name in ("resume", "config", "out", "overwrite", "trust"))
     saved = read_settings(Path(resume)) if resume else {}

@@ -13,9 +13,9 @@ from accel_rl.errors import RunError, UsageError
 from accel_rl.experiments.grid import Experiment, ExperimentRun, read_experiment
 from accel_rl.experiments.report import report
 from accel_rl.experiments.tasks import Executor, Failure, inspect_run, print_failures, run_tasks
+from accel_rl.run_folder.lock import locked
+from accel_rl.settings.resolve import Config, resolve
 from accel_rl.training.build import check
-from accel_rl.training.folder_lock import locked
-from accel_rl.training.resolve import Config, resolve
 
 
 def run_experiment(

@@ -23,10 +23,10 @@ from accel_rl.errors import RunError, UsageError
 from accel_rl.experiments.study import Study, Trial
 from accel_rl.experiments.sweep_file import Sweep, read_sweep
 from accel_rl.experiments.tasks import NO_RESULT, Executor, Task, inspect_run, print_failures, run_tasks
-from accel_rl.training.atomic import write_file
+from accel_rl.run_folder.atomic import write_file
+from accel_rl.run_folder.lock import locked
+from accel_rl.settings.resolve import Config, find_algo, resolve
 from accel_rl.training.build import check
-from accel_rl.training.folder_lock import locked
-from accel_rl.training.resolve import Config, find_algo, resolve
 
 VERSION = 1  # the folder's format
 FILE, DATABASE = "sweep.yaml", "study.db"

@@ -26,7 +26,7 @@ from accel_rl.config.sources import read_yaml
 from accel_rl.errors import UsageError, unknown
 from accel_rl.experiments.grid import SET_ELSEWHERE, count, mapping
 from accel_rl.experiments.tasks import Task
-from accel_rl.training.run_directory import as_file_name
+from accel_rl.run_folder.directory import as_file_name
 
 ELSEWHERE = {**SET_ELSEWHERE, "env": "name environments under `envs`"}
 QUIET = {"eval_interval_steps": 0, "tensorboard": False, "report": False}  # unless the file says otherwise

@@ -22,11 +22,10 @@ from accel_rl.errors import UsageError
 from accel_rl.hardware.signals import StopSignal
 from accel_rl.processes.child import stop_with_parent
 from accel_rl.processes.spawning import spawn
-from accel_rl.training import finite_guard
-from accel_rl.training.checkpoint import CHECKPOINT
-from accel_rl.training.folder_lock import is_being_written
-from accel_rl.training.resolve import Config
-from accel_rl.training.run_directory import SEEN_WITHIN_S, changed_settings
+from accel_rl.run_folder.checkpoint import CHECKPOINT
+from accel_rl.run_folder.directory import CHANGEABLE_AFTER_FAILURE, SEEN_WITHIN_S, changed_settings
+from accel_rl.run_folder.lock import is_being_written
+from accel_rl.settings.resolve import Config
 
 TAIL_LINES = 10  # lines shown of a failed run's console output
 LAST_WRITER_S = 60.0
@@ -129,7 +128,7 @@ def inspect_run(
             hint = "to change the steps, set schedule_steps to its old value; " if "schedule_steps" in changed else ""
             way_out = f"to start it anew, use another --out or remove {folder}"
             raise UsageError(f"{name} was started with {differences}; {hint}{way_out}")
-        resume_settings |= {each: values[each] for each in finite_guard.CHANGEABLE if values[each] != saved.get(each)}
+        resume_settings |= {each: values[each] for each in CHANGEABLE_AFTER_FAILURE if values[each] != saved.get(each)}
     return Task(name, folder, settings, resume_settings, steps, learners)
 
 

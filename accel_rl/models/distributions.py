@@ -10,7 +10,7 @@ Every distribution has
     encoded_size, encode      an action as input of a network
 
 Probabilities and entropies are those of the chosen actions. The sent action may be clipped to the environment's bounds
-(envs/spaces.py: to_env_action), which changes nothing here.
+(envs/spaces/conversion.py: to_env_action), which changes nothing here.
 """
 
 import math
@@ -21,7 +21,7 @@ import gymnasium
 import torch
 from torch import Tensor, nn
 
-from accel_rl.envs.spaces import parts_of
+from accel_rl.envs.spaces.conversion import parts_of
 from accel_rl.errors import UsageError, unknown
 from accel_rl.hardware.cumulative_sum import cumulative_sum
 from accel_rl.models.masks import sample_possible

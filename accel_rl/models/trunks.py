@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from accel_rl.envs.pictures import is_channels_last, is_picture, is_small, value_range
-from accel_rl.envs.spaces import Part, parts_of, row_space
+from accel_rl.envs.spaces.conversion import Part, parts_of, row_space
+from accel_rl.envs.spaces.pictures import is_channels_last, is_picture, is_small, value_range
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import UsageError
 from accel_rl.models.layers import ByteConv, Conv2d, Linear

@@ -10,12 +10,12 @@ from urllib.parse import quote
 
 from accel_rl.analysis.plot import Curve, group_runs
 from accel_rl.analysis.scores import compare, human_scores
-from accel_rl.envs.atari import game_name
+from accel_rl.envs.games.atari import game_name
 from accel_rl.errors import RunError, UsageError
 from accel_rl.report.figures import MAX_POINTS, Figure, learning_curves, performance_profiles, shares, speeds
 from accel_rl.report.record import RunRecord, find_records, read_record
-from accel_rl.training.atomic import write_file
-from accel_rl.training.folder_lock import is_being_written
+from accel_rl.run_folder.atomic import write_file
+from accel_rl.run_folder.lock import is_being_written
 from accel_rl.version import __version__
 
 if TYPE_CHECKING:

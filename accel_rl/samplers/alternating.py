@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from accel_rl.envs.batch_simulator import BatchConfig, rollout_layout
+from accel_rl.envs.batches.batch_simulator import BatchConfig, rollout_layout
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import UsageError
 from accel_rl.rollout import Game, Policy, Rollout

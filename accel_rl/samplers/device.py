@@ -1,4 +1,4 @@
-"""Samples environments that form one batch on the policy's device (defined in envs/device_env.py).
+"""Samples environments that form one batch on the policy's device (defined in envs/batches/device_env.py).
 
 Observations, rewards and ends of episodes are read by DLPack and copied into the rollout on the device; actions go back
 the same way. Python does nothing per environment, and nothing waits for the device between steps. Once a rollout, the
@@ -17,14 +17,14 @@ from gymnasium.vector.utils import batch_space
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
-from accel_rl.envs.batch_simulator import BatchConfig, rollout_layout
-from accel_rl.envs.device_env import array_library, final_observation, resets_in_next_step
+from accel_rl.envs.batches.batch_simulator import BatchConfig, rollout_layout
+from accel_rl.envs.batches.device_env import array_library, final_observation, resets_in_next_step
 from accel_rl.envs.global_generators import GlobalGenerators, with_own_generators
 from accel_rl.envs.gym import RESET, STEP
-from accel_rl.envs.making import make_device_env
-from accel_rl.envs.masks import KEY, nums_choices
-from accel_rl.envs.observed import LARGEST
-from accel_rl.envs.pictures import is_channels_last
+from accel_rl.envs.make import make_device_env
+from accel_rl.envs.spaces.masks import KEY, nums_choices
+from accel_rl.envs.spaces.observations import LARGEST
+from accel_rl.envs.spaces.pictures import is_channels_last
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import RunError
 from accel_rl.models.bf16_weights import refresh

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from accel_rl.envs.batch_simulator import BatchConfig, EnvBatch, rollout_layout, select_envs
+from accel_rl.envs.batches.batch_simulator import BatchConfig, EnvBatch, rollout_layout, select_envs
+from accel_rl.envs.batches.vector_batch import make_batch
 from accel_rl.envs.spec import EnvSpec
-from accel_rl.envs.vector_batch import make_batch
 from accel_rl.rollout import Game, Policy, Rollout
 from accel_rl.samplers.action_server import ActionServer
 from accel_rl.samplers.base import NO_HOOK, GamesToPlay, SamplerConfig, StepHook, noise_generator

@@ -25,9 +25,9 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-from accel_rl.envs.batch_simulator import BatchConfig, EnvBatch
+from accel_rl.envs.batches.batch_simulator import BatchConfig, EnvBatch
+from accel_rl.envs.batches.vector_batch import make_batch
 from accel_rl.envs.global_generators import only_simulate
-from accel_rl.envs.vector_batch import make_batch
 from accel_rl.errors import RunError
 from accel_rl.hardware.shared_memory import Layout, Semaphore, SharedArrays, make_poller
 from accel_rl.processes.child import reporting

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from accel_rl.envs.batch_simulator import BatchConfig, stand_still
-from accel_rl.envs.choice import is_native
+from accel_rl.envs.batches.batch_simulator import BatchConfig, stand_still
+from accel_rl.envs.games.emulator_choice import is_native
 from accel_rl.errors import RunError
 from accel_rl.hardware.placement import default_worker_cpus
 from accel_rl.hardware.shared_memory import make_poller
@@ -349,4 +349,4 @@ def simulator_server(program: str, batch: BatchConfig, fds: Collection[int]) -> 
     The server's methods raise RunError or UsageError if these cannot be prepared."""
     lost = "the process that starts the workers {how}"
     one_thread = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-    return ForkServer(program, fds, lost, "accel_rl.envs.batch_simulator:prepare", batch, one_thread)
+    return ForkServer(program, fds, lost, "accel_rl.envs.batches.batch_simulator:prepare", batch, one_thread)

@@ -12,7 +12,7 @@ from torch import nn
 
 from accel_rl.algos.base import Algo, RunInfo
 from accel_rl.config.queue_settings import AgentReplayConfig
-from accel_rl.envs.making import import_name
+from accel_rl.envs.make import import_name
 from accel_rl.errors import UsageError, unknown
 from accel_rl.hardware.allocator import keep_freed_memory
 from accel_rl.hardware.placement import divides_evenly, learning_threads_for
@@ -20,13 +20,13 @@ from accel_rl.models.actor_critic import Network
 from accel_rl.models.layers import expect_changes
 from accel_rl.models.precision import set_precision
 from accel_rl.models.trunks import NETWORKS, add_layer_norms, make_trunk
+from accel_rl.run_folder.initial_policy import read_initial_policy, shared_buffers
+from accel_rl.run_folder.policy_file import check_state, describe
 from accel_rl.samplers.base import MAX_GAME_STEPS, Sampler, SamplerConfig
+from accel_rl.settings.resolve import Config
 from accel_rl.training import tracking
-from accel_rl.training.initial_policy import read_initial_policy, shared_buffers
 from accel_rl.training.log import logger
 from accel_rl.training.out_of_memory import advice_on_memory
-from accel_rl.training.policy_file import check_state, describe
-from accel_rl.training.resolve import Config
 from accel_rl.updates import CentralStore, Exchange, StoreExchange, Update, shared_state
 from accel_rl.updates.all_reduce import AllReduce
 from accel_rl.updates.flat import FlatParameters

@@ -6,12 +6,12 @@ import torch
 
 from accel_rl.config import schedules
 from accel_rl.errors import UsageError
-from accel_rl.training import checkpoint, policy_file
-from accel_rl.training.checkpoint import CHECKPOINT
-from accel_rl.training.initial_policy import shared_buffers, statistics_beside_policy
+from accel_rl.run_folder import checkpoint, policy_file
+from accel_rl.run_folder.checkpoint import CHECKPOINT
+from accel_rl.run_folder.directory import keep_simulator
+from accel_rl.run_folder.initial_policy import shared_buffers, statistics_beside_policy
 from accel_rl.training.learner import Learner
 from accel_rl.training.log import logger
-from accel_rl.training.run_directory import keep_simulator
 
 State = dict[str, Any]
 

@@ -6,19 +6,19 @@ from pathlib import Path
 
 from torch import nn
 
-from accel_rl.envs.atari import game_name, make_options, why_no_reserve
-from accel_rl.envs.choice import choose_simulator, warn_if_inexact
 from accel_rl.envs.foreign_ids import describe_difference
-from accel_rl.envs.masks import describe_sources
-from accel_rl.envs.spaces import left_out
+from accel_rl.envs.games.atari import game_name, make_options, why_no_reserve
+from accel_rl.envs.games.emulator_choice import choose_simulator, warn_if_inexact
+from accel_rl.envs.spaces.conversion import left_out
+from accel_rl.envs.spaces.masks import describe_sources
 from accel_rl.hardware.description import describe_machine
 from accel_rl.hardware.instructions import BF16_FLAGS, Instructions, read_instructions
 from accel_rl.hardware.placement import show_plans
 from accel_rl.hardware.topology import count
 from accel_rl.models.actor_critic import Encoder
 from accel_rl.models.layers import unaccelerated
+from accel_rl.settings.resolve import Config
 from accel_rl.training.log import goes_on_without, logger
-from accel_rl.training.resolve import Config
 from accel_rl.version import __version__
 
 ON_GPU = {"float32": "float32", "tf32": "TF32", "bf16": "bfloat16, the rest in TF32"}  # by the setting `precision`

@@ -10,12 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from accel_rl.errors import RunError, UsageError
-from accel_rl.training import checkpoint
+from accel_rl.run_folder import checkpoint
+from accel_rl.run_folder.directory import NOT_FINITE
 from accel_rl.training.log import command
 from accel_rl.training.metrics import UpdateStatistics
-
-MARKER_FILE = "not_finite.txt"  # in the folder of a run that ended so, until its next checkpoint
-CHANGEABLE = ("learning_rate", "clip_grad_norm")  # settings that a run with this file may change when it is resumed
 
 
 class FiniteGuard:
@@ -59,8 +57,8 @@ class FiniteGuard:
             raise RunError(self._explain(flaw)) from error
 
     def saved(self) -> None:
-        """Removes MARKER_FILE, since a checkpoint has been written after `check`."""
-        (self.folder / MARKER_FILE).unlink(missing_ok=True)
+        """Removes NOT_FINITE, since a checkpoint has been written after `check`."""
+        (self.folder / NOT_FINITE).unlink(missing_ok=True)
 
     def _flaw_of_statistics(self) -> str | None:
         flaw = self.statistics.fetch()
@@ -74,7 +72,7 @@ class FiniteGuard:
         return f"after update {self.statistics.num_updates} (agent step {steps}): {found[0]} is {found[1]}"
 
     def _explain(self, flaw: str) -> str:
-        """Returns a message with the flaw and how to continue; writes it to MARKER_FILE."""
+        """Returns a message with the flaw and how to continue; writes it to NOT_FINITE."""
         rate, clip = self.settings.learning_rate, self.settings.clip_grad_norm
         remedies = f"--learning-rate ({rate:g}) or --clip-grad-norm ({clip or 'none'})"
         try:
@@ -87,7 +85,7 @@ class FiniteGuard:
             again = f"{command()} train --resume {shlex.quote(str(self.folder))} --learning-rate {rate / 2:g}"
             message = f"{flaw}; the last good checkpoint is at step {saved_steps}: lower {remedies}, as in {again}"
         with contextlib.suppress(OSError):
-            (self.folder / MARKER_FILE).write_text(message + "\n")
+            (self.folder / NOT_FINITE).write_text(message + "\n")
         return message
 
 

@@ -9,13 +9,13 @@ import torch
 
 from accel_rl.algos.base import Algo
 from accel_rl.samplers.base import Sampler
+from accel_rl.settings.resolve import Config
 from accel_rl.training.build import build_algo_and_update, build_training_sampler
 from accel_rl.training.callbacks import Callbacks, RowListener
 from accel_rl.training.coordinator import Coordinator
 from accel_rl.training.finite_guard import FiniteGuard
 from accel_rl.training.metrics import MetricsBuffer
 from accel_rl.training.progress import Progress
-from accel_rl.training.resolve import Config
 from accel_rl.updates import CentralStore, Update
 
 

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 
 from accel_rl.errors import RunError, UsageError
 from accel_rl.rollout import Game
-from accel_rl.training.atomic import write_file
+from accel_rl.run_folder.atomic import write_file
 from accel_rl.training.console import Console
 from accel_rl.training.log import goes_on_without
 from accel_rl.training.metrics import IntervalMetrics, means, shares

@@ -1,7 +1,6 @@
 """A run's tracker: sends metrics, settings, pictures and policy to Weights & Biases (`--track wandb`)."""
 
 import contextlib
-import shutil
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -11,16 +10,16 @@ from typing import TYPE_CHECKING
 import psutil
 
 from accel_rl.errors import UsageError
-from accel_rl.training import policy_file
+from accel_rl.run_folder import policy_file
+from accel_rl.run_folder.directory import TRACKER
+from accel_rl.settings.resolve import Config
 from accel_rl.training.callbacks import Callbacks, Row, generators_kept
 from accel_rl.training.log import logged, logger
-from accel_rl.training.resolve import Config
 
 if TYPE_CHECKING:
     import wandb
 
-FOLDER = "wandb"  # in a run's folder; the package keeps its files and ID there
-ID = "id.txt"  # lets a resumed run continue the same W&B run
+ID = "id.txt"  # in its folder; lets a resumed run continue the same W&B run
 BEGIN_TIMEOUT_S = 30.0
 END_TIMEOUT_S = 300.0  # for the rest of the upload
 KILL_AFTER_S = 330.0  # for the package's own process, if that hangs at the end
@@ -83,7 +82,7 @@ class Tracker:
     def _begin(self, config: Config) -> None:
         import wandb
 
-        path, run = self._folder / FOLDER / ID, config.run
+        path, run = self._folder / TRACKER / ID, config.run
         self._run = tracker = wandb.init(
             id=path.read_text().strip() if path.exists() else None,
             resume="allow",
@@ -165,11 +164,6 @@ class Tracker:
             if not self._has_failed:
                 logger.warning("the tracker failed, and the run goes on without it: %s", _one_line(error))
             self._has_failed = True
-
-
-def clear(folder: Path) -> None:
-    """Removes a tracker's files from a run's folder."""
-    shutil.rmtree(folder / FOLDER, ignore_errors=True)
 
 
 def _settings() -> "wandb.Settings":

@@ -8,7 +8,7 @@ from typing import Any
 
 from accel_rl.bench.options import add_options, option, switch
 from accel_rl.errors import UsageError
-from accel_rl.training.command import add_settings, given_settings
+from accel_rl.settings.command_flags import add_settings, given_settings
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from accel_rl.errors import UsageError
-from accel_rl.training.resolve import Config
+from accel_rl.settings.resolve import Config
 
 
 @dataclass(frozen=True)

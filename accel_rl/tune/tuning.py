@@ -16,10 +16,10 @@ from accel_rl.errors import UsageError
 from accel_rl.hardware.description import describe_machine, format_machine
 from accel_rl.hardware.signals import StopSignal
 from accel_rl.hardware.topology import count
+from accel_rl.run_folder.directory import as_file_name
+from accel_rl.settings.resolve import Config, resolve
 from accel_rl.training.build import check
 from accel_rl.training.out_of_memory import advice_on_memory
-from accel_rl.training.resolve import Config, resolve
-from accel_rl.training.run_directory import as_file_name
 from accel_rl.tune.points import Point, Space, make_space
 from accel_rl.tune.search import Found, Search
 

@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from accel_rl.errors import UsageError
 from accel_rl.report.record import FILES, RunRecord, read_record
-from accel_rl.training.folder_lock import LOCK, is_being_written
+from accel_rl.run_folder.lock import LOCK, is_being_written
 
 Stamp = tuple[tuple[str, int, int], ...]
 """Names, times and sizes of the files that a page is made of, and which runs are running."""

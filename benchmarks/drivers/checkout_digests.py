@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 import accel_rl
-from accel_rl.training.checkpoint import load
+from accel_rl.run_folder.checkpoint import load
 
 
 def arrays(value: Any) -> Iterator[np.ndarray[Any, Any]]:

@@ -9,7 +9,7 @@ import numpy
 import torch
 
 from accel_rl.envs import EnvConfig
-from accel_rl.envs.choice import choose_simulator
+from accel_rl.envs.games.emulator_choice import choose_simulator
 from accel_rl.errors import UsageError
 from accel_rl.hardware.devices import find_device, num_gpus
 from accel_rl.hardware.gpu_driver import find_driver, why_no_gpu

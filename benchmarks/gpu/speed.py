@@ -22,8 +22,8 @@ from accel_rl.hardware.topology import available_cpus
 from accel_rl.models.trunks import Scale
 from accel_rl.samplers.base import Sampler
 from accel_rl.samplers.gpu_action_server import GpuActionServer
+from accel_rl.settings.resolve import Config, resolve
 from accel_rl.training.build import build_algo_and_update, build_training_sampler, check
-from accel_rl.training.resolve import Config, resolve
 from accel_rl.updates import update
 from gpu.rows import Row, Rows
 from gpu.runs import DRY

@@ -35,7 +35,7 @@ from accel_rl.bench.output import write_json
 from accel_rl.errors import RunError
 from accel_rl.hardware.description import describe_machine, format_machine
 from accel_rl.processes.child import stop_with_parent
-from accel_rl.training import checkpoint
+from accel_rl.run_folder import checkpoint
 from run_processes import name_processes, processes_of
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # where the programs of benchmarks/ lie

@@ -40,7 +40,8 @@ from accel_rl.distributed.run_request import RunRequest
 from accel_rl.envs.probe import find_spec, probe_spec
 from accel_rl.envs.spec import EnvConfig, EnvSpec
 from accel_rl.errors import UsageError
-from accel_rl.training import checkpoint, resolve
+from accel_rl.run_folder import checkpoint
+from accel_rl.settings import resolve
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # where the programs of benchmarks/ lie
 from command_line import add_json, make_parser

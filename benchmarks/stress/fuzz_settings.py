@@ -23,7 +23,7 @@ from accel_rl.config.names import RUN_GROUPS
 from accel_rl.config.presets import preset_names
 from accel_rl.config.queue_settings import QueueSettings
 from accel_rl.config.schedules import points
-from accel_rl.training.resolve import find_algo
+from accel_rl.settings.resolve import find_algo
 
 Values = dict[str, Any]
 Draw = Callable[[st.SearchStrategy[Any]], Any]

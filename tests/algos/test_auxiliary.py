@@ -12,8 +12,8 @@ from accel_rl.algos.a2c import A2C
 from accel_rl.algos.auxiliary_tasks import TASKS
 from accel_rl.envs import EnvConfig
 from accel_rl.errors import UsageError
+from accel_rl.settings.resolve import resolve
 from accel_rl.training.build import build_algo, build_training_sampler, check
-from accel_rl.training.resolve import resolve
 from accel_rl.updates import Update
 from accel_rl.updates.optimizers import SGD
 from tests.helpers.runs import TINY_SERIAL_RUN, rows

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from accel_rl.algos.dqn import DQN
 from accel_rl.algos.online_q import OnlineQ
-from accel_rl.envs.masks import pack
+from accel_rl.envs.spaces.masks import pack
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.models.q_network import of_action
 from accel_rl.replay.transitions import TransitionBatch
+from accel_rl.settings.resolve import resolve
 from accel_rl.training.build import build_algo_and_update
-from accel_rl.training.resolve import resolve
 from tests.helpers.random_rollouts import random_rollout
 
 SPEC = EnvSpec(spaces.Box(-1, 1, (4,), np.float32), spaces.Discrete(6), mask_sources=("info",))

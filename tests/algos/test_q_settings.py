@@ -6,8 +6,8 @@ import pytest
 
 from accel_rl.envs import EnvConfig
 from accel_rl.errors import UsageError
+from accel_rl.settings.resolve import Config, resolve
 from accel_rl.training.build import check
-from accel_rl.training.resolve import Config, resolve
 from tests.helpers.samplers import TOYS, spec_of
 
 # A rollout has 4 environments x 4 steps = 16 samples.

@@ -18,15 +18,15 @@ from accel_rl.analysis.export import Run, export
 from accel_rl.analysis.exportable import ExportablePolicy, sample_inputs
 from accel_rl.analysis.trained_policy import TrainedPolicy
 from accel_rl.cli import main
-from accel_rl.envs.masks import nums_choices
-from accel_rl.envs.spaces import row_space
+from accel_rl.envs.spaces.conversion import row_space
+from accel_rl.envs.spaces.masks import nums_choices
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import RunError, UsageError
 from accel_rl.models.distributions import SphericalGaussian
 from accel_rl.models.normalize import PixelNorm
-from accel_rl.training import policy_file
+from accel_rl.run_folder import policy_file
+from accel_rl.settings.resolve import resolve
 from accel_rl.training.build import build_algo
-from accel_rl.training.resolve import resolve
 
 ROOT = Path(exporting.__file__).parents[2]
 HERE = "tests.analysis.test_export"

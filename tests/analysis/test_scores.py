@@ -25,7 +25,7 @@ from accel_rl.analysis.scores import (
     read_scores,
     resamples,
 )
-from accel_rl.envs.atari import games
+from accel_rl.envs.games.atari import games
 from accel_rl.errors import UsageError
 
 SCORES = {"pong": np.array([0.0, 1.0, 5.0]), "qbert": np.array([2.0, 3.0]), "breakout": np.array([4.0, 100.0, -7.0])}

@@ -12,8 +12,8 @@ from accel_rl.analysis.trained_policy import TrainedPolicy
 from accel_rl.distributed.launch import train
 from accel_rl.envs import make_env
 from accel_rl.errors import UsageError
+from accel_rl.settings.resolve import resolve
 from accel_rl.training.build import build_sampler
-from accel_rl.training.resolve import resolve
 
 TINY = {"envs": 2, "workers": 2, "steps": 8, "horizon": 2, "eval_interval_steps": 0, "tensorboard": False}
 

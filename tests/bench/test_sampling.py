@@ -21,7 +21,7 @@ from accel_rl.bench.peers import peer_builders, peer_frame_shape
 from accel_rl.bench.timing import Turns
 from accel_rl.cli import main
 from accel_rl.envs import EnvConfig
-from accel_rl.envs.atari import PRESETS
+from accel_rl.envs.games.atari import PRESETS
 from accel_rl.hardware.topology import available_cpus
 
 ANY = "*"  # any key

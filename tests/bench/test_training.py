@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from accel_rl.bench.training import Training
+from accel_rl.settings.resolve import resolve
 from accel_rl.training.build import check
-from accel_rl.training.resolve import resolve
 
 
 @pytest.mark.gpu(fake=True)

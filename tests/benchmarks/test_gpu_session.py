@@ -18,9 +18,9 @@ import pytest
 import gpu_peers
 import gpu_session
 from accel_rl.errors import RunError, UsageError
-from accel_rl.training.atomic import write_file
+from accel_rl.run_folder.atomic import write_file
+from accel_rl.settings.resolve import resolve
 from accel_rl.training.build import check
-from accel_rl.training.resolve import resolve
 from gpu import checks, kernels, parts, speed
 from gpu.rows import Row, Rows, format_rows
 from gpu_session import PARTS, Part, SessionOptions, run

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from accel_rl.envs import make_env
-from accel_rl.envs.states import is_exact
+from accel_rl.envs.saved_states import is_exact
 
 pytest.importorskip("minigrid")
 import gymnasium

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from accel_rl.config.presets import load_preset, preset_names, preset_settings
+from accel_rl.settings.resolve import Config, resolve
 from accel_rl.training.build import build_algo
-from accel_rl.training.resolve import Config, resolve
 
 
 class Paper(NamedTuple):
@@ -28,7 +28,7 @@ SA, SA_CODE = "Stooke & Abbeel 2018", "the code of Stooke & Abbeel"
 MNIH, CULE, CULE_CODE = "Mnih et al. 2016, supplement", "Dalton et al. 2020 (CuLE)", "the code of CuLE"
 
 SA_GAMES = numbers(
-    f"{SA}, section 5.1; {SA_CODE}, envs/atari_env.py",
+    f"{SA}, section 5.1; {SA_CODE}, envs/games/atari_env.py",
     frame_shape=(104, 80),
     frame_skip=4,
     frame_stack=4,

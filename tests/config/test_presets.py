@@ -14,8 +14,8 @@ from accel_rl.algos import Algo
 from accel_rl.config.presets import load_preset, preset_names
 from accel_rl.envs import EnvConfig, make_env
 from accel_rl.errors import UsageError
+from accel_rl.settings.resolve import Config, find_algo, resolve, setting_names
 from accel_rl.training.build import build_algo, check
-from accel_rl.training.resolve import Config, find_algo, resolve, setting_names
 from tests.helpers.runs import TINY_RUN, rows
 from tests.helpers.samplers import TOYS, spec_of
 

@@ -8,7 +8,7 @@ import pytest
 from accel_rl.algos.a2c import A2C
 from accel_rl.envs import EnvConfig
 from accel_rl.errors import UsageError
-from accel_rl.training.resolve import Config, resolve
+from accel_rl.settings.resolve import Config, resolve
 from tests.helpers.samplers import TOYS, spec_of
 
 LARGE = {"height": 36, "width": 40}  # large enough for a preset's settings for pixels
@@ -81,7 +81,7 @@ def test_a_class_may_set_its_environment_by_kind_of_observations(tmp_path: Path)
 
 def test_an_environment_that_its_block_changes_is_probed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """An environment is probed again if a block of settings changes it, and only then."""
-    import accel_rl.training.resolve as resolving
+    import accel_rl.settings.resolve as resolving
 
     probed = []
     original = resolving.probe_spec
@@ -103,7 +103,7 @@ def test_an_environment_that_its_block_changes_is_probed_again(monkeypatch: pyte
 
 def test_a_block_that_changes_its_own_kind_of_observations_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """A block for vectors that turns the observations into pixels is refused."""
-    import accel_rl.training.resolve as resolving
+    import accel_rl.settings.resolve as resolving
 
     vectors, pixels = EnvConfig("CartPole-v1"), EnvConfig(f"{TOYS}:Picture", options=LARGE)
     monkeypatch.setattr(resolving, "probe_spec", lambda env, timeout_s: spec_of(pixels if env.options else vectors))

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import accel_rl
-from accel_rl.training import checkpoint
+from accel_rl.run_folder import checkpoint
 from tests.helpers.runs import TINY, assert_same, assert_same_run, rows
 from tests.helpers.samplers import TOYS
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import accel_rl
-from accel_rl.training import checkpoint
+from accel_rl.run_folder import checkpoint
 from tests.helpers.gpu_runs import assert_learned_alike
 from tests.helpers.runs import TINY, assert_same_run
 

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from accel_rl.cli import main
-from accel_rl.training import checkpoint
+from accel_rl.run_folder import checkpoint
 from tests.helpers.processes import Command, Result
 
 FOREVER = 10**9

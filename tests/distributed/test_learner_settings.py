@@ -18,9 +18,9 @@ from accel_rl.envs import EnvConfig
 from accel_rl.errors import UsageError
 from accel_rl.hardware.devices import DeviceId
 from accel_rl.hardware.topology import available_cpus
-from accel_rl.training import resolve as resolving
+from accel_rl.settings import resolve as resolving
+from accel_rl.settings.resolve import resolve
 from accel_rl.training.build import check
-from accel_rl.training.resolve import resolve
 from tests.helpers.processes import Command, Result
 from tests.helpers.samplers import spec_of
 

@@ -17,10 +17,10 @@ import accel_rl
 from accel_rl.distributed.async_coordinator import AsyncCoordinator, Control
 from accel_rl.distributed.sync_coordinator import check_loopback
 from accel_rl.errors import RunError, UsageError
-from accel_rl.training import checkpoint
+from accel_rl.run_folder import checkpoint
+from accel_rl.settings.resolve import resolve
 from accel_rl.training.build import build_algo, build_store
 from accel_rl.training.learner import LearnerJob
-from accel_rl.training.resolve import resolve
 from accel_rl.training.trainer import Trainer
 from tests.helpers.processes import Command
 from tests.helpers.runs import TINY, assert_same, assert_same_run, rows, rows_without_time

@@ -19,8 +19,8 @@ import psutil
 import pytest
 
 from accel_rl.errors import UsageError
-from accel_rl.training import checkpoint, run_directory
-from accel_rl.training.run_directory import JOB, Job
+from accel_rl.run_folder import checkpoint
+from accel_rl.run_folder.directory import JOB, Job
 from tests.helpers.processes import MARKER, TIMEOUT_S, TINY, Command
 
 MORTAL = ["setpriv", "--pdeathsig", "KILL"]  # killed by the kernel when the test's process is
@@ -216,7 +216,7 @@ def test_learners_fail_in_time_when_a_machine_is_cut_off(machines: Machines) -> 
 
 def test_a_folder_that_is_not_shared_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A learner refuses a folder in which it does not find learner 0's job, or finds an older one."""
-    monkeypatch.setattr(run_directory, "SEEN_WITHIN_S", 0.2)
+    monkeypatch.setattr("accel_rl.run_folder.directory.SEEN_WITHIN_S", 0.2)
     for name in ("here", "there"):
         (tmp_path / name).mkdir()
     job, older = Job("some-job", "1", ()), Job("some-job", "0", ())

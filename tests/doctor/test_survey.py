@@ -180,10 +180,12 @@ def test_a_probe_that_fails_is_one_line() -> None:
 
 def test_a_native_simulator_that_does_not_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """The remedy is the one that the simulator names."""
-    from accel_rl.envs import choice
 
     what = "llvmlite cannot be imported (OSError: no libLLVM)"
-    monkeypatch.setattr(choice, "find_problem", lambda: f"{what}: pip install --force-reinstall llvmlite numba")
+    monkeypatch.setattr(
+        "accel_rl.envs.games.emulator_choice.find_problem",
+        lambda: f"{what}: pip install --force-reinstall llvmlite numba",
+    )
     finding = software.native_simulator()
     assert the_problem(finding).command == "pip install --force-reinstall llvmlite numba"
     assert finding.text == f"none: {what}" and the_problem(finding).level == "warning"
@@ -191,9 +193,8 @@ def test_a_native_simulator_that_does_not_work(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cache that cannot be written explains a compilation at each start."""
-    from accel_rl.envs import choice
 
-    monkeypatch.setattr(choice, "find_problem", lambda: None)
+    monkeypatch.setattr("accel_rl.envs.games.emulator_choice.find_problem", lambda: None)
     monkeypatch.setattr(machine_code, "cache_folder", lambda: tmp_path / "a" / "b")
     assert not software.native_simulator().problems
     monkeypatch.setattr(os, "access", lambda folder, mode: folder != tmp_path)

@@ -12,7 +12,7 @@ from accel_rl.emulator.compiled import address, entry
 from accel_rl.emulator.frame_making import FramePlan
 from accel_rl.emulator.frame_making import make_frame as compiled_make_frame
 from accel_rl.emulator.palette import grey_palette, rgb_palette
-from accel_rl.envs.frames import FrameMaker
+from accel_rl.envs.games.frames import FrameMaker
 
 Bytes = npt.NDArray[np.uint8]
 GREY = np.arange(256, dtype=np.uint8)  # a palette whose indices are grey values

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from accel_rl.envs import atari, native
+from accel_rl.envs.games import atari, native
 
 
 @pytest.fixture

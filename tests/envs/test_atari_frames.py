@@ -5,7 +5,7 @@ import cv2
 import numpy as np
 import pytest
 
-from accel_rl.envs.atari import make_options
+from accel_rl.envs.games.atari import make_options
 from tests.emulator.roms import start_ale
 from tests.helpers.outcomes import comparable
 from tests.helpers.simulators import MAKE

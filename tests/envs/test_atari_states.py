@@ -5,9 +5,9 @@ import pytest
 
 from accel_rl.emulator.batch import BatchAtari
 from accel_rl.emulator.rules import known_games
-from accel_rl.envs import atari_states
-from accel_rl.envs.atari import NO_STATES, AtariSimulator, make_options
-from accel_rl.envs.native import make_native
+from accel_rl.envs.games import atari_states
+from accel_rl.envs.games.atari import NO_STATES, AtariSimulator, make_options
+from accel_rl.envs.games.native import make_native
 from accel_rl.errors import UsageError
 from tests.helpers.outcomes import comparable
 

@@ -7,7 +7,7 @@ import warnings
 import numpy as np
 import pytest
 
-from accel_rl.envs.batch_simulator import (
+from accel_rl.envs.batches.batch_simulator import (
     BatchConfig,
     BatchSimulator,
     make_simulator,

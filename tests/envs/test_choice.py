@@ -10,21 +10,22 @@ import pytest
 
 from accel_rl.distributed.launch import train
 from accel_rl.emulator.core import command
-from accel_rl.envs import choice, make_env, make_simulator
-from accel_rl.envs.atari import AtariSimulator, games
-from accel_rl.envs.atari_states import to_ale
-from accel_rl.envs.choice import (
+from accel_rl.envs import make_env, make_simulator
+from accel_rl.envs.games import emulator_choice
+from accel_rl.envs.games.atari import AtariSimulator, games
+from accel_rl.envs.games.atari_states import to_ale
+from accel_rl.envs.games.emulator_choice import (
     choose_simulator,
     describe_native,
     find_problem,
     is_native,
     warn_if_inexact,
 )
-from accel_rl.envs.native import NativeSimulator
+from accel_rl.envs.games.native import NativeSimulator
 from accel_rl.envs.spec import EnvConfig
 from accel_rl.errors import UsageError
-from accel_rl.training.resolve import resolve
-from accel_rl.training.run_directory import changed_settings
+from accel_rl.run_folder.directory import changed_settings
+from accel_rl.settings.resolve import resolve
 
 INSTALL = "pip install 'accel-rl[native]'"
 
@@ -53,10 +54,10 @@ def without_numba(unknown: None, monkeypatch: pytest.MonkeyPatch) -> None:
 def pong_differs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     table = tmp_path / "exactness.csv"
     table.write_text('game,difference,ale_py\npong,"seed 1, frame 7: RAM differs at 3",0.12.1\nseaquest,,0.12.1\n')
-    monkeypatch.setattr(choice, "TABLE", table)
-    choice._table.cache_clear()
+    monkeypatch.setattr(emulator_choice, "TABLE", table)
+    emulator_choice._table.cache_clear()
     yield
-    choice._table.cache_clear()
+    emulator_choice._table.cache_clear()
 
 
 def test_auto_is_native_in_all_games_of_the_table() -> None:
@@ -159,7 +160,7 @@ def test_unknown_settings_are_refused_before_anything_is_compiled(
     config: EnvConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Unknown settings are refused before anything is compiled."""
-    monkeypatch.setattr(choice, "find_problem", lambda: pytest.fail("it compiles"))
+    monkeypatch.setattr(emulator_choice, "find_problem", lambda: pytest.fail("it compiles"))
     with pytest.raises(UsageError, match=r"did you mean (dqn84|frame_skip)"):
         choose_simulator(config)
 

@@ -8,7 +8,7 @@ import pytest
 
 import accel_rl
 from accel_rl.envs.foreign_ids import advise, describe_difference
-from accel_rl.envs.making import _find, make_gym_env
+from accel_rl.envs.make import _find, make_gym_env
 from accel_rl.envs.spec import EnvConfig
 from accel_rl.errors import UsageError
 from tests.helpers.runs import TINY_SERIAL_RUN

@@ -9,7 +9,7 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 from accel_rl.envs import make_env
-from accel_rl.envs.atari import AtariSimulator, game_name, games, make_options
+from accel_rl.envs.games.atari import AtariSimulator, game_name, games, make_options
 from accel_rl.errors import UsageError
 
 TOYS = "tests.helpers.toy_envs"

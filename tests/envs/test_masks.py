@@ -8,10 +8,10 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from accel_rl.envs.batch_simulator import BatchConfig, BatchSimulator, rollout_layout
+from accel_rl.envs.batches.batch_simulator import BatchConfig, BatchSimulator, rollout_layout
 from accel_rl.envs.gym import GymSimulator
-from accel_rl.envs.masks import flat_mask, pack, random_allowed
-from accel_rl.envs.spaces import row_space, to_row
+from accel_rl.envs.spaces.conversion import row_space, to_row
+from accel_rl.envs.spaces.masks import flat_mask, pack, random_allowed
 from accel_rl.envs.spec import EnvConfig, EnvSpec
 from accel_rl.errors import RunError, UsageError
 from accel_rl.models.masks import allowed_actions, to_rows

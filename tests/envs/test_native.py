@@ -6,8 +6,8 @@ import weakref
 import numpy as np
 import pytest
 
-from accel_rl.envs.atari import AtariSimulator, make_options
-from accel_rl.envs.native import NativeBatch, make_native
+from accel_rl.envs.games.atari import AtariSimulator, make_options
+from accel_rl.envs.games.native import NativeBatch, make_native
 from accel_rl.errors import UsageError
 
 OPTIONS = make_options("stooke", {"noop_max": 0})

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from accel_rl.envs import probe
-from accel_rl.envs.batch_simulator import make_simulator
+from accel_rl.envs.batches.batch_simulator import make_simulator
 from accel_rl.envs.spec import EnvConfig
 from accel_rl.errors import RunError, UsageError
 

@@ -4,8 +4,8 @@ import cv2
 import numpy as np
 import pytest
 
-from accel_rl.envs import resize
-from accel_rl.envs.resize import ScreenResizer
+from accel_rl.envs.games import resize
+from accel_rl.envs.games.resize import ScreenResizer
 
 
 def whole(screen):

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from accel_rl.envs.atari import games
-from accel_rl.envs.batch_simulator import BatchConfig
+from accel_rl.envs.batches.batch_simulator import BatchConfig
+from accel_rl.envs.games.atari import games
 from accel_rl.envs.spec import EnvConfig
 from accel_rl.errors import RunError
 from tests.helpers.simulators import MAKE, rollouts

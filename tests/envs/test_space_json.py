@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from accel_rl.envs.space_json import MOST_LEVELS, from_json, to_json
-from accel_rl.envs.spaces import LeftOut
+from accel_rl.envs.spaces.conversion import LeftOut
+from accel_rl.envs.spaces.json_format import MOST_LEVELS, from_json, to_json
 from accel_rl.errors import UsageError
 
 INFINITE = np.array([1.5, np.inf], np.float32)

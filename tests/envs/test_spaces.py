@@ -10,7 +10,7 @@ import accel_rl
 from accel_rl.distributed.launch import train
 from accel_rl.envs import make_env
 from accel_rl.errors import RunError
-from accel_rl.training import checkpoint
+from accel_rl.run_folder import checkpoint
 from tests.helpers.runs import TINY_RUN, assert_same_run, rows, rows_without_time
 from tests.helpers.samplers import TOYS
 

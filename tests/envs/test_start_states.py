@@ -8,10 +8,18 @@ import numpy as np
 import pytest
 
 from accel_rl.emulator import state as words
-from accel_rl.envs import atari, native
-from accel_rl.envs.atari import NO_STATES, PRESETS, RESET_REMEMBERS, games, make_options, start_states, why_no_reserve
-from accel_rl.envs.batch_simulator import BatchConfig
-from accel_rl.envs.native import GENERATOR, NativeSimulator
+from accel_rl.envs.batches.batch_simulator import BatchConfig
+from accel_rl.envs.games import atari, native
+from accel_rl.envs.games.atari import (
+    NO_STATES,
+    PRESETS,
+    RESET_REMEMBERS,
+    games,
+    make_options,
+    start_states,
+    why_no_reserve,
+)
+from accel_rl.envs.games.native import GENERATOR, NativeSimulator
 from accel_rl.envs.spec import EnvConfig
 from tests.helpers.outcomes import comparable
 from tests.helpers.simulators import MAKE, NATIVE_FIRST, ram, rollouts
@@ -278,7 +286,7 @@ def test_all_starts_are_used_evenly():
 
 OTHER_PROCESS = """
 import pickle, sys
-from accel_rl.envs import atari, native
+from accel_rl.envs.games import atari, native
 atari.NUM_STARTS = native.NUM_STARTS = 6
 options = atari.make_options("stooke", {"noop_max": 2})
 sys.stdout.buffer.write(pickle.dumps([kind.start_states("assault", options) for kind in (atari, native)]))

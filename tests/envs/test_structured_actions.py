@@ -12,7 +12,7 @@ import accel_rl
 from accel_rl.cli import main
 from accel_rl.distributed.launch import train
 from accel_rl.envs import make_env
-from accel_rl.envs.spaces import from_env_action, one_of, to_env_action
+from accel_rl.envs.spaces.conversion import from_env_action, one_of, to_env_action
 from accel_rl.envs.spec import stored_action
 from accel_rl.errors import UsageError
 from tests.helpers.runs import (

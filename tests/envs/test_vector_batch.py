@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from accel_rl.envs import make_env
-from accel_rl.envs.batch_simulator import BatchConfig, BatchSimulator, EnvBatch, rollout_layout
+from accel_rl.envs.batches.batch_simulator import BatchConfig, BatchSimulator, EnvBatch, rollout_layout
+from accel_rl.envs.batches.one_of_vector import OneOfVector
+from accel_rl.envs.batches.vector_batch import VectorBatch, make_batch
+from accel_rl.envs.batches.vector_simulator import VectorSimulator
 from accel_rl.envs.gym import GymSimulator
-from accel_rl.envs.one_of_vector import OneOfVector
-from accel_rl.envs.spaces import random_action
+from accel_rl.envs.spaces.conversion import random_action
 from accel_rl.envs.spec import Array, EnvConfig, EnvSpec
-from accel_rl.envs.vector_batch import VectorBatch, make_batch
-from accel_rl.envs.vector_simulator import VectorSimulator
 from accel_rl.errors import RunError, UsageError
 from tests.helpers.samplers import TOYS
 from tests.helpers.vector_envs import OneSeed

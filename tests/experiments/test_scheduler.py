@@ -24,9 +24,9 @@ from accel_rl.experiments.local import LocalExecutor, Slot, make_slots, num_slot
 from accel_rl.experiments.scheduler import resolve_all
 from accel_rl.experiments.tasks import Task, inspect_run, run_tasks
 from accel_rl.hardware.topology import CpuTopology
-from accel_rl.training import checkpoint
-from accel_rl.training.folder_lock import locked
-from accel_rl.training.resolve import resolve
+from accel_rl.run_folder import checkpoint
+from accel_rl.run_folder.lock import locked
+from accel_rl.settings.resolve import resolve
 from tests.helpers.processes import TIMEOUT_S
 from tests.helpers.runs import TINY, rows
 from tests.test_cli import call

@@ -6,9 +6,9 @@ from typing import Any
 import torch
 
 from accel_rl.doctor.gpu_check import BF16_TOLERANCES, TOLERANCES, distance
-from accel_rl.training import checkpoint
+from accel_rl.run_folder import checkpoint
+from accel_rl.settings.resolve import resolve
 from accel_rl.training.build import build_algo
-from accel_rl.training.resolve import resolve
 
 
 def assert_learned_alike(settings: dict[str, Any], there: Path, here: Path, tolerance: float) -> None:

@@ -18,7 +18,7 @@ import psutil
 MARKER = "ACCEL_RL_TEST"  # an environment variable that every descendant inherits
 TINY = ["--envs", 4, "--workers", 2, "--eval-interval-steps", 0, "--no-tensorboard", "--no-report", "--device", "cpu"]
 TINY += ["--sampling-threads", 1, "--learning-threads", 1]  # the machine may be busy
-SIMULATORS = "accel_rl.envs.batch_simulator:prepare"  # preparation of the process that starts simulators
+SIMULATORS = "accel_rl.envs.batches.batch_simulator:prepare"  # preparation of the process that starts simulators
 
 TIMEOUT_S = 60.0  # the limit of every wait; nothing takes that long
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from safetensors import safe_open
 
-from accel_rl.training import checkpoint
+from accel_rl.run_folder import checkpoint
 
 TINY: dict[str, Any] = {
     "env": "CartPole-v1",

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from accel_rl.envs import EnvConfig
-from accel_rl.envs.batch_simulator import BatchConfig, prepare
+from accel_rl.envs.batches.batch_simulator import BatchConfig, prepare
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.rollout import PolicyStep, RecurrentInputs, TerminalFrames
 from accel_rl.samplers import AlternatingSampler, SerialSampler

@@ -14,7 +14,7 @@ import pytest
 from accel_rl.emulator import consoles
 from accel_rl.emulator.palette import grey_palette
 from accel_rl.emulator.rules import game_of
-from accel_rl.envs.atari import make_options
+from accel_rl.envs.games.atari import make_options
 from tests.emulator.roms import assemble
 from tests.helpers.simulators import MAKE, ram
 

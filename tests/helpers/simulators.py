@@ -8,9 +8,9 @@ import pytest
 from gymnasium.spaces import Discrete
 
 from accel_rl.emulator import state as words
-from accel_rl.envs.atari import AtariSimulator
-from accel_rl.envs.batch_simulator import BatchConfig, BatchSimulator, make_simulator, rollout_layout
-from accel_rl.envs.native import make_native
+from accel_rl.envs.batches.batch_simulator import BatchConfig, BatchSimulator, make_simulator, rollout_layout
+from accel_rl.envs.games.atari import AtariSimulator
+from accel_rl.envs.games.native import make_native
 
 # Expensive tests run on one of them in `make test`.
 NATIVE_FIRST = ["native", pytest.param("ale", marks=pytest.mark.slow)]

@@ -7,7 +7,7 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from accel_rl.envs.making import make_gym_env
+from accel_rl.envs.make import make_gym_env
 from accel_rl.envs.spec import EnvConfig
 from tests.helpers import masked_envs, toy_envs
 

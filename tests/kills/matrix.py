@@ -33,7 +33,7 @@ import torch
 
 import accel_rl
 from accel_rl.hardware.description import describe_machine
-from accel_rl.training import checkpoint
+from accel_rl.run_folder import checkpoint
 from benchmarks.stress.run_processes import name_processes, processes_of
 from tests.helpers.processes import Command, Result
 from tests.kills.hook.sitecustomize import GO_ON, PHASE, RAISE, SOCKET
@@ -63,7 +63,7 @@ EXACT = ("replay", "all-reduce")  # with a store, results depend on timing
 
 # The function that announces a phase, and the call at which the strike comes, mostly after a first checkpoint.
 Place = tuple[str, int]
-SIMULATOR = "accel_rl.envs.batch_simulator:BatchSimulator"
+SIMULATOR = "accel_rl.envs.batches.batch_simulator:BatchSimulator"
 PHASES: dict[str, Place] = {
     "building": (f"{SIMULATOR}._build", 1),
     "reset": (f"{SIMULATOR}.start", 1),
@@ -73,8 +73,8 @@ PHASES: dict[str, Place] = {
     "all-reduce": ("accel_rl.updates.all_reduce:AllReduce.apply", 5),
     "exchange": ("accel_rl.updates.store_exchange:StoreExchange._publish", 14),
     "evaluation": ("accel_rl.samplers.worker_pool:WorkerPool.open_evaluation:after", 1),
-    "writing": ("accel_rl.training.checkpoint:_write:after", 2),
-    "rotating": ("accel_rl.training.atomic:_link:after", 1),
+    "writing": ("accel_rl.run_folder.checkpoint:_write:after", 2),
+    "rotating": ("accel_rl.run_folder.atomic:_link:after", 1),
     "closing": ("accel_rl.samplers.alternating:AlternatingSampler.close", 1),
 }
 STARTS: dict[str, Place] = {
@@ -82,9 +82,9 @@ STARTS: dict[str, Place] = {
     "learners' fork server": ("accel_rl.distributed.learner_process", 1),
     "learner 0": ("accel_rl.distributed.learner_process:run_learner", 1),
     "learner 1": ("accel_rl.distributed.learner_process:run_learner", 1),
-    "workers' fork server": ("accel_rl.envs.batch_simulator:prepare", 1),
+    "workers' fork server": ("accel_rl.envs.batches.batch_simulator:prepare", 1),
     "worker": ("accel_rl.samplers.worker:Worker.__init__", 1),
-    "probe": ("accel_rl.envs.batch_simulator:make_simulator", 1),
+    "probe": ("accel_rl.envs.batches.batch_simulator:make_simulator", 1),
 }
 # With a replay, each checkpoint consists of two files.
 OF_REPLAY = PHASES | {"writing replay": (PHASES["writing"][0], 3), "writing": (PHASES["writing"][0], 4)}

@@ -10,7 +10,7 @@ from gymnasium import spaces
 from gymnasium.spaces import Box, Discrete
 from torch import Tensor
 
-from accel_rl.envs.spaces import row_space, to_row
+from accel_rl.envs.spaces.conversion import row_space, to_row
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.models.actor_critic import ActorCritic
 from accel_rl.models.q_network import QNetwork

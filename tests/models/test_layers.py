@@ -10,7 +10,7 @@ import torch
 from gymnasium.spaces import Box, Dict, Discrete
 from torch import Tensor, nn
 
-from accel_rl.envs.spaces import row_space
+from accel_rl.envs.spaces.conversion import row_space
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.models.actor_critic import ActorCritic
 from accel_rl.models.layers import Conv2d, Linear, accelerate, unaccelerated

@@ -8,7 +8,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from accel_rl.envs.masks import pack
+from accel_rl.envs.spaces.masks import pack
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.models.actor_critic import ActorCritic
 from accel_rl.models.distributions import Categorical, MultiCategorical

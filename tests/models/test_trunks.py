@@ -11,7 +11,7 @@ from gymnasium import spaces
 from torch import nn
 
 from accel_rl.algos.a2c import A2C, A2CSettings
-from accel_rl.envs.spaces import make_spec, parts_of, row_space, to_row, to_rows
+from accel_rl.envs.spaces.conversion import make_spec, parts_of, row_space, to_row, to_rows
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.models.actor_critic import ActorCritic
 from accel_rl.models.q_network import QNetwork

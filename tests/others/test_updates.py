@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import accel_rl
-from accel_rl.training import checkpoint
+from accel_rl.run_folder import checkpoint
 from tests.helpers.runs import TINY_SERIAL_RUN, assert_same_run
 
 SETTINGS: dict[str, Any] = TINY_SERIAL_RUN | {"algo": "ppo", "epochs": 5, "minibatches": 2, "optimizer": "adam"}

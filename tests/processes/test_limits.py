@@ -20,8 +20,8 @@ from accel_rl.envs import EnvConfig
 from accel_rl.errors import RunError, UsageError
 from accel_rl.hardware.limits import check_threads, describe_exceeded_limit
 from accel_rl.hardware.shared_memory import SharedArrays
-from accel_rl.training import checkpoint
-from accel_rl.training.checkpoint import CHECKPOINT
+from accel_rl.run_folder import checkpoint
+from accel_rl.run_folder.checkpoint import CHECKPOINT
 from tests.helpers.forks import probe_spec
 from tests.helpers.processes import TINY, Command, Result
 from tests.helpers.runs import TINY_RUN, TINY_SERIAL_RUN

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from accel_rl.envs import EnvConfig, make_env
-from accel_rl.envs.batch_simulator import BatchConfig
+from accel_rl.envs.batches.batch_simulator import BatchConfig
 from accel_rl.envs.gym import GymSimulator
-from accel_rl.envs.spaces import to_env_action
+from accel_rl.envs.spaces.conversion import to_env_action
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import RunError, UsageError
 from accel_rl.models.actor_critic import ActorCritic
@@ -21,7 +21,7 @@ from accel_rl.models.masks import allowed_actions, nth_allowed
 from accel_rl.samplers import SerialSampler
 from accel_rl.samplers.base import GamesToPlay, SamplerConfig, StepHook
 from accel_rl.samplers.device import DeviceSampler
-from accel_rl.training.resolve import resolve
+from accel_rl.settings.resolve import resolve
 from tests.fake_cuda import counting
 from tests.helpers.device_envs import OBSERVATION, Drift
 from tests.helpers.samplers import Echo, Flat, Greedy, assert_equal, closing, copy, spec_of, to_cpu

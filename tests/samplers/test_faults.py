@@ -23,9 +23,9 @@ import accel_rl
 from accel_rl.algos.a2c import A2C
 from accel_rl.cli import main
 from accel_rl.envs import EnvConfig
+from accel_rl.run_folder import checkpoint
 from accel_rl.samplers import AlternatingSampler, SerialSampler
 from accel_rl.samplers.base import GamesToPlay, SamplerConfig, StepHook
-from accel_rl.training import checkpoint
 from tests.helpers.processes import TINY, Command, Result
 from tests.helpers.runs import rows
 from tests.helpers.samplers import TOYS, closing, make

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from accel_rl.envs.batch_simulator import BatchConfig
+from accel_rl.envs.batches.batch_simulator import BatchConfig
 from accel_rl.envs.spec import EnvConfig
 from accel_rl.errors import UsageError
 from accel_rl.processes import spawning

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 import accel_rl
-from accel_rl.envs.batch_simulator import BatchConfig
+from accel_rl.envs.batches.batch_simulator import BatchConfig
+from accel_rl.envs.batches.vector_simulator import VectorSimulator
 from accel_rl.envs.gym import GymSimulator
 from accel_rl.envs.spec import EnvConfig, EnvSpec
-from accel_rl.envs.vector_simulator import VectorSimulator
 from accel_rl.rollout import Rollout
+from accel_rl.run_folder.trust import foreign_code
 from accel_rl.samplers import AlternatingSampler, SerialSampler
 from accel_rl.samplers.base import GamesToPlay, SamplerConfig
-from accel_rl.training.resolve import resolve
-from accel_rl.training.trust import foreign_code
+from accel_rl.settings.resolve import resolve
 from tests.envs.test_vector_batch import Driver
 from tests.helpers.runs import TINY_RUN, rows
 from tests.helpers.samplers import TOYS, Greedy, assert_equal, closing, copy

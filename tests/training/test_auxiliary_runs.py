@@ -9,7 +9,7 @@ import pytest
 import accel_rl
 from accel_rl.cli import main
 from accel_rl.errors import UsageError
-from accel_rl.training import checkpoint
+from accel_rl.run_folder import checkpoint
 from tests.helpers.runs import TINY_SERIAL_RUN, assert_same, assert_same_run, rows
 from tests.helpers.samplers import TOYS
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from accel_rl.envs.spaces import make_spec
+from accel_rl.envs.spaces.conversion import make_spec
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import UsageError
 from accel_rl.models import onednn
+from accel_rl.settings.resolve import resolve
 from accel_rl.training.build import build_algo, build_training_sampler
-from accel_rl.training.resolve import resolve
 from tests.helpers.samplers import TOYS
 
 

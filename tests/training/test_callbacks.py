@@ -10,7 +10,7 @@ import torch
 
 import accel_rl
 from accel_rl.errors import UsageError
-from accel_rl.training import checkpoint
+from accel_rl.run_folder import checkpoint
 from tests.helpers.processes import Command
 from tests.helpers.runs import TINY_LEARNERS_RUN, TINY_SERIAL_RUN, assert_same_policy, rows
 from tests.helpers.runs import rows_without_time as without_time

@@ -18,8 +18,8 @@ import yaml
 
 import accel_rl
 from accel_rl.errors import RunError, UsageError
-from accel_rl.training import checkpoint
-from accel_rl.training.checkpoint import CHECKPOINT, PREVIOUS
+from accel_rl.run_folder import checkpoint
+from accel_rl.run_folder.checkpoint import CHECKPOINT, PREVIOUS
 from tests.helpers.runs import TINY_SERIAL_RUN, assert_same, assert_same_run
 
 # A small DQN: checkpoints at steps 40, 80 and 120, each with its replay.

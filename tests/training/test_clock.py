@@ -12,9 +12,9 @@ import pytest
 
 import accel_rl
 from accel_rl.hardware import placement
+from accel_rl.run_folder.directory import launcher_id
 from accel_rl.samplers import AlternatingSampler
 from accel_rl.samplers.base import SamplerConfig
-from accel_rl.training.run_directory import launcher_id
 from tests.helpers.runs import TINY, TINY_RUN, rows
 from tests.helpers.samplers import COUNTING, closing, make
 

@@ -10,10 +10,10 @@ from torch import nn
 from accel_rl.algos.a2c import A2C
 from accel_rl.hardware.instructions import Instructions
 from accel_rl.models.trunks import Scale
+from accel_rl.settings.resolve import resolve
 from accel_rl.training import description
 from accel_rl.training.build import build_algo, check
 from accel_rl.training.description import log_description, precision_and_threads
-from accel_rl.training.resolve import resolve
 from tests.fake_cuda.machine import machine
 
 WITH, WITHOUT = Instructions("AVX512", "AMX"), Instructions("AVX2", "", "this CPU has none")
@@ -65,7 +65,7 @@ def test_a_run_names_its_precision(
 @pytest.mark.parametrize("has_bf16", [True, False])
 def test_fast_precision_follows_the_cpu(has_bf16: bool, monkeypatch: Any) -> None:
     """The precision "fast" is resolved to the CPU's own and saved as that, so a resumed run keeps it."""
-    monkeypatch.setattr("accel_rl.training.resolve.has_bf16", lambda: has_bf16)
+    monkeypatch.setattr("accel_rl.settings.resolve.has_bf16", lambda: has_bf16)
     config = resolve({**TINY, "env": "pong", "precision": "fast"})
     assert config.run.precision == config.as_dict()["precision"] == ("bf16" if has_bf16 else "float32")
     assert build_algo(config).policy.bf16 is has_bf16

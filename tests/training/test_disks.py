@@ -15,10 +15,10 @@ import pytest
 import accel_rl
 from accel_rl import cli
 from accel_rl.errors import RunError, UsageError
-from accel_rl.training import checkpoint, run_directory
-from accel_rl.training.checkpoint import CHECKPOINT
+from accel_rl.run_folder import checkpoint, directory
+from accel_rl.run_folder.checkpoint import CHECKPOINT
+from accel_rl.run_folder.directory import reopen
 from accel_rl.training.progress import _Events, _Table
-from accel_rl.training.run_directory import reopen
 from tests.helpers import processes
 from tests.helpers.processes import Command
 from tests.helpers.runs import TINY, TINY_RUN, TINY_SERIAL_RUN, rows
@@ -191,7 +191,7 @@ def test_a_users_own_files_are_left_alone(tmp_path: Path) -> None:
         (tmp_path / name).touch()
     checkpoint.remove_older_replays(tmp_path, ["replay-80.pt", "replay-40-1.pt"])
     assert {path.name for path in tmp_path.iterdir()} == own | {"replay-40-1.pt", "replay-80.pt.tmp"}
-    run_directory._clear(tmp_path)
+    directory._clear(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == own
 
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import accel_rl
-from accel_rl.envs.functions import FUNCTION, as_setting, unpickle_function
+from accel_rl.envs.function_transfer import FUNCTION, as_setting, unpickle_function
 from accel_rl.errors import UsageError
-from accel_rl.training.run_directory import read_settings
+from accel_rl.run_folder.directory import read_settings
 from tests.helpers.processes import Command
 from tests.helpers.runs import TINY_RUN, TINY_SERIAL_RUN, assert_same_policy, rows_without_time
 from tests.helpers.samplers import TOYS

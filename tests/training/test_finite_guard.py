@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 import accel_rl
 from accel_rl.errors import RunError, UsageError
-from accel_rl.training import checkpoint
+from accel_rl.run_folder import checkpoint
 from accel_rl.training.finite_guard import FiniteGuard
 from accel_rl.training.metrics import NotFinite, UpdateStatistics
 from accel_rl.updates import Update

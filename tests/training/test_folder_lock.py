@@ -13,13 +13,13 @@ import accel_rl
 from accel_rl.cli import main
 from accel_rl.distributed import launch
 from accel_rl.errors import UsageError
-from accel_rl.training.folder_lock import LOCK, locked
+from accel_rl.run_folder.lock import LOCK, locked
 from tests.helpers.runs import TINY_LEARNERS_RUN, TINY_SERIAL_RUN, rows
 
 HOLDS = """
 import sys, time
 from pathlib import Path
-from accel_rl.training.folder_lock import locked
+from accel_rl.run_folder.lock import locked
 
 with locked(Path(sys.argv[1]), "run"):
     print("locked", flush=True)

@@ -10,12 +10,12 @@ import torch
 from accel_rl.distributed.learner_process import learn
 from accel_rl.envs import EnvConfig
 from accel_rl.errors import RunError, UsageError
+from accel_rl.settings import resolve as resolving
+from accel_rl.settings.resolve import Config, resolve
 from accel_rl.training import build
-from accel_rl.training import resolve as resolving
 from accel_rl.training.build import build_algo, check
 from accel_rl.training.learner import LearnerJob
 from accel_rl.training.out_of_memory import advice_on_memory
-from accel_rl.training.resolve import Config, resolve
 from tests.helpers.samplers import spec_of
 
 CARTPOLE: dict[str, Any] = {"env": "CartPole-v1", "envs": 4, "sampler": "serial", "steps": 400, "tensorboard": False}

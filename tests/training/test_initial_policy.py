@@ -15,10 +15,10 @@ import accel_rl
 from accel_rl.cli import main
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import UsageError
-from accel_rl.training import checkpoint, policy_file
+from accel_rl.run_folder import checkpoint, policy_file
+from accel_rl.run_folder.policy_file import BEST, DESCRIPTION, LAST
+from accel_rl.settings.resolve import Config, resolve
 from accel_rl.training.build import build_algo, build_algo_and_update, build_store, with_initial_policy
-from accel_rl.training.policy_file import BEST, DESCRIPTION, LAST
-from accel_rl.training.resolve import Config, resolve
 from tests.helpers.runs import TINY_LEARNERS_RUN, TINY_SERIAL_RUN, assert_same, assert_same_run, rows
 from tests.helpers.samplers import TOYS
 

@@ -14,9 +14,9 @@ from accel_rl.envs import EnvConfig
 from accel_rl.errors import UsageError
 from accel_rl.models.actor_critic import ActorCritic
 from accel_rl.models.q_network import QNetwork
+from accel_rl.run_folder import policy_file
 from accel_rl.samplers import AlternatingSampler, SerialSampler
 from accel_rl.samplers.base import SamplerConfig
-from accel_rl.training import policy_file
 from tests.helpers.masked_envs import Masked
 from tests.helpers.runs import TINY_SERIAL_RUN, assert_same_run, rows, rows_without_time
 from tests.helpers.samplers import assert_equal, closing, make, spec_of

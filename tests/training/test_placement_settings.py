@@ -18,9 +18,9 @@ from accel_rl.errors import UsageError
 from accel_rl.hardware.placement import Plan
 from accel_rl.hardware.topology import CpuTopology, available_cpus, show_cpus
 from accel_rl.rollout import Rollout
-from accel_rl.training import resolve as resolving
+from accel_rl.settings import resolve as resolving
+from accel_rl.settings.resolve import resolve
 from accel_rl.training.build import check, sampler_config
-from accel_rl.training.resolve import resolve
 from accel_rl.updates import Update
 
 ONLINE = sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else [0]

@@ -24,8 +24,8 @@ import accel_rl
 from accel_rl.cli import main
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import RunError, UsageError
-from accel_rl.training import checkpoint, policy_file
-from accel_rl.training.policy_file import BEST, DESCRIPTION, LAST
+from accel_rl.run_folder import checkpoint, policy_file
+from accel_rl.run_folder.policy_file import BEST, DESCRIPTION, LAST
 from tests.helpers.runs import TINY_SERIAL_RUN, assert_same
 
 RUN: dict[str, Any] = {**TINY_SERIAL_RUN, "algo": "a2c", "eval_interval_steps": 100, "eval_episodes": 1}
@@ -415,8 +415,8 @@ def test_code_that_a_file_names_is_imported_only_with_trust(
 @pytest.mark.parametrize(
     ("settings", "acts_without"),
     [
-        ({"network": "accel_rl.envs.making:import_name"}, False),
-        ({"env": "accel_rl.envs.making:import_name", "env_options": {"name": "stranger:wrap", "kind": "x"}}, True),
+        ({"network": "accel_rl.envs.make:import_name"}, False),
+        ({"env": "accel_rl.envs.make:import_name", "env_options": {"name": "stranger:wrap", "kind": "x"}}, True),
         ({"env_options": {"path": {"to": ["a/file"]}}}, True),
         ({"env_options": {"vehicle": "stranger.Vehicle"}}, True),
     ],

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 import accel_rl
-from accel_rl.training import checkpoint
-from accel_rl.training.checkpoint import CHECKPOINT
-from accel_rl.training.run_directory import reopen
+from accel_rl.run_folder import checkpoint
+from accel_rl.run_folder.checkpoint import CHECKPOINT
+from accel_rl.run_folder.directory import reopen
 from tests.helpers.runs import TINY_SERIAL_RUN
 
 # Checkpoints at steps 40, 80 and 120, each with its replay.

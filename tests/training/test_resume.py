@@ -11,8 +11,8 @@ import pytest
 
 import accel_rl
 from accel_rl.errors import UsageError
+from accel_rl.run_folder import checkpoint
 from accel_rl.samplers import SerialSampler
-from accel_rl.training import checkpoint
 from tests.helpers.processes import Command
 from tests.helpers.runs import TINY_RUN, TINY_SERIAL_RUN, assert_same, assert_same_policy, assert_same_run, rows
 from tests.helpers.samplers import TOYS

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 import accel_rl
-from accel_rl.envs import atari_states
+from accel_rl.envs.games import atari_states
 from accel_rl.errors import RunError, UsageError
 
 SETTINGS = {

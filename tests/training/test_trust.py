@@ -11,8 +11,8 @@ import yaml
 import accel_rl
 from accel_rl.cli import main
 from accel_rl.errors import UsageError
-from accel_rl.training import checkpoint
-from accel_rl.training.run_directory import is_finished
+from accel_rl.run_folder import checkpoint
+from accel_rl.run_folder.directory import is_finished
 from tests.helpers.runs import TINY_SERIAL_RUN
 
 # Checkpoints of a DQN have a replay, which is a file of its own.

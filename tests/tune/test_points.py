@@ -8,8 +8,8 @@ import pytest
 from accel_rl.errors import UsageError
 from accel_rl.hardware.placement import divides_evenly, make_plan
 from accel_rl.hardware.topology import CpuTopology
-from accel_rl.training.resolve import Config, resolve
-from accel_rl.training.sampler_kinds import SAMPLER_KINDS
+from accel_rl.settings.resolve import Config, resolve
+from accel_rl.settings.sampler_kinds import SAMPLER_KINDS
 from accel_rl.tune.points import Axis, Point, Space, make_space
 
 ONE = CpuTopology(((0,),), (0,), 1)

@@ -11,8 +11,8 @@ import yaml
 
 from accel_rl.cli import main
 from accel_rl.hardware.topology import CpuTopology
-from accel_rl.training import resolve as resolving
-from accel_rl.training.resolve import resolve
+from accel_rl.settings import resolve as resolving
+from accel_rl.settings.resolve import resolve
 from accel_rl.tune import tuning
 from accel_rl.tune.points import Point, Space, make_space
 from accel_rl.tune.search import Found, Trial

@@ -18,7 +18,7 @@ import pytest
 
 from accel_rl.cli import main
 from accel_rl.report.record import RunRecord, read_record
-from accel_rl.training.folder_lock import locked
+from accel_rl.run_folder.lock import locked
 from accel_rl.watch import runs as watched_runs
 from accel_rl.watch.runs import WatchedRuns
 from tests.report.test_page import write_run

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from accel_rl.config.queue_settings import AgentReplayConfig
-from accel_rl.envs.batch_simulator import BatchConfig
+from accel_rl.envs.batches.batch_simulator import BatchConfig
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import RunError
 from accel_rl.hardware.shared_memory import Layout, Semaphore, SharedArrays, make_poller

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from accel_rl.config.queue_settings import AgentReplayConfig
-from accel_rl.envs.batch_simulator import BatchConfig
+from accel_rl.envs.batches.batch_simulator import BatchConfig
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import UsageError
 from accel_rl.hardware.host_memory import used_share

@@ -7,8 +7,8 @@ import pytest
 
 from accel_rl.errors import UsageError
 from accel_rl.hardware import host_memory
+from accel_rl.settings.resolve import resolve
 from accel_rl.training.build import check
-from accel_rl.training.resolve import resolve
 
 CARTPOLE: dict[str, Any] = {"algo": "ga3c", "env": "CartPole-v1", "device": "cpu", "steps": 1000, "tensorboard": False}
 

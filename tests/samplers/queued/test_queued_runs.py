@@ -12,10 +12,10 @@ import accel_rl
 from accel_rl.cli import main
 from accel_rl.doctor.gpu_check import to_device
 from accel_rl.rollout import RecurrentInputs
-from accel_rl.training import checkpoint
+from accel_rl.run_folder import checkpoint
+from accel_rl.settings.resolve import resolve
 from accel_rl.training.build import build_algo_and_update, build_training_sampler
 from accel_rl.training.iteration import Iteration
-from accel_rl.training.resolve import resolve
 from tests.helpers.gpu_runs import assert_learned_alike
 from tests.helpers.queued import Telling, make_queued
 from tests.helpers.runs import assert_same, rows

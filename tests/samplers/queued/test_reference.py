@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from accel_rl.envs.batch_simulator import make_simulator
+from accel_rl.envs.batches.batch_simulator import make_simulator
 from accel_rl.models.layers import expect_changes
 from accel_rl.samplers.base import noise_generator
+from accel_rl.settings.resolve import resolve
 from accel_rl.training.build import build_algo, build_optimizer, build_training_sampler, build_update
 from accel_rl.training.iteration import Iteration
-from accel_rl.training.resolve import resolve
 from accel_rl.updates.flat import FlatParameters
 from tests.helpers.samplers import TOYS, closing
 

@@ -7,8 +7,8 @@ import gymnasium
 import numpy as np
 from gymnasium.vector.utils import concatenate, create_empty_array
 
-from accel_rl.envs.device_env import FINAL_OBSERVATION
-from accel_rl.envs.spaces import Space, one_of
+from accel_rl.envs.batches.device_env import FINAL_OBSERVATION
+from accel_rl.envs.spaces.conversion import Space, one_of
 from accel_rl.errors import RunError
 
 VectorEnv = gymnasium.vector.VectorEnv[Any, Any, Any]

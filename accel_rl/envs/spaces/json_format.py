@@ -16,7 +16,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from accel_rl.envs.spaces import LeftOut
+from accel_rl.envs.spaces.conversion import LeftOut
 from accel_rl.errors import UsageError
 
 Space = gymnasium.Space[Any]

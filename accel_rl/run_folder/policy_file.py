@@ -20,11 +20,11 @@ from gymnasium.spaces import Discrete, MultiDiscrete
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from accel_rl.envs import space_json
-from accel_rl.envs.masks import SOURCES
+from accel_rl.envs.spaces import json_format
+from accel_rl.envs.spaces.masks import SOURCES
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import UsageError
-from accel_rl.training.atomic import write_file
+from accel_rl.run_folder.atomic import write_file
 
 FORMAT_NAME, FORMAT_VERSION = "accel_rl policy", 1
 FORMAT = f"{FORMAT_NAME} {FORMAT_VERSION}"
@@ -43,7 +43,7 @@ def describe(settings: dict[str, Any], spec: EnvSpec) -> str:
         "format": FORMAT,
         "settings": {name: _plain(name, value) for name, value in settings.items()},
         "spec": {
-            **{name: space and space_json.to_json(space) for name, space in spaces.items()},
+            **{name: space and json_format.to_json(space) for name, space in spaces.items()},
             "frame_stack": spec.frame_stack,
             "picture_shape": spec.picture_shape and list(spec.picture_shape),
             "mask_sources": list(spec.mask_sources),
@@ -117,15 +117,15 @@ def read_description(folder: Path) -> tuple[dict[str, Any], EnvSpec]:
 
 def _spec(values: dict[str, Any]) -> EnvSpec:
     nested, frame_stack = values.get("nested_space"), values.get("frame_stack")
-    observation, action = (space_json.from_json(values.get(f"{name}_space")) for name in ("observation", "action"))
+    observation, action = (json_format.from_json(values.get(f"{name}_space")) for name in ("observation", "action"))
     if not isinstance(frame_stack, int) or not 0 <= frame_stack * math.prod(observation.shape or ()) <= (
-        space_json.MOST_NUMBERS
+        json_format.MOST_NUMBERS
     ):
         raise UsageError(f"frame_stack={frame_stack!r} must be 0 or a number of frames that fit into memory")
     picture = values.get("picture_shape")
     if picture is not None and not (isinstance(picture, list) and all(isinstance(side, int) for side in picture)):
         raise UsageError(f"picture_shape={picture!r} must be null or a list of numbers")
-    nested_space = None if nested is None else space_json.from_json(nested)
+    nested_space = None if nested is None else json_format.from_json(nested)
     sources = values.get("mask_sources", [])
     is_maskable = isinstance(action, Discrete | MultiDiscrete) and frame_stack == 0
     if not isinstance(sources, list) or not all(is_maskable and name in [*SOURCES] for name in sources):

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import shlex
+import shutil
 import socket
 import sys
 import time
@@ -20,13 +21,13 @@ from accel_rl.config.fields import pick
 from accel_rl.config.learners import launched_rank_info
 from accel_rl.config.run_settings import RunSettings
 from accel_rl.config.sources import overlay, read_settings
-from accel_rl.envs.choice import is_ale_state
-from accel_rl.envs.functions import FUNCTION, MakeEnv, as_setting, missing_function
+from accel_rl.envs.function_transfer import FUNCTION, MakeEnv, as_setting, missing_function
+from accel_rl.envs.games.emulator_choice import is_ale_state
 from accel_rl.errors import RunError, UsageError
-from accel_rl.training import checkpoint, finite_guard, policy_file, tracking
-from accel_rl.training.atomic import sync_folder, write_file
-from accel_rl.training.checkpoint import CHECKPOINT, PREVIOUS
-from accel_rl.training.resolve import Config, resolve
+from accel_rl.run_folder import checkpoint, policy_file
+from accel_rl.run_folder.atomic import sync_folder, write_file
+from accel_rl.run_folder.checkpoint import CHECKPOINT, PREVIOUS
+from accel_rl.settings.resolve import Config, resolve
 
 # Settings that a resumed run may change: its length, the machine's use, and reports.
 CHANGEABLE = (
@@ -51,6 +52,10 @@ CHANGEABLE = (
 ANY_MACHINE = {"device": "auto", "devices": None, "learners_per_gpu": 1, "cpus": "all", "workers": None}
 """Settings that replace those of the machine a run was on, so that it can be opened on another one."""
 
+NOT_FINITE = "not_finite.txt"  # in the folder of a run whose numbers were no longer finite, until its next checkpoint
+CHANGEABLE_AFTER_FAILURE = ("learning_rate", "clip_grad_norm")  # such a run may change them, too
+
+TRACKER = "wandb"  # a folder in a run's, where the package of Weights & Biases keeps its files
 JOB = "job.txt"  # in a run's folder: names the learners that write there, if torchrun started them
 SEEN_WITHIN_S = 10.0  # the longest time until a network disk shows another machine's writes
 
@@ -106,7 +111,7 @@ def _clear(folder: Path) -> None:
         policy_file.LAST,
         policy_file.BEST,
         *policy_file.EXPORTED,
-        finite_guard.MARKER_FILE,
+        NOT_FINITE,
         "summary.json",
         "final.json",
         "video.mp4",
@@ -119,7 +124,7 @@ def _clear(folder: Path) -> None:
     sync_folder(folder)
     unfinished = [f"{name}.tmp" for name in (*results, *others)]
     _unlink([*folder.glob("events.out.tfevents.*"), *(folder / name for name in (*unfinished, *others))])
-    tracking.clear(folder)
+    shutil.rmtree(folder / TRACKER, ignore_errors=True)
 
 
 def _unlink(paths: Iterable[Path]) -> None:
@@ -201,8 +206,8 @@ def is_finished(folder: Path, given: dict[str, Any], trust: bool = False) -> boo
 
 def changed_settings(folder: Path, saved: dict[str, Any], values: dict[str, Any]) -> list[str]:
     """Returns the settings that differ from the saved ones although a resumed run may not change them."""
-    has_failed = (folder / finite_guard.MARKER_FILE).exists()
-    changeable = CHANGEABLE + (finite_guard.CHANGEABLE if has_failed else ())
+    has_failed = (folder / NOT_FINITE).exists()
+    changeable = CHANGEABLE + (CHANGEABLE_AFTER_FAILURE if has_failed else ())
     return [name for name in values if values[name] != saved.get(name) and name not in changeable]
 
 

@@ -17,8 +17,8 @@ from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
-from accel_rl.envs.masks import KEY, SOURCES, allows_choice, flat_masks, pack, random_allowed, without_mask
-from accel_rl.envs.pictures import channels_first, is_picture
+from accel_rl.envs.spaces.masks import KEY, SOURCES, allows_choice, flat_masks, pack, random_allowed, without_mask
+from accel_rl.envs.spaces.pictures import channels_first, is_picture
 from accel_rl.envs.spec import EnvSpec, stored_action
 from accel_rl.errors import UsageError
 

@@ -12,7 +12,7 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from accel_rl.envs.masks import KEY
+from accel_rl.envs.spaces.masks import KEY
 from accel_rl.envs.spec import Array
 from accel_rl.errors import UsageError
 

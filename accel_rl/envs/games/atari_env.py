@@ -5,7 +5,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from accel_rl.envs.choice import make_atari, warn_if_inexact
+from accel_rl.envs.games.emulator_choice import make_atari, warn_if_inexact
 from accel_rl.envs.spec import Array, EnvConfig
 from accel_rl.errors import UsageError
 

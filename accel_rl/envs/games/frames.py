@@ -4,7 +4,7 @@ import ale_py
 import cv2
 import numpy as np
 
-from accel_rl.envs.resize import FRAME, SCREEN, ScreenResizer
+from accel_rl.envs.games.resize import FRAME, SCREEN, ScreenResizer
 from accel_rl.envs.spec import Array
 
 cv2.setNumThreads(0)

@@ -15,8 +15,8 @@ from typing import Any, BinaryIO
 import torch
 
 from accel_rl.errors import UsageError
-from accel_rl.training.atomic import write_file
-from accel_rl.training.trust import check_owner
+from accel_rl.run_folder.atomic import write_file
+from accel_rl.run_folder.trust import check_owner
 
 FORMAT_NAME, FORMAT_VERSION = "accel_rl checkpoint", 5
 FORMAT = f"{FORMAT_NAME} {FORMAT_VERSION}"

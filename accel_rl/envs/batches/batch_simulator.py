@@ -16,13 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from accel_rl.envs.atari import game_name
-from accel_rl.envs.choice import is_native, make_atari, make_native_batch
 from accel_rl.envs.closing import close_all
+from accel_rl.envs.games.atari import game_name
+from accel_rl.envs.games.emulator_choice import is_native, make_atari, make_native_batch
+from accel_rl.envs.games.native import NativeBatch
 from accel_rl.envs.global_generators import GlobalGenerators, with_own_generators
 from accel_rl.envs.gym import GymSimulator
-from accel_rl.envs.native import NativeBatch
-from accel_rl.envs.spaces import random_action
+from accel_rl.envs.spaces.conversion import random_action
 from accel_rl.envs.spec import Array, EnvConfig, EnvSpec, Outcome, Simulator
 from accel_rl.errors import RunError, UsageError
 from accel_rl.hardware.shared_memory import Layout

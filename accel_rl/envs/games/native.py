@@ -20,8 +20,8 @@ from accel_rl.emulator.core import AGENT_STEP, START_GAME
 from accel_rl.emulator.frame_making import FramePlan
 from accel_rl.emulator.pcg64 import GENERATOR_WORDS, to_numpy_state, to_words
 from accel_rl.emulator.rules import ACTIONS, rules_for
-from accel_rl.envs.atari import NUM_STARTS, atari_spec, why_no_reserve
-from accel_rl.envs.atari_states import is_native_state, pack, to_native, unpack
+from accel_rl.envs.games.atari import NUM_STARTS, atari_spec, why_no_reserve
+from accel_rl.envs.games.atari_states import is_native_state, pack, to_native, unpack
 from accel_rl.envs.spec import Array, Outcome
 from accel_rl.errors import RunError, UsageError
 

@@ -7,8 +7,15 @@ import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-from accel_rl.envs.masks import space_without_mask, without_mask
-from accel_rl.envs.spaces import check_action_space, learnable, make_spec, remaining, remaining_space, wrong_part
+from accel_rl.envs.spaces.conversion import (
+    check_action_space,
+    learnable,
+    make_spec,
+    remaining,
+    remaining_space,
+    wrong_part,
+)
+from accel_rl.envs.spaces.masks import space_without_mask, without_mask
 
 LARGEST = float(np.finfo(np.float32).max)
 

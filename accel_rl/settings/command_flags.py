@@ -23,7 +23,7 @@ def add_settings(command: argparse.ArgumentParser, arguments: list[str]) -> None
     algo = _name_of_algo(arguments)
     if ":" not in algo:
         _check_names(command, arguments, algo)
-    from accel_rl.training.resolve import find_algo  # imports torch
+    from accel_rl.settings.resolve import find_algo  # imports torch
 
     algo_class, presets = find_algo(algo)
     settings = algo_class.Settings
@@ -93,7 +93,7 @@ def _list(options: argparse.Namespace) -> None:
     if options.what == "envs":
         import gymnasium
 
-        from accel_rl.envs.atari import games
+        from accel_rl.envs.games.atari import games
 
         print("\n".join([*games(), *(name for name in sorted(gymnasium.registry) if not name.startswith("ALE/"))]))
         return
@@ -105,7 +105,7 @@ def _list(options: argparse.Namespace) -> None:
     if options.what == "presets":
         import yaml
 
-        from accel_rl.envs.atari import PRESETS
+        from accel_rl.envs.games.atari import PRESETS
 
         for name, atari in PRESETS.items():
             print(

@@ -15,7 +15,7 @@ import numpy as np
 
 from accel_rl.config.atari_options import AtariOptions
 from accel_rl.config.fields import build
-from accel_rl.envs.frames import FrameMaker
+from accel_rl.envs.games.frames import FrameMaker
 from accel_rl.envs.spec import Array, EnvSpec, Outcome
 from accel_rl.errors import unknown
 
@@ -253,7 +253,10 @@ class AtariSimulator:
         }
 
     def set_state(self, state: Any) -> None:
-        from accel_rl.envs.atari_states import is_native_state, to_ale  # not at the top: it imports the native emulator
+        from accel_rl.envs.games.atari_states import (  # not at the top: it imports the native emulator
+            is_native_state,
+            to_ale,
+        )
 
         if is_native_state(state):
             state = to_ale(state, unseen_frames=self.options.frame_skip - 2)

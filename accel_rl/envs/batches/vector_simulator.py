@@ -9,13 +9,13 @@ import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.vector.utils import batch_space
 
-from accel_rl.envs.device_env import FINAL_OBSERVATION
+from accel_rl.envs.batches.device_env import FINAL_OBSERVATION
+from accel_rl.envs.batches.one_of_vector import VectorEnv, is_envpool, last_observation, overwrites_last
 from accel_rl.envs.gym import RESET, STEP, call
-from accel_rl.envs.making import make_vector_env
-from accel_rl.envs.masks import KEY, allows_choice, flat_masks, last_mask, pack, read_mask
-from accel_rl.envs.observed import LARGEST, Observed, not_finite
-from accel_rl.envs.one_of_vector import VectorEnv, is_envpool, last_observation, overwrites_last
-from accel_rl.envs.spaces import find_mismatch, to_env_action, to_row, to_row_batch
+from accel_rl.envs.make import make_vector_env
+from accel_rl.envs.spaces.conversion import find_mismatch, to_env_action, to_row, to_row_batch
+from accel_rl.envs.spaces.masks import KEY, allows_choice, flat_masks, last_mask, pack, read_mask
+from accel_rl.envs.spaces.observations import LARGEST, Observed, not_finite
 from accel_rl.envs.spec import Array, EnvConfig
 from accel_rl.errors import RunError, UsageError
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from accel_rl.envs.functions import FUNCTION
-from accel_rl.envs.making import ENVPOOL, VECTOR
+from accel_rl.envs.function_transfer import FUNCTION
+from accel_rl.envs.make import ENVPOOL, VECTOR
 from accel_rl.errors import UsageError
 
 ACTS = ("algo", "network")

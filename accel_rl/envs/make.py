@@ -14,10 +14,10 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from accel_rl.envs.batches.device_env import OneOfBatch, is_device_env
+from accel_rl.envs.batches.one_of_vector import OneOfVector, VectorEnv
 from accel_rl.envs.closing import close_all
-from accel_rl.envs.device_env import OneOfBatch, is_device_env
-from accel_rl.envs.functions import FUNCTION, missing_function, unpickle_function
-from accel_rl.envs.one_of_vector import OneOfVector, VectorEnv
+from accel_rl.envs.function_transfer import FUNCTION, missing_function, unpickle_function
 from accel_rl.envs.spec import EnvConfig
 from accel_rl.errors import UsageError, unknown
 from accel_rl.processes.spawning import search_current_folder
@@ -111,7 +111,7 @@ def _one_of_vector(config: EnvConfig, seed: int | None, render_mode: str | None)
 
 
 def make_device_env(config: EnvConfig, num_envs: int, seed: int, device: str) -> Any:
-    """Makes a batch of environments whose arrays lie on a device (see envs/device_env.py), by the user's factory.
+    """Makes a batch of environments whose arrays lie on a device (see batches/device_env.py), by the user's factory.
 
     Raises UsageError for anything else, or for a different number of environments."""
     make = _factory(config)
@@ -177,7 +177,7 @@ def _find(env_id: str) -> Callable[..., Any] | None:
             raise UsageError(
                 f"unknown environment {env_id!r}: {package} registers it when imported; name it {package}:{env_id}"
             )
-    from accel_rl.envs.atari import games
+    from accel_rl.envs.games.atari import games
 
     way_out = "(`accel-rl list envs`; one that a package registers when imported: package:id)"
     raise unknown("environment", env_id, [*games(), *gymnasium.registry], way_out)

@@ -16,7 +16,7 @@ from accel_rl.algos.base import Algo
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import UsageError
 from accel_rl.models.normalize import PixelNorm
-from accel_rl.training import policy_file
+from accel_rl.run_folder import policy_file
 
 TRUNK = "encoder.trunk"
 TRUNK_SETTINGS = ("network", "layer_norm", "dueling")  # decide the trunk's tensors

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from accel_rl.algos.base import Algo
     from accel_rl.samplers.base import Sampler, SamplerConfig
     from accel_rl.samplers.queued.sampler import QueueConfig
-    from accel_rl.training.resolve import Config
+    from accel_rl.settings.resolve import Config
 
 MOST_WORKERS_PER_CPU, MOST_AGENTS_PER_CPU, MOST_QUEUE_THREADS = 2, 16, 8  # limits of the tuner's search
 ENVS_FACTORS = (0.5, 1, 2, 4)  # the tuner tries these multiples of the algorithm's own number

@@ -12,24 +12,24 @@ from accel_rl.config.presets import KINDS, load_preset, preset_and_base, preset_
 from accel_rl.config.queue_settings import QueueSettings
 from accel_rl.config.run_settings import RunSettings
 from accel_rl.config.sources import overlay, read_yaml
-from accel_rl.envs.atari import game_name, make_options
-from accel_rl.envs.batch_simulator import BatchConfig
-from accel_rl.envs.choice import check_simulator, check_wrappers, choose_simulator
-from accel_rl.envs.making import ENVPOOL, import_name, is_vector
-from accel_rl.envs.pictures import LARGE, is_picture, is_small
+from accel_rl.envs.batches.batch_simulator import BatchConfig
+from accel_rl.envs.batches.vector_batch import check_reset_mode
+from accel_rl.envs.games.atari import game_name, make_options
+from accel_rl.envs.games.emulator_choice import check_simulator, check_wrappers, choose_simulator
+from accel_rl.envs.make import ENVPOOL, import_name, is_vector
 from accel_rl.envs.probe import probe_spec
-from accel_rl.envs.spaces import parts_of
+from accel_rl.envs.spaces.conversion import parts_of
+from accel_rl.envs.spaces.pictures import LARGE, is_picture, is_small
 from accel_rl.envs.spec import EnvConfig, EnvSpec
-from accel_rl.envs.vector_batch import check_reset_mode
 from accel_rl.errors import UsageError
 from accel_rl.hardware.devices import find_device, find_devices, gpu_has_bf16, gpu_node, num_gpus
 from accel_rl.hardware.instructions import has_bf16
 from accel_rl.hardware.placement import Plan, make_plans
 from accel_rl.hardware.topology import read_topology
-from accel_rl.training.sampler_kinds import SAMPLER_KINDS, SamplerKind
+from accel_rl.settings.sampler_kinds import SAMPLER_KINDS, SamplerKind
 
 if TYPE_CHECKING:
-    from accel_rl.training.initial_policy import InitialPolicy
+    from accel_rl.run_folder.initial_policy import InitialPolicy
 
 Values = dict[str, Any]
 ADJUSTED_AGENTS = 256  # the default maximum where their number is adjusted

@@ -13,8 +13,8 @@ import numpy as np
 from accel_rl.config.atari_options import AtariOptions
 from accel_rl.emulator.exactness import TABLE, read_table
 from accel_rl.emulator.machine_code import check_numba
-from accel_rl.envs.atari import AtariSimulator, game_name, games, make_options
-from accel_rl.envs.native import NativeBatch, NativeSimulator, make_native
+from accel_rl.envs.games.atari import AtariSimulator, game_name, games, make_options
+from accel_rl.envs.games.native import NativeBatch, NativeSimulator, make_native
 from accel_rl.envs.spec import EnvConfig
 from accel_rl.errors import UsageError, unknown
 

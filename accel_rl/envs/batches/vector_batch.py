@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from accel_rl.envs.batch_simulator import BatchConfig, BatchSimulator, EnvBatch, stand_still
+from accel_rl.envs.batches.batch_simulator import BatchConfig, BatchSimulator, EnvBatch, stand_still
+from accel_rl.envs.batches.vector_simulator import VectorSimulator
 from accel_rl.envs.closing import close_all
 from accel_rl.envs.global_generators import with_own_generators
-from accel_rl.envs.making import is_vector
-from accel_rl.envs.spaces import random_action
+from accel_rl.envs.make import is_vector
+from accel_rl.envs.spaces.conversion import random_action
 from accel_rl.envs.spec import Array
-from accel_rl.envs.vector_simulator import VectorSimulator
 from accel_rl.errors import RunError, UsageError
 
 logger = logging.getLogger("accel_rl")

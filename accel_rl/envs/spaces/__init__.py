@@ -1,0 +1,1 @@
+"""Observations, actions and masks, as arrays that networks and replays can hold."""
