@@ -1,17 +1,17 @@
-"""accel_rl: deep reinforcement learning at the speed of the simulators, on one machine full of cores.
+"""Deep reinforcement learning at the speed of the simulators, on one machine with many cores.
 
     accel_rl.train(algo="a2c", env="pong", steps=1_000_000)   -> the run's folder
     accel_rl.load(run_folder).predict(observation)            -> an action, and a recurrent policy's state
 
-Importing the package imports nothing heavy: simulator processes import it as well, and must stay free of torch.
+Importing the package imports nothing heavy, since simulator processes import it, too, and must stay free of torch.
 """
 
 import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
-# How long OpenMP threads spin before they sleep: long enough to bridge the gap between two layers of a
-# network, too short to take time from the simulators. Must be set before torch loads OpenMP.
+# OpenMP threads spin this long before they sleep: long enough to bridge the gap between two layers of a network, too
+# short to take time from the simulators. It must be set before torch loads OpenMP.
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from accel_rl.tune.command import add_tune
 from accel_rl.version import __version__
 from accel_rl.watch.command import add_watch
 
-LONG = ("train", "launch", "sweep")  # commands that leave files and go on without a reader of what they print
+LONG = ("train", "launch", "sweep")  # these commands write files, and continue if nobody reads their output
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -35,7 +35,7 @@ def main(arguments: list[str] | None = None) -> int:
     drop_what_fails("stderr")
     try:
         _check_surroundings(arguments)
-        if arguments[:1] != ["doctor"]:  # which imports whatever there is of a name
+        if arguments[:1] != ["doctor"]:  # doctor must import installed packages, not this folder's files of their names
             search_current_folder()
         parser = _parser(arguments)
         options, rest = parser.parse_known_args(arguments)
@@ -55,15 +55,15 @@ def main(arguments: list[str] | None = None) -> int:
         reason = describe_exceeded_limit(error)
         if reason is None and not isinstance(error, RunError | OSError):
             raise
-        is_usage = isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG  # files of ours have short names
+        is_usage = isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG  # our own names are short
         return _print_error("\n".join([reason or str(error), *getattr(error, "__notes__", ())]), 2 if is_usage else 1)
     finally:
-        drop_what_fails("stdout")  # or Python would report at its end what is left to write
+        drop_what_fails("stdout")  # else Python would report at exit what it could not write
     return 0
 
 
 def _check_surroundings(arguments: list[str]) -> None:
-    """Raises UsageError if the current folder has been deleted, or if names cannot be read in this locale."""
+    """Raises UsageError if the current folder was deleted, or if this locale cannot read its name or an argument."""
     encoding = sys.getfilesystemencoding()
     for text in [*arguments, current_folder()]:
         if encoding != "utf-8" and not text.isprintable() and os.fsencode(text).decode(errors="replace").isprintable():
@@ -103,12 +103,12 @@ def _parser(arguments: list[str]) -> argparse.ArgumentParser:
 
 
 def _unexpected(word: str, arguments: list[str], command: str, actions: list[argparse.Action]) -> UsageError:
-    """Returns the error for a word in the arguments that no action takes."""
+    """Returns the error for an argument that no option takes."""
     from accel_rl.config.fields import as_mapping
     from accel_rl.config.flags import MAPPING
     from accel_rl.config.names import built_in_setting_names, unknown_setting
 
-    if not word.startswith("-"):  # it may belong to a mapping that the shell has split: --env-options g=1 h=2
+    if not word.startswith("-"):  # the shell may have split a mapping: --env-options g=1 h=2
         at = arguments.index(word)
         begin = max((i for i in range(at) if arguments[i].startswith("-")), default=0)
         flag, values = arguments[begin], itertools.takewhile(lambda a: not a.startswith("-"), arguments[begin + 1 :])

@@ -1,4 +1,4 @@
-"""The two kinds of failure a user meets, and the helper that suggests the nearest name."""
+"""The two kinds of failure that a user meets, and an error that suggests the nearest names."""
 
 import difflib
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ class RunError(RuntimeError):
 
 
 def unknown(kind: str, name: str, known: Iterable[str], way_out: str = "") -> UsageError:
-    """An error for a name that does not exist, with the nearest ones that do."""
+    """Returns the error for a name that does not exist, with the nearest names that do."""
     known = list(known)
     by_lower = {candidate.lower(): candidate for candidate in known}
     nearest = difflib.get_close_matches(name.lower(), by_lower, n=3, cutoff=0.5)

@@ -1,4 +1,4 @@
-"""Defines what samplers and algorithms share: the rollout, a batch of its steps, and the policy that acted."""
+"""Defines what samplers and algorithms share: rollouts, batches of steps, and policies."""
 
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple, Protocol
@@ -21,7 +21,7 @@ class RecurrentInputs(NamedTuple):
     """A recurrent policy's inputs besides its observation.
 
     state [..., S]: the recurrent state before this step. previous_action [..., *A], previous_reward [...]: those of the
-    step before; the reward is the learner's. is_first [...] bool: a new game starts here, so the others do not count.
+    step before, with the learner's reward. is_first [...] bool: a new game starts here, so the others are ignored.
     """
 
     state: Tensor
@@ -35,10 +35,10 @@ PolicyStep = tuple[Tensor, dict[str, Tensor], Tensor | None]
 
 
 class TerminalFrames(NamedTuple):
-    """The true last frames of the K episodes that were terminated in a rollout, by step.
+    """The true last frames of the K episodes that terminated in a rollout, by step.
 
-    The row after a terminated step shows the next episode's first frame. step, env [K] int64: where the episodes ended;
-    frame [K, *row_shape]: the newest frame of the observation after that step, or all of it if there are no stacks.
+    The row after a terminated step shows the next episode's first frame. step, env [K] int64: where the episodes ended.
+    frame [K, *row_shape]: the newest frame of the observation after that step; without stacks, the whole observation.
     """
 
     step: Tensor
@@ -47,7 +47,7 @@ class TerminalFrames(NamedTuple):
 
 
 class Policy(Protocol):
-    """A policy as samplers see it: something that acts.
+    """The interface of a policy for samplers.
 
     state_size: floats of recurrent state per environment; 0 for a policy without state."""
 
@@ -65,8 +65,8 @@ class Policy(Protocol):
 class Batch(NamedTuple):
     """Steps to evaluate a policy on: samples [N, ...], or sequences [T, B, ...].
 
-    valid [...] bool: steps that are not valid do not count. recurrent_inputs: for a recurrent policy, whose batches are
-    always sequences: the state [B, S] before the first step, everything else [T, B, ...].
+    valid [...] bool: other steps do not count. recurrent_inputs: for a recurrent policy, whose batches are always
+    sequences: the state [B, S] before the first step, everything else [T, B, ...].
     """
 
     observation: Tensor
@@ -80,7 +80,7 @@ class Batch(NamedTuple):
 
 
 class NotInGraphedFunctions:
-    """A placeholder for a value that a CUDA graph would freeze; arithmetic and comparisons with it raise TypeError."""
+    """A placeholder for a value that a CUDA graph would freeze. Arithmetic and comparisons with it raise TypeError."""
 
     def __bool__(self) -> bool:
         raise TypeError(
@@ -94,17 +94,17 @@ NOT_TENSORS = ("frame_stack", "games", "first_step", "num_segments", "num_valid"
 
 @dataclass
 class Rollout:
-    """T steps of B environments, time first, group 0's environments first; valid until the next `collect`.
+    """T steps of B environments, time-major, group 0's environments first; valid until the next `collect`.
 
-    observation_rows [h + T + 1, B, ...]: frames or observations after h rows of history; each is stored once, and
-        `observations` returns what the network sees. age [T + 1, B]: rows since the first one of the episode.
+    observation_rows [h + T + 1, B, ...]: h rows of history, then frames or observations, each stored once;
+        `observations` returns what the network sees. age [T + 1, B]: rows since the episode's first one.
     action [T, B, *A], reward [T, B]; terminated, truncated, valid [T, B] bool.
     reset [T + 1, B] bool: a new game starts at this row. A lost life is terminated, but not a reset.
     policy_outputs: name -> [T, B, ...], the policy's outputs when it acted.
     final_step, final_env [K], final_observation [K, *O]: the true last observation of each truncated episode.
     games: the games that ended in this rollout.
     first_step: agent steps of the whole run before this rollout.
-    recurrent_inputs [T + 1, B, ...]: a recurrent policy's inputs at each row; step t left state[t + 1].
+    recurrent_inputs [T + 1, B, ...]: a recurrent policy's inputs at each row; step t produced state[t + 1].
     terminal_frames: None unless the sampler was asked for them (SamplerConfig.terminal_frames).
 
     The queued sampler merges its rollouts from segments, one per column; steps behind a segment's end are not valid.
@@ -143,7 +143,7 @@ class Rollout:
         return {name: value for name, value in values.items() if name not in NOT_TENSORS}
 
     def for_graphs(self, tensors: dict[str, Any]) -> "Rollout":
-        """Returns a rollout with these tensors, whose games and numbers cannot be read."""
+        """Returns a rollout with these tensors and without readable games and numbers."""
         unreadable: Any = NotInGraphedFunctions()
         numbers = {} if self.num_segments is None else {"num_segments": unreadable, "num_valid": unreadable}
         return replace(self, **tensors, **numbers, games=unreadable, first_step=unreadable)
@@ -177,16 +177,16 @@ class Rollout:
 
     @property
     def num_steps(self) -> int:
-        """Steps that the environments have taken, padding left out."""
+        """The number of steps that the environments have taken, without padding."""
         return self.reward.numel() if self.num_valid is None else self.num_valid
 
     @property
     def done(self) -> Tensor:
-        """Marks where the learner's episode ends, terminated or truncated: [T, B] bool."""
+        """Marks the ends of the learner's episodes, terminated or truncated: [T, B] bool."""
         return self.terminated | self.truncated
 
     def sequences(self, envs: Tensor | slice = slice(None)) -> Batch:
-        """Returns the steps of some environments as sequences [T, b, ...], all by default."""
+        """Returns the steps of some environments (default: all) as sequences [T, b, ...]."""
         T = self.horizon
         inputs = self.recurrent_inputs
         if inputs is not None:

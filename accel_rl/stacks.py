@@ -1,4 +1,4 @@
-"""Assembles stacks of frames, blanks frames from before the episode, and interleaves frames for convolutions."""
+"""Assembles stacks of frames, blanks frames of earlier episodes, and interleaves frames for convolutions."""
 
 import cv2
 import torch
@@ -13,14 +13,14 @@ def sliding_stacks(frames: Tensor, size: int) -> Tensor:
 
 
 def gather_stacks(frames: Tensor, start: Tensor, size: int, stride: int = 1) -> Tensor:
-    """Returns stacks [N, size, ...] of every stride-th of the frames [F, ...] from start [N] on."""
+    """Returns stacks [N, size, ...] of every stride-th frame of [F, ...] from start [N] on."""
     rows = start.unsqueeze(1) + stride * torch.arange(size, device=start.device)  # [N, S]
-    # One index over whole frames is a quarter faster than two on a CPU.
+    # On a CPU, one index over whole frames is a quarter faster than two.
     return frames.index_select(0, rows.flatten()).view(*rows.shape, *frames.shape[1:])
 
 
 def blank_young(stacks: Tensor, age: Tensor) -> Tensor:
-    """Blanks stacks [N, S, H, W] as `blank` does; on a CPU in place, since few need it."""
+    """Blanks stacks [N, S, H, W] like `blank`; on a CPU in place, since few stacks need it."""
     if age.device.type != "cpu":
         return blank(stacks, age)
     young = (age < stacks.shape[1] - 1).nonzero().squeeze(1)
@@ -30,7 +30,7 @@ def blank_young(stacks: Tensor, age: Tensor) -> Tensor:
 
 
 def blank(stacks: Tensor, age: Tensor) -> Tensor:
-    """Returns stacks [..., S, H, W], oldest frame first, with zeros for frames from before the episode's first row.
+    """Returns stacks [..., S, H, W], oldest frame first, with zeros for frames of earlier episodes.
 
     age [...]: rows from the episode's first row to the newest frame.
     """
@@ -40,9 +40,9 @@ def blank(stacks: Tensor, age: Tensor) -> Tensor:
 
 
 def is_exporting() -> bool:
-    """Returns whether PyTorch is recording a network's operations, to write them to a file.
+    """Returns whether PyTorch is recording a network's operations for an export.
 
-    Then the network may use only PyTorch's own public operations."""
+    Then the network may use PyTorch's public operations only."""
     return torch.compiler.is_exporting() or torch.jit.is_tracing()  # type: ignore[attr-defined,no-untyped-call]
 
 
@@ -52,7 +52,7 @@ def interleaved(images: Tensor) -> Tensor:
     Convolutions need this layout. OpenCV interleaves planes several times as fast as PyTorch."""
     if images.dtype != torch.uint8 or images.device.type != "cpu" or images.dim() < 3 or not images.numel():
         return images
-    if is_exporting():  # OpenCV could not be recorded
+    if is_exporting():  # an export cannot record OpenCV
         return images
     *leading, C, H, W = images.shape
     pixels = images.movedim(-3, -1)  # [..., H, W, C]
@@ -67,7 +67,7 @@ def _interleave(images: Tensor, result: Tensor) -> None:
     """Writes images [..., C, H, W] into result [..., H, W, C]."""
     C, _, W = images.shape[-3:]
     planes = images.movedim(-3, 0)
-    if planes[0].is_contiguous():  # a rollout's frames, which lie one behind the other
+    if planes[0].is_contiguous():  # a rollout's frames, which are consecutive in memory
         cv2.merge(list(planes.reshape(C, -1, W).numpy()), result.view(-1, W, C).numpy())
     elif images.is_contiguous() or (images.dim() == 4 and images[0].is_contiguous()):  # or with masks between
         for image, to in zip(images.flatten(0, -4).numpy(), result.flatten(0, -4).numpy(), strict=True):

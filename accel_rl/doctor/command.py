@@ -1,4 +1,4 @@
-"""The command `accel-rl doctor`: a report on this machine, or its GPU beside its CPU, and a verdict."""
+"""The command `accel-rl doctor`: a report on this machine, or a comparison of its GPU with its CPU."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ def add_doctor(commands: Any) -> None:
 
 
 def run(gpu: bool, json: bool) -> None:
-    """Prints what this machine is and how it trains, or checks its GPU.
+    """Prints a report on this machine and how it trains, or checks its GPU.
 
     Raises RunError if the self-test or a check fails, or if there is no GPU to check; UsageError for json with gpu."""
     if gpu and json:

@@ -1,7 +1,7 @@
-"""`accel-rl doctor --gpu`: of each family of algorithms, one on the GPU beside the same on the CPU.
+"""`accel-rl doctor --gpu`: compares an algorithm of each family on the GPU with the same on the CPU.
 
 Both devices act in the same environments and learn from the same rollouts, in float32 without TF32, with the same
-random numbers. What may differ is the order of sums. `make test-gpu` proves the rest, part by part.
+random numbers. Only the order of sums may differ. `make test-gpu` tests everything else, part by part.
 """
 
 import logging
@@ -30,15 +30,15 @@ from accel_rl.training.iteration import Iteration
 from accel_rl.updates.trees import leaves, map_leaves
 
 Settings = dict[str, Any]
-Recorded = tuple[Rollout, dict[int, Rollout]]  # on the CPU; what `recent` gave at each step with an update
+Recorded = tuple[Rollout, dict[int, Rollout]]  # on the CPU; the results of `recent` at each step with an update
 
 COMMON: Settings = {"envs": 4, "horizon": 5, "seed": 5, "sampler": "serial", "decorrelation_steps": 3, "steps": 400}
 COMMON |= {"sampling_threads": 1, "learning_threads": 1, "tensorboard": False, "eval_interval_steps": 0}
 COMMON |= {"precision": "float32"}
-# Short episodes, so that their ends are compared, too.
+# Short episodes, so that the comparison includes their ends.
 PONG: Settings = {**COMMON, "env": "pong", "frame_shape": (42, 42), "max_episode_steps": 7, "noop_max": 3}
 CARTPOLE: Settings = {**COMMON, "env": "CartPole-v1", "env_options": {"max_episode_steps": 8}}
-# Smaller epsilons, and small advantages over their deviation, would magnify rounding.
+# Smaller epsilons, and advantages divided by a small standard deviation, would magnify rounding.
 RMSPROP: Settings = {"optimizer": "rmsprop", "optimizer_options": {"epsilon": 1e-5}}
 ALTERNATING: Settings = {"sampler": "alternating", "workers": 2}
 TASKS: Settings = {"auxiliary": "pixel_control,value_replay,reward_prediction", "auxiliary_replay_steps": 12}
@@ -59,24 +59,24 @@ FAMILIES: dict[str, Settings] = {
     "n-step Q": {**PONG, "algo": "n_step_q", "target_interval_steps": 60},
     "PQN": {**PONG, "algo": "pqn", "epochs": 2, "minibatches": 2},
 }
-# Trained only: their random numbers or their order are not those of the CPU.
+# Trained only, since their random numbers or the order of these differ from the CPU's.
 RUNS: dict[str, Settings] = {
     "GA3C": {**PONG, "algo": "ga3c", "sampler": "queued", "min_training_batch": 11, "deterministic": True},
     "two learners": {**CARTPOLE, "algo": "a2c", "share_processors": True},
 }
-NUM_ROLLOUTS = 7  # graphs are captured at the third call with one shape
-# Largest ||found - expected|| / ||expected||: of a network's outputs, and of what several updates have changed, where
-# one ReLU that rounding switches changes more than rounding itself (a wrong or stale batch changes a tenth or more);
-# and of the same updates by graphs and by single operations.
+NUM_ROLLOUTS = 7  # the third call with a shape captures a graph
+# Largest ||found - expected|| / ||expected|| of a network's outputs; of the change by several updates; and of the same
+# updates by graphs and by single operations. In updates, one ReLU that rounding switches changes more than rounding
+# itself. A wrong or stale batch changes a tenth or more.
 TOLERANCES = (1e-4, 1e-2, 1e-3)
-NOT_CAPTURED = "cannot be captured"  # in a warning
+NOT_CAPTURED = "cannot be captured"  # part of a warning
 BF16_TOLERANCES = (0.05, 0.25, 0.25)  # 8 bits of mantissa
 
 
 def check_gpu(families: Mapping[str, Settings] = FAMILIES, runs: Mapping[str, Settings] = RUNS) -> None:
-    """Prints a row for each family and for each run, and a verdict.
+    """Prints a row for each family and each run, and a verdict.
 
-    Raises RunError if there is no GPU, or if one of them differs or fails; the tracebacks stand above."""
+    Raises RunError if there is no GPU, or if a row differs or fails; tracebacks are printed above."""
     device = _find_gpu()
     gpu = f"{torch.cuda.get_device_name(device)} (torch {torch.__version__}, CUDA {torch.version.cuda or 'none'}, "
     gpu += f"driver {find_driver() or 'unknown'})"
@@ -89,7 +89,7 @@ def check_gpu(families: Mapping[str, Settings] = FAMILIES, runs: Mapping[str, Se
             if name in families:
                 found = compare(settings, device)
                 is_right = all(map(float.__le__, found, BF16_TOLERANCES if is_bf16 else TOLERANCES))
-                is_right = is_right and not (is_bf16 and found[0] < 2e-3)  # it was in TF32
+                is_right = is_right and not (is_bf16 and found[0] < 2e-3)  # else it computed in TF32, not in bfloat16
                 cells = [f"{value:.1e}" for value in found]
             else:
                 is_right = _trains(settings, device)
@@ -108,7 +108,7 @@ def check_gpu(families: Mapping[str, Settings] = FAMILIES, runs: Mapping[str, Se
 
 
 class _Fallbacks(logging.Handler):
-    """Collects the warnings that a GPU path is not used. A driver may refuse to pin memory, which costs speed only."""
+    """Collects warnings of unused GPU paths, except those of pinned memory, which costs speed only."""
 
     texts: list[str] = []
 
@@ -118,7 +118,7 @@ class _Fallbacks(logging.Handler):
 
 
 def _find_gpu() -> torch.device:
-    """Returns the first GPU that can be used. Raises RunError, with what is missing, if there is none."""
+    """Returns the first usable GPU. Raises RunError, which says what is missing, if there is none."""
     try:
         device = find_device("auto")
         return torch.device(find_device("cuda") if device == "cpu" else device)
@@ -127,7 +127,7 @@ def _find_gpu() -> torch.device:
 
 
 def compare(settings: Settings, device: torch.device) -> tuple[float, float, float]:
-    """Returns how far a GPU is from the CPU in its rollouts and in updates, and graphs from single operations."""
+    """Returns the distances of a GPU from the CPU in rollouts and in updates, and of graphs from single operations."""
     in_float32, single = {**settings, "precision": "float32"}, {**settings, "cuda_graphs": False}
     with exact_float32():
         expected = record({**in_float32, "sampler": "serial"}, "cpu")
@@ -140,7 +140,7 @@ def compare(settings: Settings, device: torch.device) -> tuple[float, float, flo
 
 
 def _rollout_distance(found: Recorded, expected: Recorded) -> float:
-    """Returns the largest difference between what two rollouts hold; of whole numbers, the share that differs."""
+    """Returns the largest distance between tensors of two rollouts; for integers, the fraction that differs."""
     one, other = (leaves(rollout.tensors()) for rollout, _ in (found, expected))
     return max(
         distance(a, b) if b.is_floating_point() else float((a != b).double().mean())
@@ -150,13 +150,13 @@ def _rollout_distance(found: Recorded, expected: Recorded) -> float:
 
 
 def distance(found: Tensor, expected: Tensor) -> float:
-    """Returns ||found - expected|| / ||expected||; infinity where something is not a number."""
+    """Returns ||found - expected|| / ||expected||; infinity if a value is not finite."""
     value = float((found.double() - expected.double()).norm() / expected.double().norm().clamp(min=1e-12))
     return value if value == value else float("inf")
 
 
 def record(settings: Settings, device: str | torch.device) -> list[Recorded]:
-    """Returns rollouts of a run's first policy, made on a device."""
+    """Returns rollouts of a run's initial policy, collected on a device."""
     config = resolve({**settings, "device": str(device)})
     algo, update = build_algo_and_update(config)
     sampler = build_training_sampler(config, algo)
@@ -180,7 +180,7 @@ def record(settings: Settings, device: str | torch.device) -> list[Recorded]:
 
 
 def learn(settings: Settings, device: str | torch.device, recorded: Sequence[Recorded]) -> Tensor:
-    """Learns from recorded rollouts; returns by how much that has changed the parameters [P], on the CPU."""
+    """Learns from recorded rollouts; returns the change of the parameters [P], on the CPU."""
     config = resolve({**settings, "device": str(device)})
     algo, update = build_algo_and_update(config)
     before = update.parameters.values.detach().cpu().clone()
@@ -195,7 +195,7 @@ def learn(settings: Settings, device: str | torch.device, recorded: Sequence[Rec
 
 
 class Playback:
-    """Stands in for a sampler: gives recorded rollouts again, on a device."""
+    """A sampler that returns recorded rollouts on a device."""
 
     bytes_moved = num_restarts = 0
 
@@ -219,7 +219,7 @@ def to_device(rollout: Rollout, device: str | torch.device) -> Rollout:
 
 
 def _trains(settings: Settings, device: torch.device) -> bool:
-    """Trains as `accel-rl train` does, learners on all GPUs or two on the only one; tells whether all is finite."""
+    """Trains like `accel-rl train`, with learners on all GPUs or two on the only one; returns whether all is finite."""
     where: Settings = {"device": str(device)}
     if settings["algo"] == "a2c":
         where = {"devices": "all"} if num_gpus() > 1 else {"devices": str(device), "learners_per_gpu": 2}

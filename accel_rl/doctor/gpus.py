@@ -1,4 +1,4 @@
-"""Probes of GPUs and of bfloat16. They import PyTorch themselves, since it may be broken."""
+"""Probes of GPUs and bfloat16. Each imports PyTorch itself, since it may be broken."""
 
 import os
 from pathlib import Path
@@ -13,7 +13,7 @@ WHICH_WHEEL = f"{WHEEL} (docs/hardware.md: which one fits a GPU)"
 
 
 def gpus(root: Path = Path("/")) -> Finding:
-    """Describes the GPUs that PyTorch sees, and their driver; where it sees none, says why."""
+    """Describes the GPUs that PyTorch sees, and their driver; if it sees none, says why."""
     import torch
     import torch.distributed as dist
 
@@ -41,7 +41,7 @@ def gpus(root: Path = Path("/")) -> Finding:
 
 
 def _way_to_gpu() -> tuple[str, str]:
-    """Returns why PyTorch does not see a GPU that is there, and the command that mends it."""
+    """Returns why PyTorch does not see a GPU that exists, and the command that mends it."""
     import torch
 
     if torch.version.cuda is None:
@@ -57,7 +57,7 @@ def _way_to_gpu() -> tuple[str, str]:
 
 
 def bfloat16() -> Finding:
-    """Says which instructions PyTorch computes bfloat16 with on the CPU, and whether a variable hides them."""
+    """Names the CPU's bfloat16 instructions that PyTorch uses, and a variable that hides them."""
     instructions = read_instructions()
     hidden_by = [variable for variable in LIMITS if variable in instructions.why_no_bf16]
     problems = (Problem("warning", instructions.why_no_bf16, f"unset {variable}") for variable in hidden_by)

@@ -1,6 +1,6 @@
 """Probes of the machine: CPUs, memory, shared memory, folders.
 
-The self-test shows limits of open files and of processes, since a run that meets them names the way out."""
+The self-test shows limits of open files and processes: a run that meets them names the way out."""
 
 import os
 import platform
@@ -15,10 +15,10 @@ from accel_rl.hardware.host_memory import free_and_total, free_host_bytes
 from accel_rl.hardware.topology import available_cpus, count, read_topology
 
 GB, MB = 1 << 30, 1 << 20
-LEAST_MEMORY = 1 * GB  # A2C on Pong with four workers takes 0.33 GB, with CUDA more
+LEAST_MEMORY = 1 * GB  # A2C on Pong with four workers takes 0.33 GB, more with CUDA
 LEAST_DEV_SHM = 512 * MB
 LEAST_DISK = 1 * GB
-SHARED_MEMORY = 32 * MB  # tried; A2C on Pong with its defaults takes 2 MB
+SHARED_MEMORY = 32 * MB  # size of the trial; A2C on Pong with its defaults takes 2 MB
 
 
 def system() -> Finding:
@@ -29,7 +29,7 @@ def system() -> Finding:
 
 
 def logical_cpus(root: Path = Path("/")) -> Finding:
-    """Says which logical CPUs this process may use: cores, hardware threads, NUMA nodes, quota."""
+    """Describes the logical CPUs that this process may use: cores, hardware threads, NUMA nodes, quota."""
     topology = read_topology(root=root)
     num_cpus, quota, what = len(topology.cpus), topology.quota, ""
     if num_cpus == 1:
@@ -41,7 +41,7 @@ def logical_cpus(root: Path = Path("/")) -> Finding:
 
 
 def load() -> Finding:
-    """Says how busy other programs keep this machine: they slow the self-test down."""
+    """Says how busy other programs keep this machine, since they slow the self-test down."""
     average, num_cpus = os.getloadavg()[0], len(available_cpus())
     text = f"{average:.1f} programs were running, on average over a minute"
     what = f"{average:.1f} other programs want {count(num_cpus, 'logical CPU')}: the speeds above are too low"
@@ -49,7 +49,7 @@ def load() -> Finding:
 
 
 def memory() -> Finding:
-    """Says how much memory is free, and how much of it the control group and the limit of addresses allow."""
+    """Says how much memory is free, and the limits of the control group and of addresses."""
     totals, free, problems = [total for _, total in free_and_total()], free_host_bytes(), []
     smallest = min(totals, default=0)
     is_limited = bool(totals) and smallest < totals[0]
@@ -67,9 +67,9 @@ def memory() -> Finding:
 
 
 def shared_memory(folder: Path = Path("/dev/shm")) -> Finding:
-    """Tries the anonymous shared memory that workers write observations into, and reads the size of /dev/shm.
+    """Tries anonymous shared memory, which holds workers' observations, and reads the size of /dev/shm.
 
-    Runs use nothing of /dev/shm; ViZDoom and NCCL do."""
+    Runs do not use /dev/shm; ViZDoom and NCCL do."""
     from accel_rl.hardware.shared_memory import SharedArrays
 
     try:
@@ -89,7 +89,7 @@ def shared_memory(folder: Path = Path("/dev/shm")) -> Finding:
 
 
 def folders(current: Path = Path(".")) -> Finding:
-    """Says whether runs can be written into the current folder, and temporary files anywhere."""
+    """Says whether runs can write to the current folder, and to a folder of temporary files."""
     problems, free = [], shutil.disk_usage(current).free
     try:
         temporary = f"temporary files in {tempfile.gettempdir()}"

@@ -1,4 +1,4 @@
-"""Makes a GPU compute what the CPU computes, so that the two can be compared: random numbers and float32.
+"""Makes a GPU's results comparable with the CPU's: the same random numbers, and full float32.
 
 The tests of the GPU code use it, too. It imports nothing of accel_rl."""
 
@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 @contextlib.contextmanager
 def exact_float32() -> Iterator[None]:
-    """Turns off TF32 for a block, and the search for the fastest convolution: it may choose differently each time."""
+    """Turns off TF32 for a block, and the search for the fastest convolution, whose choice may vary."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:
@@ -23,16 +23,16 @@ def exact_float32() -> Iterator[None]:
 
 
 class CpuRandomNumbers(TorchFunctionMode):
-    """Replaces the numbers that a GPU's generators draw by those that a CPU's generator draws from the same seed.
+    """Replaces the random numbers of a GPU's generators by those of a CPU's generator with the same seed.
 
-    It holds for the thread that enters it. Not for draws within a CUDA graph, since the numbers are copied to the GPU.
-    A generator whose state is loaded goes on with the numbers that it had."""
+    It applies to the thread that enters it, but not to draws within a CUDA graph, since the numbers are copied to the
+    GPU. Loading a generator's state does not change the numbers that follow."""
 
     DRAWS = (torch.rand, torch.randn, torch.randint, torch.randperm)
 
     def __init__(self) -> None:
         super().__init__()
-        self._twins: dict[int, tuple[torch.Generator, torch.Generator]] = {}  # a GPU's and the CPU's, by id
+        self._twins: dict[int, tuple[torch.Generator, torch.Generator]] = {}  # the GPU's and the CPU's generator, by id
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         options = dict(kwargs or {})

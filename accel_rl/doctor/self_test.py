@@ -1,4 +1,4 @@
-"""The self-test: `accel-rl train` for seconds, in a process of its own and a folder that is deleted."""
+"""The self-test: `accel-rl train` for seconds, in a separate process and a temporary folder."""
 
 import contextlib
 import csv
@@ -14,14 +14,14 @@ from accel_rl.doctor.finding import Problem, describe
 from accel_rl.processes.spawning import describe_exit, spawn
 
 STEPS = {"CartPole-v1": 10_000, "pong": 4_000}
-TIMEOUT_S = 180.0  # the process's start included, and kernels that are loaded for the first time
+TIMEOUT_S = 180.0  # includes the process's start and the first loading of kernels
 FLAGS = ["--eval-interval-steps", "0", "--decorrelation-steps", "0", "--no-tensorboard", "--no-report"]
 
 
 class Trial(NamedTuple):
-    """The outcome of a training. rate: steps/s of its second half; 0 if it failed. failure: why; else empty.
+    """The result of a training. rate: steps/s of its second half; 0 if it failed. failure: the reason; else empty.
 
-    settings: names and texts of the lines in which the run describes itself."""
+    settings: the lines in which the run describes itself, text by name."""
 
     env: str
     rate: float = 0.0
@@ -41,7 +41,7 @@ class Trial(NamedTuple):
 
 
 def train(env: str) -> Trial:
-    """Trains A2C with its defaults in an environment."""
+    """Trains A2C with its default settings in an environment."""
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as said:
         steps, out = STEPS[env], Path(folder) / "run"
         words = [f"--env={env}", f"--steps={steps}", f"--log-interval-steps={steps // 2}", f"--out={out}", *FLAGS]
@@ -54,14 +54,14 @@ def train(env: str) -> Trial:
         if failure:
             return Trial(env, failure=f"{failure}: {_reason(lines)}")
         rows = list(csv.DictReader((out / "progress.csv").read_text().splitlines()))
-        # "workers     2, of 8 environments each": a name, and what the run uses. "--precision bf16 ...": advice.
+        # "workers     2, of 8 environments each" is a name and a setting; "--precision bf16 ..." is advice.
         matches = filter(None, (re.match(r"(?:(\w+) {2,}|(?=--))(.+)", line) for line in lines[1:]))
         settings = [("run", lines[0]), *((match[1] or "advice", match[2]) for match in matches)]
         return Trial(env, float(rows[-1]["time/fps"]), settings=tuple(settings))
 
 
 def _run(words: list[str], said: int) -> str:
-    """Runs `accel-rl train` and returns how it failed, if it did. said: descriptor of a file for its messages."""
+    """Runs `accel-rl train`; returns how it failed, or "". said: the descriptor of a file for its messages."""
     process = spawn("accel_rl", "train", *words, stdout=subprocess.DEVNULL, stderr=said)
     try:
         status = process.wait(TIMEOUT_S)
@@ -75,6 +75,6 @@ def _run(words: list[str], said: int) -> str:
 
 
 def _reason(lines: list[str]) -> str:
-    """Returns the last line that names an error; else the last line."""
+    """Returns the last line that names an error, or else the last line."""
     errors = [line for line in lines if re.match(r"accel-rl: |[\w.]*(Error|Exception)\b", line)]
     return (errors or lines or ["it said nothing"])[-1].removeprefix("accel-rl: ")

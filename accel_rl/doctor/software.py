@@ -14,14 +14,14 @@ from accel_rl.doctor.finding import Finding, Problem, describe
 from accel_rl.processes.spawning import child_environment
 from accel_rl.version import __version__
 
-# Distributions and the modules that they provide.
+# Modules by distribution.
 PACKAGES = {"numpy": "numpy", "torch": "torch", "gymnasium": "gymnasium", "ale-py": "ale_py"}  # NumPy before its users
 PACKAGES |= {"cloudpickle": "cloudpickle", "opencv-python-headless": "cv2", "psutil": "psutil", "pyyaml": "yaml"}
 PACKAGES |= {"rich": "rich", "safetensors": "safetensors"}
-CUDA, LLVM = "torch.cuda", "llvmlite.binding"  # CUDA's driver may hang, LLVM may crash
-TIMEOUT_S = 120.0  # for loading all of them
+CUDA, LLVM = "torch.cuda", "llvmlite.binding"  # CUDA's driver may hang; LLVM may crash
+TIMEOUT_S = 120.0  # to load all modules
 
-# Writes a line of JSON for each module before it is loaded, and another one if it raises.
+# Writes a line of JSON before it loads a module, and another one if the module raises.
 SCRIPT = f"""
 import importlib, json, os, sys
 out = os.fdopen(os.dup(1), "w", buffering=1)
@@ -39,15 +39,14 @@ for name in sys.argv[1:]:
 
 
 def packages(needed: Mapping[str, str] = PACKAGES, devices: Iterable[str] = (LLVM, CUDA)) -> Finding:
-    """Loads the needed packages, module by distribution, and the modules that look for devices.
+    """Loads the required packages, and the modules that look for devices.
 
-    A process of its own loads them, since loading may crash (by an instruction that this CPU lacks) or hang (on a
-    broken driver)."""
+    A separate process loads them: this may crash (an instruction that this CPU lacks) or hang (a broken driver)."""
     versions = [f"{name} {version}" for name in needed if (version := _version(name))]
     text = ", ".join([f"accel_rl {__version__}", *versions])
     try:
         lines, end = _load([*needed.values(), *devices])
-    except OSError as error:  # no process can be started
+    except OSError as error:  # no process can start
         return Finding(f"{text}; not loaded: {describe(error)}")
     if end:
         module = lines[-1][0] if lines else "Python"
@@ -66,11 +65,11 @@ def _version(distribution: str) -> str:
     try:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
-        return ""  # opencv-python, for one, has the module cv2, too
+        return ""  # another distribution may provide it: opencv-python also has cv2
 
 
 def _load(modules: list[str]) -> tuple[list[tuple[str, str]], str]:
-    """Returns the modules that were begun, with their errors, and how the last one ended its process, if it did."""
+    """Returns the modules that began to load, with their errors, and how the last one ended the process, if it did."""
     command = [sys.executable, "-P", "-c", SCRIPT, *modules]
     try:
         process = subprocess.run(
@@ -85,14 +84,14 @@ def _load(modules: list[str]) -> tuple[list[tuple[str, str]], str]:
 
 
 def _install(module: str, needed: Mapping[str, str]) -> str:
-    """Returns the command that installs a module; again, if it is there."""
+    """Returns the command that installs a module, or reinstalls it if it exists."""
     distribution = next((name for name, each in needed.items() if each == module), module)
     again = "--force-reinstall " if importlib.util.find_spec(module.partition(".")[0]) else ""
     return f"pip install {again}{'llvmlite numba' if module == LLVM else distribution}"
 
 
 def native_simulator() -> Finding:
-    """Says whether the native simulator of Atari games works; compiles it if it never was."""
+    """Says whether the native simulator of Atari games works; compiles it first if needed."""
     from accel_rl.emulator.machine_code import cache_folder
     from accel_rl.envs.games.emulator_choice import describe_native, find_problem
 

@@ -9,7 +9,7 @@ from accel_rl.doctor import gpus, machine, self_test, software
 from accel_rl.doctor.finding import LEVELS, Problem, examine
 from accel_rl.errors import RunError
 
-PROBES = {  # in the order of the report
+PROBES = {  # in the report's order
     "system": machine.system,
     "logical CPUs": machine.logical_cpus,
     "load": machine.load,
@@ -25,9 +25,9 @@ WIDTH = 18  # characters reserved for a name
 
 
 class Report:
-    """Prints each line as it comes; as_json: collects them for one JSON object.
+    """A report that prints each line at once or, as_json, collects the lines for one JSON object.
 
-    Whatever packages print when they are imported goes to stderr."""
+    What packages print on import goes to stderr."""
 
     def __init__(self, as_json: bool):
         self._as_json, self._stdout = as_json, sys.stdout
@@ -44,7 +44,7 @@ class Report:
                 self._problems.append(problem)
 
     def finish(self, can_train: bool, **figures: Any) -> None:
-        """Prints what to mend, the worst first, or the JSON object, to which figures are added."""
+        """Prints the problems, the worst first, or the JSON object with these figures."""
         problems = sorted(self._problems, key=lambda problem: LEVELS.index(problem.level))
         self._print("\nto mend" if problems else "\nnothing is to mend")
         for level, what, command, _ in problems:

@@ -1,9 +1,9 @@
 """Reads, writes and converts ale-py's saved states, `ALEInterface.cloneState().__getstate__()`.
 
-They are sequences of 32-bit words and of strings that begin with their length; each part of the console begins with
-its name. That makes ale-py an oracle for every register: change a word, restore the state, run a frame, compare. Behind
-the cartridge is what the game's rules remember. Generators of random numbers are texts: the system's among its words,
-that of actions behind the rules, if the state was saved with it.
+They are sequences of 32-bit words and of strings that begin with their length. Each part of the console begins with
+its name. This makes ale-py an oracle for every register: change a word, restore the state, run a frame, compare. The
+values that the game's rules remember follow the cartridge. Random generators are texts: the system's is among its
+words, the actions' follows the rules if the state was saved with it.
 """
 
 import re
@@ -29,7 +29,7 @@ from accel_rl.emulator.state import (
 
 _TRUE, _FALSE = 0xFAB1FAB2, 0xBAD1BAD2
 
-# Words by name; those that end with "?" are true or false. Without dots: words that the emulator has no use for.
+# Words by name. A name that ends with "?" is a flag. Names without dots are words that the emulator does not use.
 _HEAD = "LEFT_PADDLE RIGHT_PADDLE FRAME EPISODE_FRAME MODE DIFFICULTY"
 _SYSTEM = "CYCLES"
 _CPU = "A X Y SP . PC N? V? B? D? I? NOT_Z? C?"
@@ -55,13 +55,13 @@ _CARTRIDGES = {
 }
 
 
-# Words that ale-py and the emulator keep alike, by their names here and there.
+# Words with the same meaning in both: ale-py's name, then the emulator's.
 _SAME = {name: name for name in _RIOT.replace("?", "").split() + ["MUSIC_CYCLE", "HMOVE_BLANK", "CYCLES", "BANK"]}
 _SAME |= {name: name for name in ("A", "X", "Y", "SP", "PC", "N", "V", "B", "D", "I", "C")}
 _SAME |= {"DGRP0": "OLD_GRP0", "DGRP1": "OLD_GRP1", "M0_COSMIC_ARK": "COSMIC_ARK", "DUMP_ENABLED": "PADDLES_DUMPED"}
 _SAME |= {"M0_COSMIC_ARK_COUNTER": "COSMIC_ARK_STEP", "DUMP_DISABLED_CYCLE": "DUMP_END"}
 _POSITIONS = ("POSP0", "POSP1", "POSM0", "POSM1", "POSBL")
-# The TIA's registers: address, by how much ale-py shifts the value to the right (it keeps flags as 0 or 1).
+# The TIA's registers: address, and how far ale-py shifts the value to the right (it keeps flags as 0 or 1).
 _REGISTERS = {"VSYNC": (0x00, 0), "VBLANK": (0x01, 0), "NUSIZ0": (0x04, 0), "NUSIZ1": (0x05, 0), "CTRLPF": (0x0A, 0)}
 _REGISTERS |= {"COLUP0": (0x06, 0), "COLUP1": (0x07, 0), "COLUPF": (0x08, 0), "COLUBK": (0x09, 0)}
 _REGISTERS |= {"REFP0": (0x0B, 3), "REFP1": (0x0C, 3), "GRP0": (0x1B, 0), "GRP1": (0x1C, 0)}
@@ -72,16 +72,16 @@ _DPC_WORDS = ("TOP", "BOTTOM", "COUNTER", "FLAG", "IS_MUSIC")  # eight of each
 _DPC = {f"{name}{i}": getattr(dpc, name) + i for name in _DPC_WORDS for i in range(8)}
 _DPC["RANDOM"] = dpc.RANDOM
 _BESIDES_HARDWARE = ("LEFT_PADDLE", "RIGHT_PADDLE", "FRAME", "EPISODE_FRAME")
-_FRACTION_UNIT = 10**8  # of ale-py's MUSIC_FRACTION
+_FRACTION_UNIT = 10**8  # ale-py's MUSIC_FRACTION counts these parts of a step
 _GENERATOR = re.compile(rb"\d+( \d+){%d}" % (GENERATOR_WORDS - 1))
-_LENGTH = 24  # where the length of all that follows is, but for the paddles at the end
+_LENGTH = 24  # offset of the length of what follows, without the paddles at the end
 _LATCHES = (1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 15, 14)  # bits of COLLISIONS, in ale-py's order
 _PF0, _PF1, _PF2 = 0x0D, 0x0E, 0x0F
 _NEVER = 2**31 - 1
 
 
 class AleState:
-    """One saved state; its words are read and written by name: `state["A"]`, `state["POSP0"] = 80`."""
+    """A saved state whose words have names: `state["A"]`, `state["POSP0"] = 80`."""
 
     def __init__(self, data: bytes):
         self._data = bytearray(data)
@@ -90,7 +90,7 @@ class AleState:
         self._find_parts()
 
     def _find_parts(self) -> None:
-        """Notes where in the data each word stands."""
+        """Finds the position of each word in the data."""
         self._add(_HEAD, 0)
         self.md5 = self._data[_LENGTH + 8 : _LENGTH + 40].decode("ascii")
         """Of the ROM."""
@@ -113,7 +113,7 @@ class AleState:
         (length,) = struct.unpack_from("<I", self._data, self._system_text - 4)
         self._texts = {SYSTEM_GENERATOR: slice(self._system_text, self._system_text + length)}
         (length,) = struct.unpack_from("<I", self._data, _LENGTH)
-        self._saved_end = _LENGTH + length  # a flag behind it says whether a generator follows
+        self._saved_end = _LENGTH + length  # the next word says whether a generator follows
         text = _GENERATOR.search(self._data, self._saved, _LENGTH + 4 + length)
         if text:
             self._texts[ACTION_GENERATOR] = slice(*text.span())
@@ -144,19 +144,19 @@ class AleState:
 
     @property
     def saved(self) -> list[int]:
-        """The values that the game's rules have saved; those that are true or false are 1 or 0."""
+        """The values that the game's rules have saved; flags are 1 or 0."""
         values = struct.unpack(f"<{(self._saved_end - self._saved) // 4}i", self._data[self._saved : self._saved_end])
         return [{_TRUE - 2**32: 1, _FALSE - 2**32: 0}.get(value, value) for value in values]
 
     def save(self, index: int, value: int) -> None:
-        """Changes one of these."""
+        """Changes one of the values that the game's rules have saved."""
         at = self._saved + 4 * index
         is_flag = struct.unpack_from("<I", self._data, at)[0] in (_TRUE, _FALSE)
         word = (_TRUE if value else _FALSE) if is_flag else int(value) & 0xFFFFFFFF
         struct.pack_into("<I", self._data, at, word)
 
     def generator(self, words: int) -> np.ndarray | None:
-        """Returns the generator that a console has in these words (SYSTEM_GENERATOR or ACTION_GENERATOR), or None."""
+        """Returns the generator that a console keeps in these words; None if the state was saved without it."""
         if words not in self._texts:
             return None
         return np.array([int(number) for number in self._data[self._texts[words]].split()], np.uint32).view(np.int32)
@@ -171,7 +171,7 @@ class AleState:
         self._find_parts()
 
     def is_flag(self, name: str) -> bool:
-        """Returns whether a word is true or false."""
+        """Returns whether a word is a flag."""
         return name in self._flags
 
     def names(self) -> list[str]:
@@ -195,8 +195,8 @@ class AleState:
 def copy_from_ale(s: np.ndarray, state: AleState) -> None:
     """Sets the hardware's words to those of a state that ale-py saved between two frames.
 
-    The cartridge must be in the console already. Of the rest of a line that a player's first copy is missing in, ale-py
-    saves nothing: a few games' states are incomplete in that."""
+    The cartridge must be in the console already. A few games' states are incomplete: ale-py does not save that a
+    player's first copy is hidden for the rest of a line."""
     for theirs, ours in _SAME.items():
         if theirs in state:
             s[getattr(words, ours)] = state[theirs]
@@ -235,9 +235,9 @@ def copy_from_ale(s: np.ndarray, state: AleState) -> None:
 
 
 def copy_to_ale(s: np.ndarray, state: AleState) -> None:
-    """Sets the words of one of ale-py's states, of the same game, to the hardware's; the rest of it stays.
+    """Copies the hardware's words into one of ale-py's states of the same game; the rest of it stays.
 
-    ale-py itself does not restore what is in the slices of an E0 cartridge, only their numbers."""
+    ale-py restores the numbers of an E0 cartridge's slices only, not their contents."""
     for theirs, ours in _SAME.items():
         if theirs in state:
             state[theirs] = s[getattr(words, ours)]
@@ -277,7 +277,7 @@ def copy_to_ale(s: np.ndarray, state: AleState) -> None:
 
 
 def copy_game_from_ale(s: np.ndarray, state: AleState, saved: tuple[int | None, ...]) -> None:
-    """Sets the words that are no hardware: paddles, counters, generators, and what the rules remember.
+    """Copies the words outside the hardware: paddles, counters, generators, and what the rules remember.
 
     saved: see GameRules. A generator that the state does not hold stays as it is."""
     for name in _BESIDES_HARDWARE:
@@ -292,7 +292,7 @@ def copy_game_from_ale(s: np.ndarray, state: AleState, saved: tuple[int | None, 
 
 
 def copy_game_to_ale(s: np.ndarray, state: AleState, saved: tuple[int | None, ...]) -> None:
-    """Sets the same words of one of ale-py's states."""
+    """Copies the same words into one of ale-py's states."""
     for name in _BESIDES_HARDWARE:
         state[name] = int(s[getattr(words, name)])
     for generator in (SYSTEM_GENERATOR, ACTION_GENERATOR):

@@ -5,7 +5,7 @@ from accel_rl.emulator.compiled import i32, jit
 
 @jit
 def add(a, value, carry, decimal):
-    """Returns the sum of two bytes and the carry, and the flags C and V of it."""
+    """Returns the sum of two bytes and the carry, and its flags C and V."""
     total = i32(a + value + carry)
     carry_out = i32(total >> 8)
     if decimal:
@@ -18,13 +18,13 @@ def add(a, value, carry, decimal):
 
 @jit
 def subtract(a, value, carry, decimal):
-    """Returns the difference of two bytes and the borrow, and the flags C and V of it."""
+    """Returns the difference of two bytes and the borrow, and its flags C and V."""
     if not decimal:
         return add(a, i32(value ^ 0xFF), carry, i32(0))
     difference = i32(_from_decimal(a) - _from_decimal(value) - 1 + carry)
     if difference < 0:
         difference = i32(difference + 100)
-    # What ale-py finds in its tables: behind the borrow of a hundred, digits above 9 give the values of a decimal byte.
+    # As in ale-py's tables: after a borrow of a hundred, digits above 9 give the values of a decimal byte.
     total = _to_decimal(difference) if difference >= 0 else _from_decimal(i32(difference & 0xFF))
     overflow = i32((a ^ total) & (value ^ total) & 0x80) >> 7
     return total, i32(a >= value + 1 - carry), i32(overflow)

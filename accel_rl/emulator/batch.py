@@ -23,10 +23,10 @@ from accel_rl.errors import UsageError
 
 
 class BatchState(NamedTuple):
-    """Holds copies of all that decides what comes next in a batch.
+    """A copy of everything that decides how a batch continues.
 
-    md5: of the ROM. words: int32 [num_envs, STATE_WORDS]. pictures: uint8 [num_envs, 2 * PICTURE]. checksum: of both,
-    since words that make no sense would crash the interpreter."""
+    md5: the ROM's. words: int32 [num_envs, STATE_WORDS]. pictures: uint8 [num_envs, 2 * PICTURE]. checksum: that of
+    words and pictures, since damaged words would crash the interpreter."""
 
     md5: str
     words: Ints
@@ -42,17 +42,17 @@ class BatchState(NamedTuple):
 class BatchAtari(Consoles):
     """Steps num_envs copies of one Atari 2600 game, each frame equal to ale-py's.
 
-    game: a name as in ale-py (pong, ALE/Pong-v5), or the path of a ROM; it is recognised by its MD5. seed: of the
-    sticky actions, as ale-py's `random_seed`: negative, too, and -1 is another one each time; one number, or one for
-    each environment. mode, difficulty: ale-py's numbers; None: the game's first mode, and 0. repeat_action_probability:
-    of sticky actions. max_episode_frames: a game is truncated after as many, its reset counted as ale-py counts it; 0:
-    never. frame_skip: frames of one step, which repeat its action. full_action_space: actions are ale-py's 18, in its
-    order, instead of indices into `actions`. draw: steps write their last frame to `arrays.frames`. arrays: where to
-    write; None: new ones.
+    game: a name as in ale-py (pong, ALE/Pong-v5), or the path of a ROM, which is recognised by its MD5. seed: the seed
+    of sticky actions, like ale-py's `random_seed`: one number, or one for each environment. Negative numbers are
+    allowed; -1 gives other sticky actions each time. mode, difficulty: ale-py's numbers; None: the game's first mode,
+    and 0. repeat_action_probability: that of sticky actions. max_episode_frames: truncates a game after this many
+    frames, with its reset counted as ale-py counts it; 0: never. frame_skip: frames of a step, which repeat its action.
+    full_action_space: actions are ale-py's 18, in its order, instead of indices into `actions`. draw: each step writes
+    its last frame to `arrays.frames`. arrays: the arrays to write; None: new ones.
 
-    A batch can be pickled and, by copy.deepcopy, copied; the copy has arrays of its own.
+    A batch can be pickled, and copied by copy.deepcopy; the copy has its own arrays.
 
-    Nothing is shared between two batches, so several threads may each have their own: a step releases Python's lock.
+    Batches share nothing, and a step releases Python's lock, so several threads may each step a batch.
     Raises UsageError for an unknown game, ROM, mode, difficulty or option, or if Numba is missing or too old."""
 
     def __init__(
@@ -92,8 +92,8 @@ class BatchAtari(Consoles):
         self._choose_mode(mode, difficulty)
 
     def reset(self, mask: Bools | None = None) -> BatchArrays:
-        """Starts a new game in each environment (in those with a mask), as ale-py does: what the last game has left in
-        RAM stays. Returns the arrays, with the frames drawn if the batch draws.
+        """Starts a new game in each environment, or in those that the mask names. As in ale-py, the RAM keeps what the
+        last game has left there. Returns the arrays, with the frames drawn if the batch draws.
 
         mask: bool [num_envs]. Raises UsageError for anything else."""
         if mask is not None:
@@ -104,7 +104,7 @@ class BatchAtari(Consoles):
         return self.arrays
 
     def step(self, actions: npt.ArrayLike, draw: bool | None = None) -> BatchArrays:
-        """Plays one step in each environment; one whose game has ended stays as it is, with reward 0.
+        """Plays one step in each environment. Where the game has ended, nothing changes and the reward is 0.
 
         actions: integers [num_envs], indices into `self.actions`. draw: whether to write the frames (None: as the batch
         does). Returns the arrays. Raises UsageError for an action that does not exist."""
@@ -113,21 +113,21 @@ class BatchAtari(Consoles):
         return self.arrays
 
     def step_instructions(self, actions: npt.ArrayLike, count: int) -> Bools:
-        """Runs at most count instructions in each environment, in the frame that has begun or in a new one; a frame is
-        never exceeded. Returns which environments have finished their frame: bool [num_envs].
+        """Runs at most count instructions in each environment, and stops at the end of a frame. Returns which
+        environments have finished their frame: bool [num_envs].
 
-        actions: as for `step`; they count where a frame begins. The frame is the same as that of a step."""
+        actions: as for `step`; a new frame takes its action at its start. The frame is the same as that of a step."""
         self._command(STEP_INSTRUCTIONS, actions=self._check(actions), count=count)
         return np.equal(self._states[:, INSTRUCTIONS_LEFT], 0)
 
     def get_state(self) -> BatchState:
-        """Returns copies of all that decides what comes next."""
+        """Returns a copy of everything that decides how the batch continues."""
         return BatchState.of(self.rules.md5, self._states.copy(), self._screens[:, : 2 * PICTURE].copy())
 
     def set_state(self, state: BatchState) -> None:
-        """Goes back to what `get_state` has returned.
+        """Restores what `get_state` has returned.
 
-        Raises UsageError if that was of another game or number of environments, or has been changed since."""
+        Raises UsageError for a state of another game or number of environments, and for one that was modified."""
         if state.md5 != self.rules.md5:
             raise UsageError(f"a state of {rules_for(state.md5).name} does not fit this batch of {self.rules.name}")
         if len(state.words) != self.num_envs:
@@ -140,11 +140,11 @@ class BatchAtari(Consoles):
     def load_ale_state(self, env: int, state: bytes, screen: Bytes | None = None) -> None:
         """Continues an environment from one of ale-py's saved states, `ALEInterface.cloneState().__getstate__()`.
 
-        These hold no picture: lines that a short frame does not reach show those of `screen` [height, 160], or of the
-        frames before. If it was saved without `include_rng`, the generator of sticky actions stays as it is, and so
-        does what some games' rules remember, but ale-py does not save. ale-py's states of Q*bert, Tetris and 3-D
-        Tic-Tac-Toe lack the frame that these leave half-drawn. Raises UsageError if it is no state of a game on this
-        kind of cartridge."""
+        ale-py saves no picture: lines that a short frame does not reach show those of `screen` [height, 160], or of the
+        frames before. The generator of sticky actions stays as it is if the state was saved without `include_rng`. What
+        some games' rules remember but ale-py does not save stays, too. ale-py's states of Q*bert, Tetris and 3-D
+        Tic-Tac-Toe lack a frame that is half drawn. Raises UsageError for anything but a state of a game on this kind
+        of cartridge."""
         mask = self._only(env)
         s, ale_state = self._states[env], self._read_ale_state(state)
         self._paint_both(env)
@@ -153,18 +153,18 @@ class BatchAtari(Consoles):
         s[[TRUNCATED, words.FRAME_GOES_ON, INSTRUCTIONS_LEFT, words.DRAWN_END, words.DRAWN_END + 1]] = 0
         self._command(EVALUATE_RULES, mask)
         lives = int(s[words.LIVES])
-        copy_game_from_ale(s, ale_state, self.rules.saved)  # some values can't be worked out a second time
+        copy_game_from_ale(s, ale_state, self.rules.saved)  # some values cannot be computed a second time
         if s[words.TERMINAL]:
-            s[words.LIVES] = lives  # ale-py saves those that are left, but shows none
+            s[words.LIVES] = lives  # ale-py saves the lives that are left, but shows 0
         s[TRUNCATED] = 0 < s[words.MAX_EPISODE_FRAMES] <= s[words.EPISODE_FRAME]
         if screen is not None:
             self._screens[env].reshape(3, PICTURE_LINES, LINE_PIXELS)[:2, : len(screen)] = screen
 
     def save_ale_state(self, env: int, state: bytes) -> bytes:
-        """Returns a saved state of ale-py's with the hardware of an environment, for `ALEState.__setstate__`.
+        """Returns one of ale-py's saved states with an environment's hardware, for `ALEState.__setstate__`.
 
-        state: one that ale-py has saved of the same game. Pictures, the action that a sticky one would repeat, and what
-        ale-py does not save of the rules are lost. Raises UsageError as `load_ale_state`."""
+        state: a state of the same game that ale-py has saved. Pictures are lost, and so are the action that a sticky
+        action would repeat and the rules' values that ale-py does not save. Raises UsageError like `load_ale_state`."""
         self._only(env)
         ale_state = self._read_ale_state(state)
         copy_game_to_ale(self._states[env], ale_state, self.rules.saved)
@@ -172,7 +172,7 @@ class BatchAtari(Consoles):
         return bytes(ale_state)
 
     def _paint_both(self, env: int) -> None:
-        """Paints the last frame and the one before it in their pictures, as ale-py has them."""
+        """Paints the last frame and the one before it into their pictures, as in ale-py."""
         mask, s = self._only(env), self._states[env]
         self._command(LOOK, mask, draw=True)
         last = s.copy()

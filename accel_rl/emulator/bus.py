@@ -1,4 +1,4 @@
-"""Connects the 6507 with the rest: address bit 12 selects the cartridge, else bit 7 the RIOT rather than the TIA."""
+"""Connects the 6507 with the other chips. Address bit 12 selects the cartridge; else bit 7 selects RIOT or TIA."""
 
 import numpy as np
 
@@ -23,13 +23,13 @@ u32 = np.uint32
 
 @jit
 def is_plain(s, address):
-    """Returns whether a read from the cartridge has no consequence."""
+    """Returns whether a read from the cartridge has no side effect."""
     return s[PLAIN_FIRST] <= address & 0xFFF < s[PLAIN_END]
 
 
 @jit
 def read_bus(s, rom, screen, address, bus):
-    """Reads a byte anywhere; bus: the byte that was on the data bus before."""
+    """Reads a byte at any address; bus: the byte that was on the data bus before."""
     if address & 0x1000:
         if is_plain(s, address):
             return i32(rom[u32(s[SLICE + (address >> 10 & 3)] + (address & 0x3FF))])
@@ -44,7 +44,7 @@ def read_bus(s, rom, screen, address, bus):
 
 @jit
 def write_bus(s, rom, screen, address, value):
-    """Writes a byte anywhere."""
+    """Writes a byte to any address."""
     if address & 0x1000:
         cart_write(s, rom, address, value)
     elif address & 0x80:
@@ -55,7 +55,7 @@ def write_bus(s, rom, screen, address, value):
 
 @jit
 def read_zero(s, screen, address, cycles, bus):
-    """Reads a byte of page zero, RAM or the TIA, at a time that s[CYCLES] need not have."""
+    """Reads a byte of page zero (RAM or the TIA) at a given time, in place of s[CYCLES]."""
     if address & 0x80:
         return s[RAM + (address & 0x7F)]
     s[CYCLES] = cycles
@@ -72,7 +72,7 @@ def read_pointer(s, screen, address, cycles, bus):
 
 @jit
 def push(s, rom, screen, value, count):
-    """Pushes that many bytes of a number, the highest first, on the stack: RAM and, below 0x180, the TIA."""
+    """Pushes the given number of bytes, the highest first, on the stack: RAM and, below 0x180, the TIA."""
     while count > 0:
         count = i32(count - 1)
         byte = i32(value >> (8 * count) & 0xFF)
@@ -83,7 +83,7 @@ def push(s, rom, screen, value, count):
 
 @jit
 def pull(s, rom, screen, count):
-    """Pulls that many bytes from the stack; returns them as a number, the first one highest."""
+    """Pulls the given number of bytes from the stack; returns them as one number, the first byte highest."""
     byte = read_bus(s, rom, screen, i32(0x100 | s[SP]), i32(0))  # the processor reads once while it increments SP
     value = i32(0)
     while count > 0:
@@ -96,8 +96,8 @@ def pull(s, rom, screen, count):
 
 @jit
 def plain_window(s, address):
-    """Returns a part of the cartridge around an address in which reading has no consequence: its first address (of 13
-    bits), from how many addresses three bytes can be read, and what leads to the same byte of the ROM."""
+    """Returns the part of the cartridge around an address where reading has no side effect: its first address (13
+    bits), the number of addresses from which three bytes can be read, and the offset from an address to the ROM."""
     place = i32(address & 0x1FFF)
     slot = i32(place >> 10 & 3)
     first, end = i32(0x1000 + s[PLAIN_FIRST]), i32(0x1000 + s[PLAIN_END])
@@ -110,6 +110,6 @@ def plain_window(s, address):
 
 @jit
 def branch(pc, distance, cycles):
-    """Returns where a branch leads, and the time when it is there: a cycle later, or two if that is another page."""
+    """Returns the target of a branch and the time of its arrival: one cycle later, two on another page."""
     target = i32((pc + (distance ^ 0x80) - 0x80) & 0xFFFF)
     return target, i32(cycles + (1 if (target ^ pc) & 0xFF00 == 0 else 2))

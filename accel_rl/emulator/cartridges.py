@@ -1,4 +1,4 @@
-"""Emulates cartridges: a ROM behind 4 KB of address space, with circuits of its own if it is larger.
+"""Emulates cartridges: a ROM in 4 KB of address space; a larger ROM has circuits that switch banks.
 
 A kind is named as in Kevin Horton's "Mostly Inclusive Atari 2600 Mapper / Selected Hardware Document": 2K, 4K; F8 and
 F6 switch banks of 4 KB; SC adds RAM; E0 switches slices of 1 KB; FE takes the bank from address bit 13; DPC: dpc.py.
@@ -13,8 +13,8 @@ from accel_rl.errors import UsageError
 
 KINDS = ("2K", "4K", "F8", "F8SC", "F6", "F6SC", "E0", "FE", "DPC")
 KIND_2K, KIND_4K, KIND_F8, KIND_F8SC, KIND_F6, KIND_F6SC, KIND_E0, KIND_FE, KIND_DPC = range(9)
-# By kind: banks that hot spots select, the last one at 0xFF9; the one at power on; whether there is RAM; the addresses
-# between which reading is nothing but reading.
+# By kind: the number of banks that hot spots select (the last one at 0xFF9); the bank at power on; whether there is
+# RAM; the addresses between which reading has no side effect.
 BANKS = np.array([0, 0, 2, 2, 4, 4, 0, 0, 2], np.int32)
 FIRST_BANK = np.array([0, 0, 1, 1, 0, 0, 0, 0, 1], np.int32)
 HAS_RAM = np.array([0, 0, 0, 1, 0, 1, 0, 0, 0], np.int32)
@@ -23,20 +23,20 @@ END_PLAIN = np.array([0x1000, 0x1000, 0xFF8, 0xFF8, 0xFF6, 0xFF6, 0xFE0, 0, 0xFC
 
 
 def identify(rom: bytes) -> str:
-    """Returns the kind of cartridge that a ROM needs, by its size and what its program does.
+    """Returns the kind of cartridge that a ROM needs, by its size and its program.
 
     Raises UsageError if it is none of KINDS."""
     size = len(rom)
     if size in (2048, 4096):
         return "2K" if size == 2048 else "4K"
-    if 10240 <= size <= 10496:  # two banks, 2 KB of graphics, in some dumps a table of 255 random numbers
+    if 10240 <= size <= 10496:  # two banks, 2 KB of graphics; some dumps add 255 random numbers
         return "DPC"
     if size not in (8192, 16384):
         sizes = "2, 4, 8, 10 (DPC) and 16 KB"
         raise UsageError(f"no cartridge of {size} bytes is supported: only {sizes} ({', '.join(KINDS)})")
     banks = [rom[start : start + 4096] for start in range(0, size, 4096)]
     kind = "F8" if size == 8192 else "F6"
-    if all(bank[:128] == bank[128:256] for bank in banks):  # nothing is behind the RAM's two windows
+    if all(bank[:128] == bank[128:256] for bank in banks):  # no program lies in the RAM's two windows
         return kind + "SC"
     bank_switches = _count_accesses(rom, 0xFF8, 0xFF9)
     if kind == "F8" and _count_accesses(rom, 0xFE0, 0xFF7) > max(1, bank_switches):
@@ -48,7 +48,7 @@ def identify(rom: bytes) -> str:
 
 
 def _count_accesses(rom: bytes, first: int, last: int) -> int:
-    """Counts what look like instructions that load or store at addresses between first and last of a bank."""
+    """Counts the bytes of a bank that look like loads or stores at addresses from first to last."""
     opcodes = bytes.fromhex("8C 8D 8E AC AD AE CD 0C 2C")
     return sum(
         rom[at] in opcodes and rom[at + 2] & 0x10 > 0 and first <= (rom[at + 1] | rom[at + 2] << 8) & 0xFFF <= last
@@ -57,13 +57,13 @@ def _count_accesses(rom: bytes, first: int, last: int) -> int:
 
 
 def prepare(rom: bytes) -> np.ndarray:
-    """Returns a ROM as the emulator reads it: 2 KB twice."""
+    """Returns a ROM as the emulator reads it: one of 2 KB is repeated."""
     return np.frombuffer(rom * 2 if len(rom) == 2048 else rom, np.uint8)
 
 
 @jit
 def reset_cartridge(s):
-    """Switches a cartridge of the kind s[CARTRIDGE] on; what is in the RAM of F8SC and F6SC is not its business."""
+    """Switches a cartridge of the kind s[CARTRIDGE] on; leaves the RAM of F8SC and F6SC as it is."""
     kind = s[CARTRIDGE]
     s[PLAIN_FIRST] = FIRST_PLAIN[kind]
     s[PLAIN_END] = END_PLAIN[kind]
@@ -78,7 +78,7 @@ def reset_cartridge(s):
 
 @jit
 def _select_bank(s, bank):
-    """Puts one 4 KB bank behind the whole address space."""
+    """Maps one 4 KB bank to the whole address space."""
     s[BANK] = bank
     for slot in range(4):
         s[SLICE + slot] = i32(0x1000 * bank + 0x400 * slot)
@@ -86,7 +86,7 @@ def _select_bank(s, bank):
 
 @jit
 def cart_read(s, rom, address):
-    """Reads a byte at an address with bit 12 set, and does what the circuit does at such an access."""
+    """Reads a byte at an address with bit 12 set; the access may switch banks."""
     kind = s[CARTRIDGE]
     offset = i32(address & 0xFFF)
     _switch_banks(s, kind, offset)
@@ -113,7 +113,7 @@ def cart_write(s, rom, address, value):
 
 @jit
 def _switch_banks(s, kind, offset):
-    """Does what an access to a hot spot does."""
+    """Switches the bank or slice if the address is a hot spot."""
     bank = i32(offset - 0xFFA + BANKS[kind])
     if 0 <= bank < BANKS[kind]:
         _select_bank(s, bank)

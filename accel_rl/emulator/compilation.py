@@ -1,4 +1,4 @@
-"""Compiles one function with Numba, in a process of its own: machine_code.py starts it."""
+"""Compiles one function with Numba, in a separate process that machine_code.py starts."""
 
 import importlib
 import os
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def compile_function(function: "EntryFunction", types: ArgumentTypes) -> tuple[bytes, bool]:
-    """Returns the object file of a function with all that it calls, and whether it returns an int."""
+    """Returns the object file of a function and all its callees, and whether the function returns an int."""
     import llvmlite.binding as llvm
     import numba
     from numba.core import sigutils
@@ -26,7 +26,7 @@ def compile_function(function: "EntryFunction", types: ArgumentTypes) -> tuple[b
     dispatcher.compile(arguments)
     compiled = dispatcher.overloads[arguments]
     optimize(compiled.library)
-    target_machine().emit_object(compiled.library._final_module)  # changes it: optimized again, it is 8 % faster
+    target_machine().emit_object(compiled.library._final_module)  # optimizes the module again: 8 % faster
     optimize(compiled.library)
     module = llvm.parse_assembly(compiled.library.get_llvm_str())
     _add_caller(module, compiled.fndesc.mangled_name)
@@ -35,15 +35,15 @@ def compile_function(function: "EntryFunction", types: ArgumentTypes) -> tuple[b
 
 
 def _optimize_only_the_whole() -> Callable[[Any], None]:
-    """Keeps Numba from optimizing each function with all that it calls, and from making machine code of it, which
-    would be two thirds of the time; returns what optimizes the whole at the end.
+    """Returns an optimizer for the whole module, and keeps Numba from optimizing each function by itself.
 
+    Numba would spend two thirds of the time on optimizing each function with its callees and on their machine code.
     This changes Numba for the rest of this process."""
     from numba.core import codegen
 
     def finalize(library: Any, _name: str) -> int:
-        library._ensure_finalized()  # puts in what it calls
-        return 0  # no address: it is never called here
+        library._ensure_finalized()  # links the callees
+        return 0  # no address: this process never calls it
 
     optimize: Callable[[Any], None] = codegen.JITCodeLibrary._optimize_final_module
     codegen.JITCodeLibrary._optimize_final_module = lambda _library: None
@@ -54,9 +54,9 @@ def _optimize_only_the_whole() -> Callable[[Any], None]:
 
 
 def _add_caller(module: Any, name: str) -> None:
-    """Adds a function that calls another one with arguments that lie in memory, eight bytes each.
+    """Adds a function that calls another one with arguments from memory, eight bytes each.
 
-    Handing on a hundred arguments one by one would cost Python six microseconds a call."""
+    Passing a hundred arguments one by one would cost Python six microseconds a call."""
     import llvmlite.binding as llvm
 
     types = [str(argument.type) for argument in module.get_function(name).arguments]

@@ -2,13 +2,13 @@
 
 One convention for all of them, so that a CPU and later a GPU run the same source:
 
-* Everything that changes is in the state (see state.py), an array of int32; a function gets it as `s`.
-* Numbers are int32, wrapped explicitly: `i32(...)` around every result that is kept, `& 0xFF` where the hardware has
-  eight bits. Nothing is negative where it is an index.
-* Pictures are flat there: `screen[160 * line + pixel]`.
+* Everything that changes is in the state (state.py), an array of int32 that functions receive as `s`.
+* Numbers are int32 and are wrapped explicitly: `i32(...)` around every result that is kept, `& 0xFF` where the
+  hardware has eight bits. Indices are never negative.
+* Pictures are flat: `screen[160 * line + pixel]`.
 * No objects, exceptions, allocations or floats.
 
-Numba itself is imported only by the short-lived process that compiles; all others load machine code from the disk.
+Only the short-lived process that compiles imports Numba; all others load machine code from the disk.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ OPTIONS = {"error_model": "numpy", "_nrt": False, "no_cpython_wrapper": True, "n
 
 
 class JitFunction:
-    """A function that only compiled functions call: Numba sees it as one of its own."""
+    """A function that only compiled functions call; Numba treats it as its own."""
 
     def __init__(self, function: Callable[..., Any]):
         self.__doc__, self.__name__, self.__wrapped__ = function.__doc__, function.__name__, function
@@ -43,9 +43,9 @@ class JitFunction:
 
 
 class EntryFunction(JitFunction):
-    """A function that Python calls: with arrays (C-contiguous), ints and nothing else; it returns None or an int.
+    """A function that Python calls. Its arguments are C-contiguous arrays and ints; it returns None or an int.
 
-    It stands at the top of a module that can be imported."""
+    It must be defined at the top level of a module that can be imported."""
 
     def __init__(self, function: Callable[..., Any]):
         super().__init__(function)
@@ -57,7 +57,7 @@ class EntryFunction(JitFunction):
     def bind(self, *arguments: Any) -> Callable[[], Any]:
         """Returns a call of the function with these arguments, which costs about a microsecond each time.
 
-        Arrays are held, not copied: what is in them at the time of the call counts."""
+        The call reads the arrays' contents at its own time: they are held, not copied."""
         arguments = tuple(_flat_picture(argument) for argument in arguments)
         types = tuple(_type_of(argument) for argument in arguments)
         if types not in self._compiled:
@@ -66,10 +66,10 @@ class EntryFunction(JitFunction):
 
 
 def address(array: Any) -> Any:
-    """Returns an array without its shape, in compiled functions only; it is indexed as the array was.
+    """Returns an array without its shape, in compiled functions only; its indices are those of the array.
 
-    A call passes it in one register, an array as seven words or more on the stack, which costs a fifth of a frame and a
-    third of the compilation: entries hand on state, ROM and pictures like this."""
+    A call passes it in one register, but an array as seven words or more on the stack. Those would cost a fifth of a
+    frame and a third of the compilation, so entries pass on state, ROM and pictures without shapes."""
     raise NotImplementedError
 
 
@@ -100,10 +100,10 @@ def _type_of(argument: Any) -> str:
 
 
 def jit(function: Callable[..., Any]) -> Any:
-    """Marks a function that is only called by compiled functions."""
+    """Marks a function that only compiled functions call."""
     return JitFunction(function)
 
 
 def entry(function: Callable[..., Any]) -> Any:
-    """Marks a function that Python calls; it is compiled, with all that it calls, by the first call."""
+    """Marks a function that Python calls. The first call compiles it with all its callees."""
     return EntryFunction(function)

@@ -1,7 +1,8 @@
 """Emulates the console around the chips, as ale-py drives it: power on, reset, frames, actions.
 
-`power_on`, `begin_reset` and `begin_action` say which frames are due, `run_due_frames` runs them: one loop, so that the
-processor is compiled once. What a reset does is a program: an array of steps that Python makes from a game's facts.
+`power_on`, `begin_reset` and `begin_action` say which frames are due, and `run_due_frames` runs them. It is the only
+loop over frames, so that the processor is compiled once. A reset is a program: an array of steps that Python makes from
+a game's facts.
 """
 
 import numpy as np
@@ -56,33 +57,33 @@ SYSTEM_SEED = 4753849  # ale-py's `system_random_seed`
 NTSC_MAX_LINE, PAL_MAX_LINE = 290, 342
 PAL_NUM_LINES = 250
 _DETECTION_FRAMES = 60
-_PAL_LINES = 286  # a frame of at least that many lines is a PAL one
+_PAL_LINES = 286  # a frame with at least this many lines is a PAL frame
 
 # A step of a reset: [operation, three arguments]
 STEP_WORDS = 4
 PRESS = 0  # [action, switches pressed, frames]: frames that ale-py does not count
 PLAY = 1  # [action, switches pressed, frames]: frames that it counts
 JUMP_UNLESS = 2  # [word | mask << 12, value, steps to jump]: jumps unless s[RAM + word] & mask equals the value
-RESET_RULES = 3  # [mode]: the rules forget the last game
-STICKY_PLAY = 4  # [action, switches pressed, frames]: as PLAY, but an action may be the one before again
-RANDOM_PRESS = 5  # [action, switches pressed, frames]: as PRESS, for 0 to 255 frames more
-_DETECT = 6  # frames that find out the television's standard
+RESET_RULES = 3  # [mode]: resets what the rules remember
+STICKY_PLAY = 4  # [action, switches pressed, frames]: as PLAY, but sticky: the last action may repeat
+RANDOM_PRESS = 5  # [action, switches pressed, frames]: as PRESS, for 0 to 255 more frames
+_DETECT = 6  # frames that reveal the television's standard
 _NO_STEP = 2**30
-NO_LIMIT = 2**31 - 1  # of instructions
+NO_LIMIT = 2**31 - 1  # instructions
 DONE, FAILED, STOPPED = range(3)
 _MAX_FRAMES = 20_000  # a reset that takes longer has failed: the game does not react to its switches
 
 
 @jit
 def power_on(s, rom, screen, action_seed, system_seed):
-    """Switches the console on for the first time; its settings are in s, all other words are 0.
+    """Switches the console on for the first time. Its settings must be in s, with all other words 0.
 
-    RAM is random. Frames are due, whose lines tell the television's standard; `begin_reset` follows them."""
+    RAM is random. Frames are due then: their lines reveal the television's standard. `begin_reset` follows them."""
     seed_generator(s, ACTION_GENERATOR, action_seed)
     seed_generator(s, SYSTEM_GENERATOR, system_seed)
     for byte in range(128):
         s[RAM + byte] = i32(draw(s, SYSTEM_GENERATOR) & u32(0xFF))
-    draw(s, SYSTEM_GENERATOR)  # ale-py sets the timer when it makes the RIOT, too
+    draw(s, SYSTEM_GENERATOR)  # ale-py also sets the timer when it creates the RIOT
     s[MAX_LINE] = NTSC_MAX_LINE
     s[PAL] = 0
     center_controllers(s)
@@ -95,8 +96,8 @@ def power_on(s, rom, screen, action_seed, system_seed):
 def begin_reset(s, rom, screen):
     """Starts a new game: the frames of the game's reset program are due.
 
-    Random are the timer, a cartridge's RAM and, in some games, how long Select is pressed; the other RAM is as the last
-    game has left it."""
+    The timer and a cartridge's RAM are random and, in some games, how long Select is pressed. The other RAM stays as
+    the last game has left it."""
     if s[OPERATION] == _DETECT:
         _set_standard(s)
         _reset_chips(s, rom, screen)
@@ -109,22 +110,22 @@ def begin_reset(s, rom, screen):
 
 @jit
 def begin_action(s, action):
-    """Makes the player do an action (0..17), or by chance the last one again: a frame is due.
+    """Sets the player's action (0..17), or by chance the last one again; a frame is due.
 
-    When the game is over there is none, and the reward is 0."""
+    When the game is over, no frame is due and the reward is 0."""
     s[REWARD] = 0
     _set_step(s, _NO_STEP, STICKY_PLAY, action, 0, 1)
     if s[TERMINAL] or s[TRUNCATED]:
         s[FRAMES_DUE] = 0
-        _sticky_action(s, action)  # ale-py draws even then
+        _sticky_action(s, action)  # ale-py draws here, too
 
 
 @jit
 def run_due_frames(s, rom, screen, rules, program, max_instructions):
-    """Runs the frames that are due, none of them further than max_instructions; the next call goes on.
+    """Runs the frames that are due, each for at most max_instructions; the next call continues.
 
     rules: the game's code for update_rules. program: int32[steps, 4]. Frames are painted if s[PAINT] is set. Returns
-    DONE, STOPPED, or FAILED if a reset does not come to its end."""
+    DONE, STOPPED, or FAILED if a reset does not finish."""
     for _ in range(_MAX_FRAMES):
         if not s[INSTRUCTIONS_LEFT]:
             if not _next_frame(s, rules, program):
@@ -147,7 +148,7 @@ def run_due_frames(s, rom, screen, rules, program, max_instructions):
 
 @jit
 def _next_frame(s, rules, program):
-    """Goes on in the program until a frame is due; returns False when there is none."""
+    """Executes the program until a frame is due; returns False at its end."""
     for _ in range(_MAX_FRAMES):
         if s[FRAMES_DUE] > 0 or s[STEP] >= program.shape[0]:
             break
@@ -205,7 +206,7 @@ def _set_standard(s):
 
 @jit
 def _reset_chips(s, rom, screen):
-    """Pulls the reset line: RAM keeps its bytes, that of a cartridge does not."""
+    """Resets the chips. RAM keeps its bytes; a cartridge's RAM does not."""
     reset_riot(s, i32(25 + draw(s, SYSTEM_GENERATOR) % u32(75)))
     if s[CARTRIDGE] == KIND_F8SC or s[CARTRIDGE] == KIND_F6SC:
         for byte in range(128):

@@ -1,4 +1,4 @@
-"""Consoles with the same cartridge, and the one way to give them commands."""
+"""Consoles with the same cartridge, and the arrays and commands of a batch."""
 
 import hashlib
 import math
@@ -29,9 +29,9 @@ Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int32]
 
 MOST = 2**31 - 1  # the state's words are int32
-TIME_SEED = -1  # ale-py's seed for other sticky actions each time
+TIME_SEED = -1  # ale-py's seed that gives other sticky actions each time
 _ACTION_GENERATOR = slice(words.ACTION_GENERATOR, words.ACTION_GENERATOR + GENERATOR_WORDS)
-# The words that a reset neither writes nor reads (the agent's), or rarely: the generator of sticky actions.
+# Words that a reset neither writes nor reads (the agent's), or rarely (the generator of sticky actions).
 _KEPT_BY_RESET = np.r_[words.PRESSED : words.RULES, _ACTION_GENERATOR]
 _DECIDES_RESET = np.setdiff1d(np.arange(words.HISTORY), _KEPT_BY_RESET)
 _INTS, _BYTES = np.zeros(1, np.int32), np.zeros(1, np.uint8)
@@ -44,11 +44,11 @@ NO_AGENT = (
 
 @dataclass
 class BatchArrays:
-    """Where a batch writes its results; they may lie in shared memory, but must be C-contiguous.
+    """The arrays that a batch writes its results to. They must be C-contiguous, and may lie in shared memory.
 
-    frames: uint8 [num_envs, height, 160], the palette's indices; written by a reset and by steps that draw. rewards:
-    int32 [num_envs], raw, summed over the frames of a step. ends: bool [2, num_envs]: terminated, truncated. lives:
-    int32 [num_envs]."""
+    frames: uint8 [num_envs, height, 160], palette indices; resets and steps that draw write them. rewards: int32
+    [num_envs], raw, summed over the frames of a step. ends: bool [2, num_envs]: terminated, truncated. lives: int32
+    [num_envs]."""
 
     frames: Bytes
     rewards: Ints
@@ -86,7 +86,7 @@ def check_array(name: str, array: npt.NDArray[Any], dtype: npt.DTypeLike, shape:
 
 
 class Consoles:
-    """Holds num_envs consoles with one game's cartridge, switched on.
+    """The num_envs consoles of a batch, switched on, with one game's cartridge.
 
     Arguments are those of BatchAtari. Raises UsageError for an unknown game, ROM or option, or if Numba is missing or
     too old."""
@@ -131,7 +131,7 @@ class Consoles:
         self.rom = prepare(rom)
         """The cartridge's bytes, uint8; 2 KB stand there twice."""
         self._states = np.zeros((num_envs, STATE_WORDS), np.int32)
-        self._screens = np.zeros((num_envs, 3 * PICTURE), np.uint8)  # the third one for steps.py
+        self._screens = np.zeros((num_envs, 3 * PICTURE), np.uint8)  # steps.py uses the third one
         self._mask, self._numbers = np.ones(num_envs, np.bool_), np.zeros(num_envs, np.int32)
         self._calls: dict[tuple[int, int, bool], Callable[[], int]] = {}
         self._settings = self._make_settings(kind, repeat_action_probability, max_episode_frames)
@@ -139,7 +139,7 @@ class Consoles:
         self._power_on(np.ones(num_envs, np.bool_), seeds)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns what a copy takes over: all but the calls, which write to the arrays of this one."""
+        """Returns what a copy keeps: everything but the bound calls, which write to this object's arrays."""
         return {**self.__dict__, "_calls": {}}
 
     @property
@@ -148,9 +148,9 @@ class Consoles:
         return self._states[:, words.RAM : words.RAM + 128].astype(np.uint8)
 
     def screens(self) -> Bytes:
-        """Returns the last frame of each environment, uint8 [num_envs, height, 160]: the palette's indices.
+        """Returns the last frame of each environment, uint8 [num_envs, height, 160]: palette indices.
 
-        Frames that no step has drawn are drawn now."""
+        It draws the frames that no step has drawn."""
         self._command(LOOK, draw=True)
         return self.arrays.frames.copy()
 
@@ -170,7 +170,7 @@ class Consoles:
         return grey_palette(bool(self._states[env, words.PAL]))
 
     def words(self, env: int) -> Ints:
-        """Returns the state of an environment's console itself, int32 [STATE_WORDS]; state.py says what it means."""
+        """Returns the state of an environment's console, int32 [STATE_WORDS], not copied; state.py explains it."""
         return np.asarray(self._states[env])
 
     def _choose_mode(self, mode: int | None = None, difficulty: int | None = None) -> None:
@@ -196,9 +196,9 @@ class Consoles:
         return np.isin(np.arange(self.num_envs), envs)
 
     def _power_on(self, mask: Bools, seeds: npt.ArrayLike) -> None:
-        """Switches consoles on as ale-py's loadROM does, which also resets them.
+        """Switches consoles on and resets them, as ale-py's loadROM does.
 
-        One is switched on in fact: they differ in their seeds only."""
+        It runs one console and copies it: consoles differ in their seeds only."""
         envs = np.flatnonzero(mask)
         self._states[envs[0]] = self._settings
         self._command(POWER_ON, self._mask_of(envs[:1]))
@@ -208,7 +208,7 @@ class Consoles:
         self._reset(mask)
 
     def _reset(self, mask: Bools | None) -> None:
-        """Starts games. Consoles that are equal, as after `_power_on`, reset to equal ones: one of them does it."""
+        """Starts games. Of equal consoles, as after `_power_on`, it resets one and copies the result."""
         envs = np.arange(self.num_envs) if mask is None else np.flatnonzero(mask)
         first, others = envs[:1], envs[1:]
         deciding = self._states[np.ix_(envs, _DECIDES_RESET)]
@@ -217,7 +217,7 @@ class Consoles:
             return
         generator = self._states[first, _ACTION_GENERATOR].copy()
         self._run_reset(self._mask_of(first))
-        if (self._states[first, _ACTION_GENERATOR] != generator).any():  # the others draw something else
+        if (self._states[first, _ACTION_GENERATOR] != generator).any():  # the others draw other numbers
             self._run_reset(self._mask_of(others))
             return
         kept = self._states[np.ix_(others, _KEPT_BY_RESET)]
@@ -234,7 +234,7 @@ class Consoles:
             raise RunError(f"environment {failed}: {self.rules.name} did not get ready within its reset")
 
     def _make_settings(self, kind: int, repeat_action_probability: float, max_episode_frames: int) -> Ints:
-        """Returns a state in which only the words that never change are set."""
+        """Returns a state with only the words set that never change."""
         repeated_draws = math.ceil(float(np.float32(repeat_action_probability)) * 2**32)
         settings: dict[int, Any] = {
             words.CARTRIDGE: kind,
@@ -256,7 +256,7 @@ class Consoles:
     def _command(
         self, order: int, mask: Bools | None = None, actions: npt.ArrayLike = 0, count: int = 1, draw: bool = False
     ) -> int:
-        """Gives the environments with a mask (None: all) an order; returns which one failed, or -1."""
+        """Gives an order to the environments in the mask (None: all); returns the one that failed, or -1."""
         self._mask[:] = True if mask is None else mask
         self._numbers[:] = actions
         key = order, count, draw
@@ -267,9 +267,9 @@ class Consoles:
     def _bind(
         self, order: int, count: int, draw: bool, frames: Bytes, agent_arrays: tuple[npt.NDArray[Any], ...]
     ) -> Callable[[], int]:
-        """Returns an order to be given to the environments in self._mask with self._numbers; core.py says what it does.
+        """Returns a call that gives an order to the environments in self._mask with self._numbers. See core.py.
 
-        agent_arrays: what the orders of an agent's game take besides."""
+        agent_arrays: further arguments of the orders of an agent's game."""
         held = (self._mask, self._numbers, self._states, self.rom, self._screens, self.rules.code, self._program)
         arrays = self.arrays
         results = (frames.reshape(self.num_envs, -1), arrays.rewards, arrays.ends, arrays.lives)
@@ -278,13 +278,13 @@ class Consoles:
 
 
 def _seeded_generator(seed: int) -> Ints:
-    """Returns the words of mt19937.py's generator after its seed, 32 bits; after TIME_SEED, any."""
+    """Returns the words of mt19937.py's generator for a seed of 32 bits; TIME_SEED gives a random one."""
     generator = np.random.RandomState(None if seed == TIME_SEED else seed % 2**32).get_state(legacy=False)
     return np.append(generator["state"]["key"], np.uint32(SIZE)).astype(np.int32)
 
 
 def check_integers(least: int, **values: Any) -> None:
-    """Raises UsageError for a value that is no integer from least to MOST."""
+    """Raises UsageError unless a value is an integer from least to MOST."""
     for name, value in values.items():
         try:
             fits = least <= operator.index(value) <= MOST
@@ -295,7 +295,7 @@ def check_integers(least: int, **values: Any) -> None:
 
 
 def read_rom(game: str | Path) -> bytes:
-    """Returns the bytes of a ROM: of ale-py's by the name of its game (pong, ALE/Pong-v5), or of a file."""
+    """Returns the bytes of a ROM: ale-py's by the name of its game (pong, ALE/Pong-v5), or those of a file."""
     by_id = {f"ale/{name.replace('_', '')}-v5": name for name in known_games()}
     game = by_id.get(str(game).lower(), game)
     if str(game) not in known_games():

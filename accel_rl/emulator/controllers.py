@@ -1,4 +1,4 @@
-"""Turns an action into what the console's ports read: joysticks, paddles and the panel's switches.
+"""Turns actions into the signals at the console's ports: joysticks, paddles, the panel's switches.
 
 Ports and bits: Stella Programmer's Guide, "Hand controllers" and "Console switches". A closed contact reads 0.
 """
@@ -21,19 +21,19 @@ from accel_rl.emulator.state import (
 )
 
 NUM_ACTIONS = 18
-ACTION_BITS = 5  # of a number below NUM_ACTIONS
-_UP, _DOWN, _LEFT, _RIGHT = 0x10, 0x20, 0x40, 0x80  # of the left joystick in SWCHA
+ACTION_BITS = 5  # enough for numbers below NUM_ACTIONS
+_UP, _DOWN, _LEFT, _RIGHT = 0x10, 0x20, 0x40, 0x80  # the left joystick's bits in SWCHA
 _DIRECTIONS = (
     *(0, 0, _UP, _RIGHT, _LEFT, _DOWN, _UP | _RIGHT, _UP | _LEFT, _DOWN | _RIGHT, _DOWN | _LEFT),
     *(_UP, _RIGHT, _LEFT, _DOWN, _UP | _RIGHT, _UP | _LEFT, _DOWN | _RIGHT, _DOWN | _LEFT),
 )
-DIRECTIONS = np.array(_DIRECTIONS, np.int32)  # by action: contacts that are closed, in ale-py's order of actions
+DIRECTIONS = np.array(_DIRECTIONS, np.int32)  # closed contacts by action, in ale-py's order
 FIRE_ACTIONS = 1 << 1 | 0xFF << 10  # one bit for each action
 
 RESET_SWITCH, SELECT_SWITCH = 0x01, 0x02
-_COLOUR_AND_UNUSED_BITS = 0x3F  # nothing pressed, the television is a colour one
+_COLOUR_AND_UNUSED_BITS = 0x3F  # nothing pressed, a colour television
 PADDLE_MIN = 27450  # ohms
-PADDLE_STEP = 23000  # how much the resistance changes in a frame
+PADDLE_STEP = 23000  # ohms per frame
 
 
 @jit
@@ -44,8 +44,9 @@ def set_switches(s, pressed):
 
 @jit
 def set_action(s, action):
-    """Moves the player's controller; action: 0..17, in ale-py's order; its bits from ACTION_BITS on: how many ohms less
-    than PADDLE_STEP a paddle moves."""
+    """Moves the player's controller.
+
+    action: 0..17, in ale-py's order. The bits from ACTION_BITS on shorten a paddle's PADDLE_STEP, in ohms."""
     paddle_step = i32(PADDLE_STEP - (action >> ACTION_BITS))
     action = i32(action & (1 << ACTION_BITS) - 1)
     directions = DIRECTIONS[action]
@@ -70,8 +71,9 @@ def set_action(s, action):
 
 @jit
 def center_controllers(s):
-    """Puts the paddles into the middle of their ranges; paddles of the right port, if it has some, are never moved
-    from resistance 0, and a joystick's pins never charge."""
+    """Centers the paddles.
+
+    Paddles in the right port keep the resistance 0, and a joystick's pins never charge."""
     middle = i32((PADDLE_MIN + s[PADDLE_MAX]) // 2)
     s[LEFT_PADDLE] = middle
     s[RIGHT_PADDLE] = middle

@@ -1,4 +1,4 @@
-"""Steps the consoles of a batch: the one function that Python calls, so that the processor is compiled once."""
+"""Steps the consoles of a batch. Python calls only this function, so that the processor is compiled once."""
 
 from accel_rl.emulator.compiled import address, entry, i32, jit
 from accel_rl.emulator.console import DONE, NO_LIMIT, SYSTEM_SEED, begin_action, begin_reset, power_on, run_due_frames
@@ -24,13 +24,13 @@ def command(
     order, count, draw, mask, actions, states, rom, screens, rules, program, frames, rewards, ends, lives,
     options, palette, maker, memories, last_frames, agent_rewards, ages, counters, events
 ):  # fmt: skip
-    """Gives one command (`order`) to each environment whose mask is set; returns the first one whose reset failed, else
-    -1; of AGENT_STEP: how many environments have an event.
+    """Gives one command (`order`) to each environment whose mask is set.
 
-    count: the frames of a STEP; the instructions of STEP_INSTRUCTIONS; the no-ops of START_GAME, -1: a random number.
-    draw: write the last frame to `frames`. actions: ale-py's numbers; of an AGENT_STEP indices; of POWER_ON: seeds.
+    Returns the first environment whose reset failed, else -1. AGENT_STEP returns the number of environments with an
+    event. count: frames for STEP, instructions for STEP_INSTRUCTIONS, no-ops for START_GAME (-1: a random number).
+    draw: write the last frame to `frames`. actions: ale-py's numbers; indices for AGENT_STEP; seeds for POWER_ON.
     frames: uint8 [n, pixels]. rewards, ends, lives: see BatchArrays. From `options` on: see NativeBatch, and
-    AtariVectorEnv for the orders VECTOR_START and VECTOR_STEP."""
+    AtariVectorEnv for VECTOR_START and VECTOR_STEP."""
     failed, num_events = i32(-1), i32(0)
     for env in range(states.shape[0]):
         if order == AGENT_STEP:
@@ -71,7 +71,7 @@ def command(
 
 @jit
 def _console_command(order, count, draw, s, rom, screen, rules, program, action, env, frames, rewards, ends, lives):
-    """Gives a console itself a command; returns DONE, or FAILED if its reset did not come to its end."""
+    """Gives one console a command; returns DONE, or FAILED if its reset did not finish."""
     result = i32(DONE)
     reward = i32(0)
     limit = i32(count) if order == STEP_INSTRUCTIONS else i32(NO_LIMIT)
@@ -87,7 +87,7 @@ def _console_command(order, count, draw, s, rom, screen, rules, program, action,
             break
         elif order == LOOK:
             break
-        elif order == STEP:  # also after the game's end: ale-py draws for sticky actions then, too
+        elif order == STEP:  # also after the game's end, since ale-py still draws for sticky actions
             begin_action(s, action)
         else:
             if not s[INSTRUCTIONS_LEFT]:

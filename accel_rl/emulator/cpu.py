@@ -1,7 +1,7 @@
-"""Emulates the 6507: fetches instructions, executes the most frequent ones, and leaves the others to execution.py.
+"""Emulates the 6507: fetches instructions and executes the most frequent ones; execution.py executes the others.
 
-About 19 of 20 instructions of the benchmarked games are executed here, with registers in local variables and with
-lengths and cycles as constants.
+About 19 of 20 instructions of the benchmarked games are executed here. Registers are local variables here, and lengths
+and cycles are constants.
 """
 
 import numpy as np
@@ -20,19 +20,19 @@ u32 = np.uint32
 
 @jit
 def run(s, rom, screen, max_instructions):
-    """Runs a program until the frame has ended (s[STOP] is set) or so many instructions are executed."""
+    """Runs the program until the frame ends (s[STOP] is set) or this many instructions are executed."""
     if s[STOP]:
         return
     a, x, y, pc, carry = s[A], s[X], s[Y], s[PC], s[C]
-    result = i32(s[N] << 8 | (1 - s[Z]))  # N is bit 7 or 8 of it, Z says that the lower eight are 0
+    result = i32(s[N] << 8 | (1 - s[Z]))  # N is its bit 7 or 8; Z says that its lower eight bits are 0
     cycles = s[CYCLES]
-    window, window_size, to_rom = i32(0), u32(0), i32(0)  # see plain_window; good while its slice is where it was
+    window, window_size, to_rom = i32(0), u32(0), i32(0)  # see plain_window; valid until its slice is switched
     slice_word, slice_start = i32(SLICE), i32(0)
     left = i32(max_instructions)
     while left > 0:
         left = i32(left - 1)
 
-        # Fetch, three bytes at once where reading has no consequence.
+        # Fetch three bytes at once where reading has no side effect.
         place = i32(pc & 0x1FFF)
         if u32(place - window) < window_size:
             at = u32(place + to_rom)
@@ -50,8 +50,8 @@ def run(s, rom, screen, max_instructions):
             slice_word = i32(SLICE + (pc >> 10 & 3))
             slice_start = s[slice_word]
 
-        # Every instruction has a byte and takes two cycles. What it has more is a constant in each case below, so that
-        # the host can fetch the next one before it knows what this one does.
+        # Every instruction has at least one byte and two cycles. The rest is a constant in each case below, so that the
+        # host can fetch the next instruction before it has executed this one.
         pc, cycles = i32(pc + 1), i32(cycles + 2)
 
         if opcode == 0x85 or opcode == 0x86 or opcode == 0x84:  # STA n, STX n, STY n

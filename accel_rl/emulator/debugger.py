@@ -1,4 +1,4 @@
-"""Goes through a program of the emulator step by step, and shows what the hardware holds."""
+"""Runs a game's program step by step and shows the state of the hardware."""
 
 import cmd
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from accel_rl.emulator.batch import BatchAtari
 from accel_rl.emulator.cartridges import KIND_FE, KINDS
 from accel_rl.emulator.rules import ACTIONS
 
-# The registers' names at their addresses, when written and when read (Stella Programmer's Guide)
+# The registers' names by address, for writes and for reads (Stella Programmer's Guide)
 _WRITTEN = """VSYNC VBLANK WSYNC RSYNC NUSIZ0 NUSIZ1 COLUP0 COLUP1 COLUPF COLUBK CTRLPF REFP0 REFP1 PF0 PF1 PF2 RESP0
     RESP1 RESM0 RESM1 RESBL AUDC0 AUDC1 AUDF0 AUDF1 AUDV0 AUDV1 GRP0 GRP1 ENAM0 ENAM1 ENABL HMP0 HMP1 HMM0 HMM1 HMBL
     VDELP0 VDELP1 VDELBL RESMP0 RESMP1 HMOVE HMCLR CXCLR"""
@@ -26,7 +26,7 @@ _OPERANDS = ("", "#{}", "{}", "{},X", "{},Y", "{}", "{},X", "{},Y", "({},X)", "(
 
 
 def disassemble(code: bytes, address: int) -> str:
-    """Returns the instruction that begins with code[0] at an address, as in `STA GRP0`."""
+    """Returns the text of the instruction code at an address, as in `STA GRP0`."""
     opcode = code[0]
     name, mode = opcodes.OPERATIONS[opcodes.OPERATION[opcode]], opcodes.MODE[opcode]
     value = int.from_bytes(code[1 : opcodes.LENGTH[opcode]], "little")
@@ -44,7 +44,7 @@ def disassemble(code: bytes, address: int) -> str:
 
 
 class Debugger(cmd.Cmd):
-    """Runs environment 0 of a batch by commands. actions: of the frames to come."""
+    """A debugger that runs environment 0 of a batch by commands. actions: those of the frames to come."""
 
     prompt = "> "
 
@@ -88,7 +88,7 @@ class Debugger(cmd.Cmd):
         self._say(self._instruction())
 
     def do_objects(self, _: str) -> None:
-        """objects: shows the TIA's objects: where they are, and their pixels when the picture was last drawn."""
+        """objects: shows the TIA's objects: their positions, and their pixels when the picture was last drawn."""
         for index, name in enumerate(OBJECTS):
             self._say(f"{name:10} at {self._word('POSITION', index):3}  {self._pixels(index)}")
         self._say(f"playfield          {self._pixels(len(OBJECTS))}")
@@ -105,7 +105,7 @@ class Debugger(cmd.Cmd):
         self._say(" ".join(f"{name}={self._word(name):02X}" for name in ports))
 
     def do_press(self, line: str) -> None:
-        """press ACTION: what is pressed in the frames that begin from now on, instead of the file's actions."""
+        """press ACTION: presses this from the next frame on, instead of the file's actions."""
         if line not in ACTIONS:
             self._say(f"actions: {', '.join(ACTIONS)}")
             return
@@ -113,7 +113,7 @@ class Debugger(cmd.Cmd):
         self._action = ACTIONS.index(line)
 
     def do_screen(self, line: str) -> None:
-        """screen FILE.png: writes the picture, complete up to the last change that can be seen."""
+        """screen FILE.png: writes the picture, complete up to the last visible change."""
         import cv2
 
         picture = self._atari.palette()[self._atari.screens()[0]]
@@ -133,7 +133,7 @@ class Debugger(cmd.Cmd):
     def onecmd(self, line: str) -> bool:
         try:
             return bool(super().onecmd(line))
-        except ValueError as error:  # a number that is none
+        except ValueError as error:  # not a number
             self._say(str(error))
             return False
 
@@ -151,7 +151,7 @@ class Debugger(cmd.Cmd):
         return divmod(3 * self._word("CYCLES") + self._word("LEFT_OVER"), 228)
 
     def _instruction(self) -> str:
-        """Returns the instruction at hand, when it is, and the processor's registers."""
+        """Returns the next instruction, its time, and the processor's registers."""
         address = self._word("PC")
         code = bytes(self._peek(address + offset) for offset in range(3))
         line, clock = self._position()
@@ -160,7 +160,7 @@ class Debugger(cmd.Cmd):
         return f"{line:3}:{clock:03}  {address:04X}  {disassemble(code, address):16} {registers} {flags}"
 
     def _peek(self, address: int) -> int:
-        """Returns the byte at an address of RAM or ROM, without the effects that a read has."""
+        """Returns the byte at an address of RAM or ROM, without the side effects of a read."""
         if not address & 0x1000:
             return self._word("RAM", address & 0x7F)
         if self._word("CARTRIDGE") == KIND_FE:
@@ -168,7 +168,7 @@ class Debugger(cmd.Cmd):
         return int(self._atari.rom[self._word("SLICE", address >> 10 & 3) + (address & 0x3FF)])
 
     def _pixels(self, item: int) -> str:
-        """Returns an object's pixels in the line, four in a character."""
+        """Returns an object's pixels in the line, four per character."""
         masks = self._atari.words(0)[words.MASK + 5 * item : words.MASK + 5 * item + 5].astype(np.uint32)
         bits = "".join(f"{int(mask):032b}"[::-1] for mask in masks)
         return "".join("#" if "1" in bits[at : at + 4] else "." for at in range(0, 160, 4))

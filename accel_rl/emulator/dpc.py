@@ -1,9 +1,9 @@
 """Emulates David Crane's Display Processor Chip in Pitfall II (US patent 4,644,495), as ale-py has it.
 
-Eight data fetchers read 2 KB of graphics backwards: at 0x08 + n of the cartridge's address space the next byte, at
-0x10 + n the same where fetcher n's flag is set, at 0x38 + n the flag. The flag is set where the counter's low byte
-equals the fetcher's top, cleared where it equals its bottom. Fetchers 5 to 7 can make music instead: their counters run
-by themselves, and the flags are three square waves. A shift register makes random numbers.
+Eight data fetchers read 2 KB of graphics backwards. In the cartridge's address space, fetcher n gives its next byte at
+0x08 + n, the same at 0x10 + n if its flag is set (else 0), and the flag at 0x38 + n. The flag is set when the counter's
+low byte equals the fetcher's top, and cleared when it equals the bottom. Fetchers 5 to 7 can make music instead: their
+counters run by themselves, and the flags are three square waves. A shift register makes random numbers.
 """
 
 import numpy as np
@@ -15,8 +15,8 @@ from accel_rl.emulator.state import BANK, CARTRIDGE_RAM, CYCLES, MUSIC_CYCLE, MU
 TOP, BOTTOM, COUNTER, FLAG, IS_MUSIC = range(CARTRIDGE_RAM, CARTRIDGE_RAM + 40, 8)
 RANDOM = CARTRIDGE_RAM + 40
 
-GRAPHICS = 0x2000  # where they are in the ROM: behind two banks
-# The oscillator of 15,750 Hz steps this often in that many cycles of the 1.1931817 MHz processor.
+GRAPHICS = 0x2000  # offset in the ROM, after two banks
+# The oscillator of 15,750 Hz takes so many steps in so many cycles of the 1.1931817 MHz processor.
 MUSIC_STEPS, MUSIC_PERIOD = 1890, 143183
 
 
@@ -90,7 +90,7 @@ def _step_random(s):
 
 @jit
 def _read_music(s):
-    """Returns the loudness of the three square waves at the time s[CYCLES]."""
+    """Returns the amplitude of the three square waves at the time s[CYCLES]."""
     steps = np.int64(s[MUSIC_FRACTION]) + np.int64(s[CYCLES] - s[MUSIC_CYCLE]) * MUSIC_STEPS
     s[MUSIC_CYCLE] = s[CYCLES]
     s[MUSIC_FRACTION] = i32(steps % MUSIC_PERIOD)

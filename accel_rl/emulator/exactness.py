@@ -1,6 +1,6 @@
 """Reads the table of the games in which the emulator was compared with ale-py; `verify` writes it.
 
-Each row says what was compared: how many frames, of which sources of the emulator, with which version of ale-py."""
+Each row names what was compared: the number of frames, the emulator's sources, the version of ale-py."""
 
 import csv
 import hashlib
@@ -11,8 +11,7 @@ from typing import Any
 
 FOLDER = Path(__file__).parent
 TABLE = FOLDER / "exactness.csv"
-# Modules that do not decide what a console computes, though some of them take part in comparing: their own tests see
-# to these. All others count, also new ones.
+# Modules that do not decide what a console computes; they have their own tests. All other modules count, also new ones.
 NOT_COMPARED = frozenset({
     *("__init__", "batch", "compilation", "compiled", "debugger", "exactness", "frame_making", "machine_code"),
     *("palette", "pcg64", "play", "vector_chunk", "vector_env", "vector_steps", "verify"),
@@ -22,7 +21,7 @@ _COMMENT = re.compile(r'"""[\s\S]*?"""|#.*')
 
 @dataclass
 class Row:
-    """A row of the table: the frames that were compared, and the first difference ("" if there is none).
+    """A row of the table: the numbers of frames compared, and the first difference ("" if there is none).
 
     sources: `source_hash` of the emulator that was compared. ale_py: the version of ale-py."""
 
@@ -46,8 +45,8 @@ def read_table(path: Path = TABLE) -> list[dict[str, Any]]:
 
 
 def source_hash() -> str:
-    """Returns 12 hexadecimal digits that change with the code that decides what the emulator computes, not with its
-    comments and docstrings."""
+    """Returns 12 hexadecimal digits that change with the code that decides what the emulator computes. Comments and
+    docstrings do not count."""
     paths = [path for path in FOLDER.glob("*.py") if path.stem not in NOT_COMPARED]
     digest = hashlib.sha256()
     for path in sorted([*paths, FOLDER / "games.ini"]):

@@ -1,7 +1,7 @@
-"""Executes any instruction of the 6507 but the most frequent ones, which cpu.py does at once.
+"""Executes the 6507's less frequent instructions; cpu.py executes the others.
 
-All go through the same steps: compute the address of the operand; read it; do the operation; write the result. The
-cycles of an instruction have passed before it reads or writes, as in ale-py.
+All take the same steps: compute the operand's address, read it, do the operation, write the result. As in ale-py, an
+instruction's cycles pass before it reads or writes.
 """
 
 import numpy as np
@@ -32,7 +32,7 @@ _DECODED = np.array(op.OPERATION << 16 | op.MODE << 8 | op.CYCLES << 2 | op.LENG
 
 @jit
 def execute(s, rom, screen, opcode, low, high, result):
-    """Executes the instruction at s[PC] after it has been fetched; returns the byte that N and Z tell of (cpu.py)."""
+    """Executes the fetched instruction at s[PC]; returns the byte that decides N and Z (cpu.py)."""
     decoded = _DECODED[opcode]
     operation, mode = i32(decoded >> 16), i32(decoded >> 8 & 15)
     s[PC] = (s[PC] + (decoded & 3)) & 0xFFFF
@@ -41,7 +41,7 @@ def execute(s, rom, screen, opcode, low, high, result):
         return _use_stack(s, rom, screen, operation, low, result)
     a, x, y, carry = s[A], s[X], s[Y], s[C]
 
-    # The operand's address, or its value where it has none
+    # The operand's address, or its value if it has no address
     address, value, bus, index = i32(-1), low, low, i32(0)
     if mode == op.ZERO:
         address = low
@@ -205,7 +205,7 @@ def execute(s, rom, screen, opcode, low, high, result):
 
 @jit
 def _use_stack(s, rom, screen, operation, low, result):
-    """Executes a call, a return, BRK, or a push or pull of A or the flags; returns result as it is then."""
+    """Executes a call, a return, BRK, or a push or pull of A or the flags; returns the new result."""
     flags = i32(0x20 | s[B] << 4 | s[D] << 3 | s[I] << 2 | s[C] | s[V] << 6)
     flags |= i32((result & 0x180 != 0) << 7 | (result & 0xFF == 0) << 1)
     if operation == op.JSR:

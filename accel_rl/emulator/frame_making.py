@@ -1,15 +1,15 @@
-"""Makes what the network sees, a frame, out of an emulator's pictures: palette, maximum of two, area means.
+"""Makes the frames that a network sees from an emulator's pictures: palette, maximum of two, area means.
 
-The frames are those of envs/games/frames.py, bit for bit; there, cv2 makes them (INTER_AREA). There are three
-steps, each done again only where its input has changed since the environment's last call:
+The frames equal those of envs/games/frames.py, which cv2 makes (INTER_AREA), bit for bit. There are three steps. Each
+is repeated only where its input has changed since the environment's last call:
 
 * Both pictures are compared with those of the last call, 8 pixels at a time.
 * Changed pixels become grey values, or red, green and blue: the screen.
 * A pixel of the frame is a mean of the screen. Lines and columns have integer weights: 2, 2, 1 of 5, and 21, 19 of 40
   for 84x84. The weighted sum of a row's lines serves all pixels of that row.
 
-cv2 sums in float32. Where a mean lies so close to a half that its rounding errors decide, the mean is made again as cv2
-makes it: the same operations in the same order. Exact halves (2x2 pixels) are integers there, too, and rounded up.
+cv2 sums in float32. If a mean is so close to a half that rounding errors decide, it is computed again as in cv2: by the
+same operations in the same order. For means of 2x2 pixels cv2 adds integers, too, and rounds halves up.
 """
 
 from functools import cache
@@ -32,31 +32,31 @@ COLOURS = 256
 LEAST_TAPS = 3
 MAX_CROPPED_ROWS = 8  # as in envs/games/frames.py
 
-# What is in a maker, int32: settings, then tables.
-LINES = 0  # of the screen that the frame shows
+# The words of a maker, int32: settings, then tables.
+LINES = 0  # lines of the screen that the frame shows
 CHANNELS = 1
-HEIGHT = 2  # of the frame
+HEIGHT = 2  # the frame's height
 WIDTH = 3
-LINE_TAPS = 4  # lines that a row of the frame is made of
-COLUMN_TAPS = 5  # columns that a column of the frame is made of: at least LEAST_TAPS, some with weight 0
+LINE_TAPS = 4  # lines of the screen per row of the frame
+COLUMN_TAPS = 5  # columns of the screen per column of the frame: at least LEAST_TAPS, some with weight 0
 LINE_TOTAL = 6  # sum of the lines' weights
 COLUMN_TOTAL = 7
-NEAR = 8  # how near to a half, in halves of a weight, a mean is made as cv2 does it; -1: never, halves are rounded up
-IS_WHOLE = 9  # a pixel of the frame is made of whole pixels with equal weights: cv2 adds integers
-FIRST_LINES = 10  # from here on: where in the maker the tables begin; this one is [HEIGHT]
+NEAR = 8  # distance from a half below which a mean is computed as in cv2, in halves of a weight; -1: never
+IS_WHOLE = 9  # 1 if pixels of the frame are made of whole pixels with equal weights: cv2 adds integers
+FIRST_LINES = 10  # from here on: offsets of the tables in the maker; this table is [HEIGHT]
 LINE_WEIGHTS = 11  # [HEIGHT, LINE_TAPS]
 FIRST_COLUMNS = 12  # [WIDTH]
 COLUMN_WEIGHTS = 13  # [WIDTH, COLUMN_TAPS]
-COLUMNS_FROM = 14  # [WORDS + 1]: the first column that words from this one on go into
-COLUMNS_BEFORE = 15  # [WORDS + 1]: the first column that words before this one do not go into
+COLUMNS_FROM = 14  # [WORDS + 1]: the first column that this word or a later one contributes to
+COLUMNS_BEFORE = 15  # [WORDS + 1]: the first column that no word before this one contributes to
 SETTINGS = 16
 
 
 @jit
 def make_frame(pictures, newest, before, palette, maker, memory, frame):
-    """Writes the frame of the pixel-wise maximum of two pictures, or of one.
+    """Writes the frame of one picture, or of the pixel-wise maximum of two.
 
-    pictures: uint8, the palette's indices; newest, before: where in it the two begin, before < 0: there is only one.
+    pictures: uint8, palette indices. newest, before: where the two pictures begin; before < 0: there is only one.
     palette: uint8 [channels * 256]. maker, memory: see FramePlan. frame: uint8 [channels * height * width]."""
     if before < 0:
         before = newest
@@ -64,7 +64,7 @@ def make_frame(pictures, newest, before, palette, maker, memory, frame):
     size = i32(LINE_PIXELS * maker[LINES])
     screen = i32(COLOURS * channels + 2 * size)
     last_frame = i32(screen + channels * size)
-    changed = local_ints(PICTURE_LINES)  # of each line, a bit for each word
+    changed = local_ints(PICTURE_LINES)  # one bit for each word of a line
     if _make_screen(pictures, newest, before, palette, maker, memory, changed):
         for row in range(height):
             line = maker[maker[FIRST_LINES] + row]
@@ -81,8 +81,8 @@ def make_frame(pictures, newest, before, palette, maker, memory, frame):
 
 @jit
 def _make_screen(pictures, newest, before, palette, maker, memory, changed):
-    """Remembers palette and pictures; changes the screen where they differ from the last call's, and notes it in
-    `changed`. Returns whether anything has changed."""
+    """Updates the screen where palette or pictures differ from the last call's, and marks these places in `changed`.
+    Returns whether anything has changed."""
     channels, size = maker[CHANNELS], LINE_PIXELS * maker[LINES]
     old_newest = COLOURS * channels
     old_before, screen = old_newest + size, old_newest + 2 * size
@@ -120,7 +120,7 @@ def _make_screen(pictures, newest, before, palette, maker, memory, changed):
 
 @jit
 def _show_word(pictures, newest, before, is_mixed, palette, channel, memory, target):
-    """Writes 8 pixels of a channel of the screen."""
+    """Writes 8 pixels of one channel of the screen."""
     colours = COLOURS * channel
     for pixel in range(WORD):
         memory[target + pixel] = palette[colours + pictures[newest + pixel]]
@@ -131,7 +131,7 @@ def _show_word(pictures, newest, before, is_mixed, palette, channel, memory, tar
 
 @jit
 def _make_row(memory, source, target, maker, row, words):
-    """Makes the pixels of a row into which changed words go; source: the first of the row's lines."""
+    """Makes the pixels of a row that changed words contribute to; source: the first of the row's lines."""
     sums = local_ints(LINE_PIXELS)
     line_weights = maker[LINE_WEIGHTS] + maker[LINE_TAPS] * row
     for pixel in range(LINE_PIXELS):
@@ -173,7 +173,7 @@ def _make_pixels(memory, source, target, maker, line_weights, line_sums, begin, 
     nearest = total
     for column in range(begin, end):
         doubled = i32(2 * sums[column] + total)
-        mean = i32(f32(doubled) * inverse)  # may be one off only where the rest is near
+        mean = i32(f32(doubled) * inverse)  # can be one off only where the remainder is near
         rest = i32(doubled - 2 * total * mean)
         nearest = min(nearest, rest, i32(2 * total - rest))
         memory[target + column] = mean
@@ -188,7 +188,7 @@ def _make_pixels(memory, source, target, maker, line_weights, line_sums, begin, 
 
 @jit
 def _mean_as_cv2(memory, source, maker, line_weights, column_weights, weighted_sum):
-    """Returns one pixel of the frame: the mean in float32, rounded to the nearest integer, halves to the even one."""
+    """Returns one pixel of the frame: the mean in float32, rounded to the nearest integer, halves to even."""
     mean = f32(0)
     if maker[IS_WHOLE]:
         mean = f32(weighted_sum) * f32(1 / (maker[LINE_TOTAL] * maker[COLUMN_TOTAL]))
@@ -205,12 +205,12 @@ def _mean_as_cv2(memory, source, maker, line_weights, column_weights, weighted_s
 
 
 class FramePlan:
-    """How the frames of one game are made.
+    """The plan by which one game's frames are made.
 
-    height: of the screen. frame_shape: height, width. maker: make_frame's settings and tables. memory_size: bytes that
-    make_frame needs for each environment, zero at first; whatever they hold of earlier calls, each frame depends on its
-    own pictures only. made_shape: of what make_frame writes: the frame, or the whole screen if the frame has more lines
-    or columns than that; cv2 enlarges it in `finish`."""
+    height: the screen's. frame_shape: height, width. maker: make_frame's settings and tables. memory_size: bytes that
+    make_frame needs for each environment, zero at first. They hold earlier results, but each frame depends on its own
+    pictures only. made_shape: the shape that make_frame writes: the frame's, or the whole screen's if the frame has
+    more lines or columns; then `finish` enlarges it with cv2."""
 
     def __init__(self, height: int, frame_shape: tuple[int, int], color: bool):
         self.frame_shape = frame_shape
@@ -222,7 +222,7 @@ class FramePlan:
         self.made_shape = (channels, *made) if color else made
         rows, columns = _weights(lines, made[0]), _weights(LINE_PIXELS, made[1], LEAST_TAPS)
         line_taps, column_taps = rows.weights.shape[1], columns.weights.shape[1]
-        # An operation of float32 errs by 2 ** -24 of its result, at most 255; a mean adds up fewer errors than these.
+        # A float32 operation errs by 2 ** -24 of its result, which is at most 255. A mean has fewer errors than these.
         total, roundings = rows.total * columns.total, 2 * (line_taps + column_taps)
         near = -1 if halves else int(2 * total * 255 * roundings * 2.0**-24)
         is_whole = lines % made[0] == 0 and LINE_PIXELS % made[1] == 0
@@ -232,7 +232,7 @@ class FramePlan:
         settings = [lines, channels, *made, line_taps, column_taps, rows.total, columns.total, near, is_whole, *begins]
         self.maker = np.concatenate([settings, *(table.ravel() for table in tables)]).astype(np.int32)
         size = channels * COLOURS + (2 + channels) * lines * LINE_PIXELS + channels * made[0] * made[1]
-        self.memory_size = -(-size // 64) * 64  # whole lines of the processor's cache
+        self.memory_size = -(-size // 64) * 64  # whole cache lines
 
     def finish(self, made: Bytes, frames: Bytes) -> None:
         """Enlarges screens [n, *made_shape] to frames [n, *frame_shape] or [n, 3, *frame_shape], C-contiguous."""
@@ -244,8 +244,8 @@ class FramePlan:
 
 
 class Weights(NamedTuple):
-    """Of what each pixel of a shorter line is the mean: taps pixels from first [n] on with weights [n, taps], whose sum
-    is total for each."""
+    """The weights of a mean, for each pixel of a shorter line: `taps` pixels from first [n] on, with weights [n, taps]
+    that sum to total."""
 
     first: npt.NDArray[Any]
     weights: npt.NDArray[Any]
@@ -255,7 +255,7 @@ class Weights(NamedTuple):
 @cache
 def _weights(length: int, shorter: int, least_taps: int = 1) -> Weights:
     """Returns the integer weights of area means."""
-    # A pixel of the line is cut into `parts` parts; one of the shorter line has `total` of them.
+    # A pixel of the line has `parts` parts; a pixel of the shorter line covers `total` of them.
     parts, total = np.array([shorter, length]) // np.gcd(shorter, length)
     begins = np.arange(shorter) * total
     taps = max(least_taps, (-(-(begins + total) // parts) - begins // parts).max())

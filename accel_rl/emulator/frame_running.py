@@ -1,13 +1,13 @@
-"""Runs frames, and paints those that somebody looks at.
+"""Runs frames, and paints those that are looked at.
 
-Frames are run without painting: that saves a third of the time. The two pictures take turns, so a frame that ends
-before the last displayed line leaves lines of the frame before the last to be seen. Whatever is looked at must be
-painted, also later: the starts of the last three frames are kept, and a frame is run a second time from its start.
+Frames run without painting, which saves a third of the time. The two pictures take turns: if a frame ends before the
+last displayed line, its picture still shows lines of the frame before the last. A frame can be painted later: the
+starts of the last three frames are kept, and the frame runs a second time from its start.
 
-* The last frame is painted when somebody asks for it.
-* When a frame turns out to be shorter than the one that its picture held, that one is painted before it, once.
-* A frame whose instructions are used up is seen before its end, and goes on in the next call. It is painted eagerly:
-  its first part when its instructions are used up, the rest at once.
+* The last frame is painted on request.
+* When a frame is shorter than the one that its picture held, the older one is painted first, once.
+* A frame that has used up its instructions is shown before its end, and continues in the next call. Its first part is
+  painted when its instructions are used up, the rest at once.
 """
 
 from accel_rl.emulator.compiled import i32, jit
@@ -37,11 +37,11 @@ from accel_rl.emulator.state import (
 )
 from accel_rl.emulator.tia import PAINT_EAGERLY, end_frame, start_frame
 
-MAX_INSTRUCTIONS = 25_000  # ale-py's limit of a frame
-FRAME_ENDED = 1  # in s[STOP]
+MAX_INSTRUCTIONS = 25_000  # ale-py's limit per frame
+FRAME_ENDED = 1  # a value of s[STOP]
 
-# A frame's start is all that the processor and the chips can change, and the ports: words as they are, but RAM two
-# bytes in a word.
+# A frame's start holds the ports and all that the processor and the chips can change. RAM has two bytes in a word;
+# other words are copied.
 _CPU_WORDS = INSTRUCTIONS + 1
 _PORT_WORDS = CARTRIDGE_RAM - TIMER  # timer, ports, cartridge
 _TIA_WORDS = MASK + 30 - MUSIC_CYCLE
@@ -54,8 +54,8 @@ assert HISTORY + 3 * SLOT_WORDS <= STATE_WORDS
 def run_frame(s, rom, screen, repaint, max_instructions):
     """Runs one frame as ale-py counts them: until the TIA ends it or 25,000 instructions are used up.
 
-    Stops after max_instructions, the next call goes on; returns whether the frame is over. It is painted at once if
-    s[PAINT] is set. With repaint = 1 no frame is run, but the last one is painted if that has not been done."""
+    Stops after max_instructions; the next call continues. Returns whether the frame is over. It is painted at once if
+    s[PAINT] is set. With repaint = 1 no frame is run, and the last one is painted unless it was before."""
     wanted = s[PAINT]
     picture = s[FRAME_BUFFER]
     free_slot = i32((s[SLOT] + 1) % 3)
@@ -74,7 +74,7 @@ def run_frame(s, rom, screen, repaint, max_instructions):
     if s[FRAME_GOES_ON]:
         s[PAINT] = PAINT_EAGERLY
 
-    # What is run again is painted: 1, the last frame, 2, the one before the last and then the last.
+    # Frames to run again and paint: 1, the last one; 2, the one before it and then the last.
     while True:
         instructions = i32(min(s[INSTRUCTIONS_LEFT], max_instructions))
         if repaint:
@@ -113,7 +113,7 @@ def run_frame(s, rom, screen, repaint, max_instructions):
 
 @jit
 def _displayed(s):
-    """Returns up to which clock of the last frame something is displayed."""
+    """Returns the clock at which the displayed part of the last frame ends."""
     return min(s[DRAWN_CLOCK], i32(CLOCKS_PER_LINE * (s[FIRST_LINE] + s[NUM_LINES])))
 
 

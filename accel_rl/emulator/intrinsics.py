@@ -1,4 +1,4 @@
-"""What compiled functions can do, but Python cannot say: scratch memory, and comparing many bytes at once."""
+"""Operations of compiled functions that Python lacks: scratch memory, and comparing many bytes at once."""
 
 from functools import cache
 from typing import Any
@@ -7,22 +7,22 @@ WORD = 8  # bytes
 
 
 def local_ints(count: int) -> Any:
-    """Returns the address of a constant number of int32 on the stack, not zeroed; each call in the source has its own.
+    """Returns the address of a constant number of int32 on the stack, not zeroed. Each call in the source has its own.
 
-    No other address leads there, so loops that write to it can use the processor's vectors."""
+    No other address points there, so loops that write to it can be vectorized."""
     raise NotImplementedError
 
 
 def differing_words(ours: Any, at: int, others: Any, at_others: int, count: int) -> int:
     """Compares a constant number of words of 8 bytes, at most 31; returns a bit for each that differs, int32.
 
-    ours, others: addresses of bytes, which the words begin at and at_others bytes after."""
+    ours, others: addresses of bytes; the words begin there and at_others bytes later."""
     raise NotImplementedError
 
 
 @cache
 def teach_numba_intrinsics() -> None:
-    """Tells Numba how the functions above are compiled."""
+    """Teaches Numba to compile the functions above."""
     import llvmlite.ir as ir
     from numba import extending, types
     from numba.core import cgutils

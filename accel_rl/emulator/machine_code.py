@@ -1,8 +1,7 @@
 """Keeps compiled functions on the disk as object files, and runs them without Numba.
 
-Numba compiles a function and everything that it calls into one module of LLVM, in a process of its own
-(compilation.py). Its machine code is stored under a hash of all that it depends on; a later process loads it with
-llvmlite in milliseconds."""
+Numba compiles a function with all its callees into one LLVM module, in a separate process (compilation.py). The machine
+code is stored under a hash of everything that it depends on. Later processes load it with llvmlite in milliseconds."""
 
 import contextlib
 import ctypes
@@ -30,8 +29,8 @@ if TYPE_CHECKING:
 
 ArgumentTypes = tuple[str, ...]  # as Numba writes them: int32[:, ::1], int32
 OLDEST_NUMBA = (0, 61)
-KEPT_S = 30 * 86_400.0  # machine code that was compiled longer ago may be removed when more is written
-SYMBOL = "call_with_arguments_in_memory"  # the function in an object file that Python calls
+KEPT_S = 30 * 86_400.0  # older machine code may be removed when more is written
+SYMBOL = "call_with_arguments_in_memory"  # the function of an object file that Python calls
 INSTALL = "pip install 'accel-rl[native]'"
 COMPILATION = "accel_rl.emulator.compilation"
 
@@ -48,10 +47,9 @@ class MachineCode:
         self._returns_int = returns_int
 
     def bind(self, arguments: tuple[Any, ...]) -> Callable[[], Any]:
-        """Returns a function without arguments that calls this one."""
+        """Returns a function without parameters that calls this one with these arguments."""
         # Numba passes an array by its fields: two that are unused here, the number of elements, their size, the
-        # address, shape and strides. The result goes to the first argument's address, and what the second one is for
-        # is never used.
+        # address, shape and strides. The result goes to the first argument's address; the second one is unused.
         result = ctypes.c_int64()
         flat = [ctypes.addressof(result), ctypes.addressof(result)]
         for argument in arguments:
@@ -71,15 +69,15 @@ class MachineCode:
 
 
 def load(function: "EntryFunction", types: ArgumentTypes) -> MachineCode:
-    """Returns a function's machine code: from the disk, or compiled now and written there.
+    """Returns a function's machine code from the disk; compiles and writes it first if needed.
 
-    A cache that is damaged or cannot be written costs a compilation, which it says. Raises UsageError if Numba is
+    If the cache is damaged or cannot be written, it says so and compiles. Raises UsageError if Numba is
     missing or too old."""
     path = _cache_path(function, types)
     code = _read(path)
     if code is None:
         with _lock(path.with_suffix(".lock")) as has_waited:
-            code = _read(path) if has_waited else None  # another process has compiled it meanwhile
+            code = _read(path) if has_waited else None  # another process may have compiled it meanwhile
             if code is None:
                 image, returns_int = _compile(function, types)
                 _write(path, json.dumps({"returns_int": returns_int}).encode() + b"\n" + image)
@@ -88,7 +86,7 @@ def load(function: "EntryFunction", types: ArgumentTypes) -> MachineCode:
 
 
 def _read(path: Path) -> MachineCode | None:
-    """Returns what a file of the cache holds, or None if it does not exist or is damaged."""
+    """Returns the contents of a file of the cache; None if it does not exist or is damaged."""
     try:
         digest, data = path.read_bytes().split(b"\n", 1)
         if digest.decode() != hashlib.sha256(data).hexdigest():
@@ -104,7 +102,7 @@ def _read(path: Path) -> MachineCode | None:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Writes a file of the cache; removes those of older versions."""
+    """Writes a file of the cache, and removes those of older versions."""
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         unfinished.write_bytes(hashlib.sha256(data).hexdigest().encode() + b"\n" + data)
@@ -121,7 +119,7 @@ def _write(path: Path, data: bytes) -> None:
 
 @contextlib.contextmanager
 def _lock(path: Path) -> Iterator[bool]:
-    """Lets one process at a time compile a function; yields whether it had to wait for another one.
+    """Lets one process at a time compile a function; yields whether it waited for another one.
 
     Where no file can be written or locked, all processes may compile."""
     with contextlib.ExitStack() as stack:
@@ -139,9 +137,9 @@ def _lock(path: Path) -> Iterator[bool]:
 
 
 def _compile(function: "EntryFunction", types: ArgumentTypes) -> tuple[bytes, bool]:
-    """Returns what `compilation.compile_function` returns, from a process of its own.
+    """Runs `compilation.compile_function` in a separate process, and returns its result.
 
-    So Numba and the 300 MB that it compiles with are gone afterwards. Raises UsageError if that process fails."""
+    This process then never holds Numba and its 300 MB. Raises UsageError if that process fails."""
     version = check_numba()
     _say(f"compiling the Atari emulator ({function.__name__}) for this processor, once (20 to 40 s) ...")
     start = time.perf_counter()
@@ -175,7 +173,7 @@ def _import_llvm() -> Any:
     """Returns llvmlite. Raises UsageError if it is installed but cannot be imported."""
     try:
         import llvmlite.binding as llvm
-    except Exception as error:  # a library that is missing, or of another processor
+    except Exception as error:  # a library is missing or made for another processor
         raise UsageError(
             f"the native emulator needs llvmlite, which cannot be imported ({type(error).__name__}: {error}): "
             "pip install --force-reinstall llvmlite numba"
@@ -184,7 +182,7 @@ def _import_llvm() -> Any:
 
 
 def target_machine() -> Any:
-    """Returns this processor as a target; an engine takes it over, so each needs its own."""
+    """Returns this processor as LLVM's target. An engine takes ownership of it, so each needs its own."""
     llvm = _import_llvm()
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
@@ -208,8 +206,7 @@ def _cache_path(function: "EntryFunction", types: ArgumentTypes) -> Path:
 
 
 def cache_folder() -> Path:
-    """Returns where machine code is kept. Raises UsageError for a user without a home folder, as some containers have
-    it."""
+    """Returns the folder of machine code. Raises UsageError for a user without a home folder, as in some containers."""
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "accel_rl" / "emulator"
     except RuntimeError:
@@ -221,7 +218,7 @@ def cache_folder() -> Path:
 
 @cache
 def _build_key() -> str:
-    """Returns a hash of what all machine code depends on: the sources, the compilers' versions, the processor."""
+    """Returns a hash of what machine code depends on: sources, compilers' versions, processor."""
     version = check_numba()
     llvm = _import_llvm()
     parts = [version, importlib.metadata.version("llvmlite"), sys.version]
@@ -233,5 +230,5 @@ def _build_key() -> str:
 
 
 def _say(message: str) -> None:
-    with contextlib.suppress(OSError):  # the disk is full, or the terminal gone
+    with contextlib.suppress(OSError):  # the disk is full or the terminal is gone
         print(f"accel_rl.emulator: {message}", file=sys.stderr, flush=True)

@@ -1,7 +1,7 @@
 """Generates the random numbers that ale-py draws: the Mersenne Twister MT19937 of the C++ standard library.
 
 Source: M. Matsumoto and T. Nishimura, "Mersenne Twister", ACM Transactions on Modeling and Computer Simulation 8, 1998.
-A generator is 625 words of the state: 624 words of 32 random bits and how many of them are used up.
+A generator is 625 words of the state: 624 words of 32 random bits, and the number of words used up.
 """
 
 import numpy as np
@@ -41,7 +41,7 @@ def draw(s, generator):
 
 @jit
 def _twist(s, generator):
-    """Makes the next 624 words from the last."""
+    """Replaces the 624 words by the next 624."""
     for n in range(SIZE):
         following = u32(s[generator + (n + 1) % SIZE])
         y = (u32(s[generator + n]) & u32(0x80000000)) | (following & u32(0x7FFFFFFF))

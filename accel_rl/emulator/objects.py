@@ -1,4 +1,4 @@
-"""Works out where the TIA's six objects are: their pixels in a line as bit masks, their motion.
+"""Computes the TIA's six objects: their pixels in a line as bit masks, and their motion.
 
 A mask has 160 bits in five words; bit k of word w is pixel 32 w + k.
 """
@@ -45,12 +45,12 @@ from accel_rl.emulator.state import (
 
 WORDS = 5
 
-# NUSIZ's lowest three bits: where a second and a third copy begin (0: there is none), how wide a player's pixel is.
+# By NUSIZ's lowest three bits: where a second and a third copy begin (0: none), and the width of a player's pixel.
 COPY_2 = np.array([0, 16, 32, 16, 64, 0, 32, 0], np.int32)
 COPY_3 = np.array([0, 0, 0, 32, 0, 0, 64, 0], np.int32)
 PIXEL_WIDTH = np.array([1, 1, 1, 1, 1, 2, 1, 4], np.int32)
 
-# Resets shortly after HMOVE that place their object elsewhere: register, clocks since HMOVE and in the line, position.
+# Position resets that differ shortly after HMOVE: register, clocks since HMOVE, clock in the line, position.
 LATE_RESETS = np.array(
     [
         (RESM0, 60, 69, 8),
@@ -64,13 +64,13 @@ LATE_RESETS = np.array(
     np.int32,
 )
 
-# Missile 0 as a star of Cosmic Ark, in each of four lines: by how much it moves to the left, and its shape.
+# Missile 0 as a star of Cosmic Ark: its motion to the left and its shape in each of four lines.
 STAR_MOTION = np.array([18, 33, 0, 17], np.int32)
 STAR_SHAPE = np.array([0, 1, 2, 0], np.int32)
 
 
 def _stretched(width: int) -> np.ndarray:
-    """Returns each byte's bits made width times as wide."""
+    """Returns each byte with its bits made width times as wide."""
     byte = np.arange(256, dtype=np.int64)
     wide = np.zeros_like(byte)
     for bit in range(8):
@@ -85,7 +85,7 @@ WIDE = np.stack([_BYTES, _stretched(2), _BYTES, _stretched(4)])  # [pixel width 
 
 @jit
 def update_masks(s):
-    """Works out the masks that are out of date."""
+    """Updates the masks that are out of date."""
     dirty = s[DIRTY]
     s[DIRTY] = 0
     for player in range(2):
@@ -120,7 +120,7 @@ def _pixels(size):
 
 @jit
 def _show(s, item, pixels, player, offset, hidden):
-    """Sets a mask: pixels (at most 32) at the object's position, and at the copies that the player's NUSIZ asks for."""
+    """Sets a mask: at most 32 pixels at the object's position, and at the copies in the player's NUSIZ."""
     mask = MASK + WORDS * item
     for word in range(WORDS):
         s[mask + word] = 0
@@ -141,7 +141,7 @@ def _show(s, item, pixels, player, offset, hidden):
 
 @jit
 def _put(s, mask, pixels, position):
-    """Adds up to 32 pixels to a mask; what does not fit at the right edge goes on at the left one."""
+    """Adds up to 32 pixels to a mask; they wrap around at the right edge."""
     if position >= 160:
         position -= 160
     word = position >> 5
@@ -165,13 +165,13 @@ def _show_playfield(s):
 
 @jit
 def motion(cycle, value):
-    """Returns by how many pixels HMOVE, written at this cycle of a line, moves an object to the right.
+    """Returns how many pixels HMOVE, written at this cycle of a line, moves an object to the right.
 
-    HMOVE gives each object up to 15 extra clocks, one every four clocks, but they count only where the line is blank;
-    the blank ends 8 clocks later than usual if HMOVE came in time (Stella Programmer's Guide, page 41).
-    value: the object's HMxx register.
+    HMOVE gives each object up to 15 extra clocks, one every four clocks. They count only where the line is blank. The
+    blank ends 8 clocks later than usual if HMOVE came in time (Stella Programmer's Guide, page 41). value: the object's
+    HMxx register.
     """
-    clocks = (value >> 4) ^ 8  # wanted
+    clocks = (value >> 4) ^ 8  # extra clocks wanted
     if cycle == 75:
         cycle = -1  # in time for the next line
     if cycle <= 20:
@@ -183,7 +183,7 @@ def motion(cycle, value):
 
 @jit
 def move(s, cycle):
-    """Moves players, missiles and ball as HMOVE at this cycle of a line does."""
+    """Moves players, missiles and ball as HMOVE does at this cycle of a line."""
     for item in range(5):
         distance = motion(cycle, s[REGISTER + HMP0 + item])
         if distance:
@@ -196,7 +196,7 @@ def move(s, cycle):
 
 @jit
 def move_stars(s):
-    """Moves missile 0 as in the game Cosmic Ark, whose HMM0 changes while HMOVE still works: on every line anew."""
+    """Moves missile 0 on every line, as in Cosmic Ark, which changes HMM0 while HMOVE is at work."""
     step = s[COSMIC_ARK_STEP] + 1 & 3
     s[COSMIC_ARK_STEP] = step
     s[COSMIC_ARK_SHAPE] = STAR_SHAPE[step]
@@ -207,7 +207,7 @@ def move_stars(s):
 
 @jit
 def reset_position(register, line_clock, since_hmove):
-    """Returns where RESPx, RESMx or RESBL, written at this clock of a line, puts its object."""
+    """Returns the position that RESPx, RESMx or RESBL gives its object when written at this clock of a line."""
     for i in range(len(LATE_RESETS)):
         special = LATE_RESETS[i]
         if special[0] == register and special[1] == since_hmove and special[2] == line_clock:
@@ -220,8 +220,9 @@ def reset_position(register, line_clock, since_hmove):
 
 @jit
 def hides_copy(s, player, position):
-    """Returns what a RESPx that moves a player to position does to the rest of the line: 0 the first copy is not
-    shown; 1 the copy that is being drawn is finished, then as 0; -1 all copies are shown."""
+    """Returns the effect of a RESPx, which moves a player to position, on the rest of the line.
+
+    0: the first copy is hidden. 1: the copy that is being drawn is finished, then as 0. -1: all copies are shown."""
     size = s[REGISTER + NUSIZ0 + player] & 7
     distance = position - s[POSITION + player]
     if distance < 0:

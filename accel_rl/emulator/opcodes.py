@@ -1,7 +1,7 @@
 """Decodes the 256 opcodes of the 6507: operation, addressing mode, length and cycles.
 
-Documented operations are named as in MOS Technology's MCS6500 programming manual, the others as in "NMOS 6510
-Unintended Opcodes"; the latter's NOPs read their operand.
+Documented operations have the names of MOS Technology's MCS6500 programming manual, the others those of "NMOS 6510
+Unintended Opcodes". Undocumented NOPs read their operand.
 """
 
 import numpy as np
@@ -11,7 +11,7 @@ IMPLIED, IMMEDIATE, ZERO, ZERO_X, ZERO_Y, ABSOLUTE, ABSOLUTE_X, ABSOLUTE_Y, INDI
 RELATIVE, JUMP, JUMP_INDIRECT, CALL, BREAK = range(10, 15)
 _SHORT_MODES = ("", "#", "z", "zx", "zy", "a", "ax", "ay", "ix", "iy", "r", "j", "ji", "c", "b")
 _MODE_LENGTH = (1, 2, 2, 2, 2, 3, 3, 3, 2, 2, 2, 3, 3, 2, 2)  # JSR reads its third byte after pushing
-_MODE_CYCLES = (2, 2, 3, 4, 4, 4, 4, 4, 6, 5, 2, 3, 5, 6, 7)  # of an operation that reads
+_MODE_CYCLES = (2, 2, 3, 4, 4, 4, 4, 4, 6, 5, 2, 3, 5, 6, 7)  # for operations that read
 
 _READS = """
 ADC 69# 65z 75zx 6Da 7Dax 79ay 61ix 71iy
@@ -105,29 +105,29 @@ STA, STX, STY, SAX, SHA, SHX, SHY, SHS = range(21, 29)
 ASL, LSR, ROL, ROR, INC, DEC, SLO, RLA, SRE, RRA, DCP, ISB = range(29, 41)
 BPL, BMI, BVC, BVS, BCC, BCS, BNE, BEQ, JMP, JSR, BRK, PHA, PHP, RTS, RTI, PLA, PLP = range(41, 58)
 CLC, CLD, CLI, CLV, SEC, SED, SEI, DEX, DEY, INX, INY, TAX, TAY, TSX, TXA, TXS, TYA, JAM = range(58, 76)
-FIRST_WRITE, FIRST_MODIFY, FIRST_OTHER = STA, ASL, BPL  # before, between and behind them: see the tables
+FIRST_WRITE, FIRST_MODIFY, FIRST_OTHER = STA, ASL, BPL  # borders between the tables above
 
 _ROWS = [line.split() for line in (_READS + _WRITES + _MODIFIES + _OTHERS).split("\n") if line]
 OPERATIONS = tuple(row[0] for row in _ROWS)
 OPERATION = np.zeros(256, np.int32)
 MODE = np.zeros(256, np.int32)
 LENGTH = np.zeros(256, np.int32)
-CYCLES = np.zeros(256, np.int32)  # without those of a page that is crossed or a branch that is taken
+CYCLES = np.zeros(256, np.int32)  # without extra cycles for a crossed page or a taken branch
 for _operation, (_name, *_cells) in enumerate(_ROWS):
     for _cell in _cells:
         _opcode, _mode = int(_cell[:2], 16), _SHORT_MODES.index(_cell[2:])
         _cycles = _IMPLIED_CYCLES.get(_name, 2) if _mode == IMPLIED else _MODE_CYCLES[_mode]
         if FIRST_WRITE <= _operation < FIRST_OTHER and _mode in (ABSOLUTE_X, ABSOLUTE_Y, INDIRECT_Y):
-            _cycles += 1  # always as if it crossed a page
+            _cycles += 1  # always as if a page was crossed
         if FIRST_MODIFY <= _operation < FIRST_OTHER and _mode != IMPLIED:
             _cycles += 2
         OPERATION[_opcode], MODE[_opcode] = _operation, _mode
         LENGTH[_opcode], CYCLES[_opcode] = _MODE_LENGTH[_mode], _cycles
-CYCLES[0xA7] = 4  # LAX n: one more than the processor's, as in ale-py
+CYCLES[0xA7] = 4  # LAX n: one more than on the processor, as in ale-py
 
 
 def opcode_of(operation: str, mode: int) -> int:
-    """Returns the first opcode in the tables above of an operation in a mode; raises KeyError if there is none."""
+    """Returns the first opcode of an operation in a mode in the tables above; raises KeyError if there is none."""
     for name, *cells in _ROWS:
         for cell in cells:
             if name == operation and cell[2:] == _SHORT_MODES[mode]:

@@ -1,10 +1,10 @@
-"""Generates the random numbers of numpy's default generator, PCG64: the same sequence, in compiled functions.
+"""Generates the same random numbers as numpy's default generator, PCG64, in compiled functions.
 
 Source: M. O'Neill, "PCG: A Family of Simple Fast Space-Efficient Statistically Good Algorithms for Random Number
 Generation", 2014 (PCG XSL RR 128/64). Bounded numbers are drawn as D. Lemire describes in "Fast Random Integer
 Generation in an Interval", 2019, from halves of 64 bits, the lower half first.
-A generator is 10 words: the state and the increment (four words each, lowest first), whether the upper half of the last
-number is still to be used, and this half.
+A generator is 10 words: the state and the increment (four words each, lowest first), a flag that the upper half of the
+last number is still unused, and this half.
 """
 
 from typing import Any
@@ -47,7 +47,7 @@ def draw_53(s, generator):
 def draw_below(s, generator, end):
     """Returns a random integer from 0 to end - 1, as numpy's `integers(end)`; end: 1 to 2**31 - 1."""
     if end == 1:
-        return i32(0)  # nothing is drawn
+        return i32(0)  # without a draw
     product = u64(u64(_draw_32(s, generator)) * u64(end))
     if u64(product & _LOW_HALF) < u64(end):
         rejected = u64(u64(2**32 - end) % u64(end))
@@ -69,7 +69,7 @@ def _draw_32(s, generator):
 
 @jit
 def _multiply(a, b):
-    """Returns the product of two numbers of 64 bits: its lower and its upper 64 bits."""
+    """Returns the lower and the upper 64 bits of the product of two 64-bit numbers."""
     a_low, a_high, b_low, b_high = u64(a & _LOW_HALF), u64(a >> u64(32)), u64(b & _LOW_HALF), u64(b >> u64(32))
     low = u64(a_low * b_low)
     middle = u64(u64(a_high * b_low) + u64(low >> u64(32)))
@@ -89,7 +89,7 @@ def _write(s, word, value):
 
 
 def to_words(generator: np.random.Generator) -> np.ndarray:
-    """Returns the words of a numpy generator, int32 [GENERATOR_WORDS]; raises TypeError if it is no PCG64."""
+    """Returns the words of a numpy generator, int32 [GENERATOR_WORDS]; raises TypeError if it is not a PCG64."""
     state: Any = generator.bit_generator.state
     if state["bit_generator"] != "PCG64":
         raise TypeError(f"{state['bit_generator']} is no PCG64")
@@ -99,7 +99,7 @@ def to_words(generator: np.random.Generator) -> np.ndarray:
 
 
 def to_numpy_state(words: np.ndarray) -> dict[str, Any]:
-    """Returns what these words are in numpy: the `state` of a PCG64."""
+    """Returns the `state` of numpy's PCG64 that these words stand for."""
     numbers = [int(word) for word in words.view(np.uint32)]
     state, increment = (sum(numbers[at + word] << 32 * word for word in range(4)) for at in (0, _INCREMENT))
     return {

@@ -46,14 +46,14 @@ from accel_rl.emulator.state import (
 )
 
 HMOVE_BLANK_PIXELS = 8
-PICTURE_LINES = 320  # room for them in each of the two pictures
+PICTURE_LINES = 320  # capacity of each of the two pictures
 u8, u32 = np.uint8, np.uint32
 PIXEL_BIT = u32(1) << np.arange(32, dtype=u32)
 
 
 @jit
 def draw_until(s, screen, clock):
-    """Completes collisions, and pixels if they are wanted, up to a clock of this frame."""
+    """Completes collisions, and pixels if the frame is painted, up to a clock of this frame."""
     first = CLOCKS_PER_LINE * s[FIRST_LINE]
     start = max(s[DRAWN_CLOCK], first)
     stop = min(clock, first + CLOCKS_PER_LINE * s[NUM_LINES])
@@ -75,7 +75,7 @@ def draw_until(s, screen, clock):
 
 @jit
 def _start_line(s):
-    """Ends what held for the rest of the line before."""
+    """Ends the effects that lasted for the rest of the line before."""
     if s[HIDDEN_COPY]:
         s[HIDDEN_COPY] = 0
         s[DIRTY] |= 1 << PLAYER0 | 1 << PLAYER1
@@ -143,7 +143,7 @@ def _paint(s, screen, row, left, right):
     if s[REGISTER + VBLANK] & 2:
         colour_p0 = colour_p1 = colour_pf = colour_bk = u8(0)
     priority = s[REGISTER + CTRLPF] & 4
-    # Together with priority, the score mode colours the playfield only where it is alone.
+    # With priority on, the score mode colours the playfield only where nothing else is.
     score = s[REGISTER + CTRLPF] & 2 and (not priority or s[ENABLED] == 1 << PLAYFIELD)
     for word in range(left >> 5, (right + 31) >> 5):
         at = MASK + word
@@ -163,7 +163,7 @@ def _paint(s, screen, row, left, right):
         pf &= ~(p0 | p1)
         span = _span(word, left, right)
         p0, p1, pf, bk = u32(p0 & span), u32(p1 & span), u32(pf & span), u32(span)
-        for pixel in range(32):  # without branches: all pixels of the word at once
+        for pixel in range(32):  # branch-free: all pixels of the word at once
             bit, at = PIXEL_BIT[pixel], line + 32 * word + pixel
             colour = colour_bk if bk & bit else screen[at]
             colour = colour_pf if pf & bit else colour
@@ -176,7 +176,7 @@ def _paint(s, screen, row, left, right):
 
 @jit
 def _span(word, left, right):
-    """Returns which pixels of a mask's word are in the span from left to right - 1."""
+    """Returns the pixels of a mask's word that are in the span from left to right - 1."""
     span = -1
     if left > 32 * word:
         span = -1 << (left - 32 * word)

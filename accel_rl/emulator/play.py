@@ -1,12 +1,12 @@
-"""Plays a game from a file of actions: into a video, or step by step.
+"""Plays a game from a file of actions, as a video or step by step.
 
 python -m accel_rl.emulator.play GAME [--actions FILE] [--frames N] [--mode M] [--difficulty D] --out video.mp4
 python -m accel_rl.emulator.play GAME [--actions FILE] --trace
 
-FILE has one action per line, by its name or ale-py's number, and for how many frames (1): `rightfire 20`. After its end
-nothing is pressed. The video has 60 frames a second and stops where the game ends.
+Each line of FILE has an action, by its name or ale-py's number, and a number of frames (default: 1): `rightfire 20`.
+After the last line nothing is pressed. The video has 60 frames a second and stops where the game ends.
 
---trace reads commands from the terminal or a pipe: `help` lists them. It shows the instruction at hand, runs single
+--trace reads commands from the terminal or a pipe: `help` lists them. It shows the next instruction, runs single
 instructions, lines or frames, and prints the processor, the TIA's objects, RAM and ports.
 """
 
@@ -26,14 +26,14 @@ from accel_rl.emulator.rules import ACTIONS
 from accel_rl.errors import RunError, UsageError, unknown
 
 FPS = 60
-ENLARGED = 4, 2  # pixels of the video for one of the TIA's, which are twice as wide as high
+ENLARGED = 4, 2  # video pixels per TIA pixel, which is twice as wide as high
 DEFAULT_FRAMES = 3600  # a minute
 
 
 def read_actions(path: Path) -> list[int]:
-    """Returns the action of each frame from a file as described above, as ale-py's numbers.
+    """Returns the action of each frame, as ale-py's numbers, from a file as described above.
 
-    Raises UsageError for a line that is none, or a file that cannot be read."""
+    Raises UsageError for a wrong line, or a file that cannot be read."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -55,7 +55,7 @@ def read_actions(path: Path) -> list[int]:
 def write_video(atari: BatchAtari, actions: Iterator[int], num_frames: int, out: Path) -> tuple[int, int]:
     """Plays environment 0 until its game ends, num_frames at most; returns its score and the number of frames.
 
-    Raises UsageError if out is no .mp4, RunError if it cannot be written."""
+    Raises UsageError if out is not an .mp4, RunError if it cannot be written."""
     import cv2
 
     if out.suffix != ".mp4":

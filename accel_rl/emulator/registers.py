@@ -1,4 +1,4 @@
-"""Names the TIA's registers, by their addresses when they are written, and tells what a write to each of them does.
+"""Names the TIA's registers by their write addresses, and says what a write to each does.
 
 The names are those of the Stella Programmer's Guide (Steve Wright, 1979), which describes each of them.
 """
@@ -13,7 +13,7 @@ VDELP0, VDELP1, VDELBL, RESMP0, RESMP1, HMOVE, HMCLR, CXCLR = range(0x25, 0x2D)
 
 CLOCKS_PER_LINE, BLANK_CLOCKS, LINE_PIXELS = 228, 68, 160
 
-# The six objects: the numbers of their masks, and of their bits in DIRTY and ENABLED.
+# The six objects: their numbers among masks and among the bits of DIRTY and ENABLED.
 PLAYER0, PLAYER1, MISSILE0, MISSILE1, BALL, PLAYFIELD = range(6)
 ALL_OBJECTS = 0x3F
 
@@ -28,7 +28,7 @@ EFFECT[[GRP0, GRP1, ENABL]] = GRAPHICS
 EFFECT[HMP0 : HMBL + 1] = MOTION
 EFFECT[[VSYNC, VBLANK, CTRLPF, RESMP0, RESMP1, HMOVE, HMCLR, CXCLR]] = OTHER
 EFFECT[RESP0 : RESBL + 1] = OTHER
-# The bits of a register that are kept; those of the colours get their lowest bit from the television.
+# The bits of a register that are kept. The television sets the lowest bit of colours.
 BITS = np.full(64, 0xFF, np.int32)
 BITS[COLUP0 : COLUBK + 1] = 0xFE
 BITS[[REFP0, REFP1]] = 0x08
@@ -36,7 +36,7 @@ BITS[PF0] = 0xF0
 BITS[HMP0 : HMBL + 1] = 0xF0
 BITS[[ENAM0, ENAM1, ENABL, RESMP0, RESMP1]] = 0x02
 BITS[[VDELP0, VDELP1, VDELBL]] = 0x01
-# How many clocks after a write its effect is seen; the playfield's depends on the cycle of the write, modulo 4.
+# Clocks from a write to its visible effect; the playfield's depend on the cycle of the write, modulo 4.
 DELAY = np.zeros(64, np.int32)
 DELAY[[VBLANK, REFP0, REFP1, GRP0, GRP1]] = 1
 DELAY[[NUSIZ0, NUSIZ1, RESM0, RESM1]] = 8
@@ -53,4 +53,4 @@ OBJECTS[[ENAM0, RESMP0]] = 1 << MISSILE0
 OBJECTS[[ENAM1, RESMP1]] = 1 << MISSILE1
 OBJECTS[VDELBL] = 1 << BALL
 OBJECTS[RESP0 : RESBL + 1] = 1 << np.arange(5)
-OBJECTS[HMOVE] = 1 << PLAYER0 | 1 << PLAYER1 | 1 << MISSILE0  # ends what held for the rest of the line
+OBJECTS[HMOVE] = 1 << PLAYER0 | 1 << PLAYER1 | 1 << MISSILE0  # ends the effects on the rest of the line

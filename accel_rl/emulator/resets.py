@@ -1,21 +1,21 @@
-"""Builds what a reset does in each game and mode: a program of steps that console.py executes.
+"""Builds the reset program of each game and mode; console.py executes its steps.
 
-ale-py waits, presses Reset, sets the mode, presses Reset again and does the game's starting actions. What differs from
-game to game is in games.ini:
+ale-py waits, presses Reset, sets the mode, presses Reset again and plays the game's starting actions. games.ini has
+what differs between games:
 
-* `select_until = 0x81` with `select = 10`: the mode is set by pressing Select for ten frames (two, if not given), and
-  again until this byte is the mode. Short for `set_mode = until 0x81: select*10 wait; reset*4`.
-* `set_mode`: steps, separated by semicolons from loops `until TEST: steps`, of which none is done if the
-  test holds at once.
+* `select_until = 0x81` with `select = 10`: presses Select for ten frames (two by default), again and again until this
+  byte is the mode. Short for `set_mode = until 0x81: select*10 wait; reset*4`.
+* `set_mode`: steps and loops `until TEST: steps`, separated by semicolons. A loop whose test holds at once does no
+  steps.
 * `starting_actions`: steps.
 
-Steps are words with numbers of frames, as `noop*60 fire`: actions and the switches `reset` and `select`. `wait` is a
-frame that counts for the episode; after `play-` an action counts, too, and may be a sticky one, as a player's.
+Steps are words with numbers of frames, as in `noop*60 fire`: actions and the switches `reset` and `select`. `wait` is a
+frame that counts for the episode. An action after `play-` counts, too, and may be sticky, like a player's.
 `select*random` takes 2 to 257 frames.
 
-A test is `0x81`: the byte is the mode; or `0xDD & 0x06 = 0 2 4`: masked bits are one of these numbers, that of the
-mode. They are taken in turn when there are more modes. `9*3` is 9 9 9, and `any` lets the test pass. Tests are joined
-by `and`, and these groups by `or`. Addresses are the processor's: RAM is at 0x80, a cartridge's RAM is read at 0x1080.
+The test `0x81` passes if the byte is the mode. `0xDD & 0x06 = 0 2 4` passes if the masked bits equal the mode's number;
+if there are more modes than numbers, these repeat. `9*3` is 9 9 9, and `any` always passes. `and` joins tests, and `or`
+joins these groups. Addresses are the processor's: RAM is at 0x80, a cartridge's RAM is read at 0x1080.
 """
 
 import re
@@ -57,7 +57,7 @@ def _steps(text: str) -> list[Step]:
 
 
 def _loop(tests: str, steps: list[Step], rules: GameRules, mode: int) -> list[Step]:
-    """Repeats steps until a group of tests passes; a test that fails jumps to the next group, or to the steps."""
+    """Returns a loop that repeats steps until a group of tests passes."""
     groups = [[_test(test, rules, mode) for test in group.split(" and ")] for group in tests.split(" or ")]
     length = sum(len(group) + 1 for group in groups) + len(steps) + 1
     loop: list[Step] = []
@@ -70,7 +70,7 @@ def _loop(tests: str, steps: list[Step], rules: GameRules, mode: int) -> list[St
 
 
 def _jump(steps: int) -> Step:
-    return JUMP_UNLESS, 0, 1, steps  # no bits of a byte are never 1
+    return JUMP_UNLESS, 0, 1, steps  # always jumps: a byte without bits is never 1
 
 
 def _test(text: str, rules: GameRules, mode: int) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Emulates the RIOT (MOS 6532): 128 bytes of RAM, the interval timer, the ports of the console's panel and joysticks.
+"""Emulates the RIOT (MOS 6532): 128 bytes of RAM, the interval timer, the ports of the panel and the joysticks.
 
 Addresses are those of the Stella Programmer's Guide: RAM 0x80, SWCHA 0x280, TIM1T 0x294 and their mirrors.
 """
@@ -18,12 +18,12 @@ from accel_rl.emulator.state import (
 )
 
 INTIM = 0x284
-POLL_CYCLES = 7  # of a loop LDA INTIM, BNE
+POLL_CYCLES = 7  # a loop LDA INTIM, BNE
 
 
 @jit
 def reset_riot(s, timer):
-    """Switches the RIOT on with a timer of that many units of 64 cycles; RAM keeps what it had."""
+    """Switches the RIOT on, with the timer set to some units of 64 cycles; RAM stays as it is."""
     s[TIMER] = timer
     s[TIMER_SHIFT] = 6
     s[TIMER_SET_CYCLE] = 0
@@ -55,7 +55,7 @@ def riot_read(s, address):
 
 @jit
 def _read_expired_timer(s, elapsed):
-    """Reads INTIM when it has passed 0: it counts cycles, and units again from the first reading on."""
+    """Reads INTIM after it has passed 0: it counts cycles, and units again after the first reading."""
     cycles_left = i32((s[TIMER] << s[TIMER_SHIFT]) - elapsed - 1)
     if cycles_left <= -2 and not s[TIMER_READ_AFTER_INTERRUPT]:
         s[TIMER_READ_AFTER_INTERRUPT] = 1
@@ -68,12 +68,12 @@ def _read_expired_timer(s, elapsed):
 
 @jit
 def polls_to_come(s, branch):
-    """Returns how often a loop that waits for the timer (by BNE or BPL) still branches back after it has read INTIM.
+    """Returns how often a loop that waits for the timer (by BNE or BPL) will still branch back.
 
-    It reads now, at the time s[CYCLES], and then every POLL_CYCLES."""
+    The loop reads INTIM now, at the time s[CYCLES], and then every POLL_CYCLES."""
     elapsed = i32(s[CYCLES] - 1 - s[TIMER_SET_CYCLE])
     value = i32(s[TIMER] - (elapsed >> s[TIMER_SHIFT]) - 1)
-    last = i32(0)  # value that ends the loop
+    last = i32(0)  # the value that ends the loop
     if branch == 0xD0 and value > 0:
         last = i32(1)
     elif branch != 0x10 or value < 0 or value > 127:

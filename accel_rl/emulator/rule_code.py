@@ -2,15 +2,15 @@
 
 An expression is Python's: integers, `+ - * // % & | ^ << >>`, comparisons, `and`, `or`, `not`, `a if b else c`, and
 
-* `m[0x8E]`: the byte that the 6507 sees at this address: RAM (0x80 to 0xFF) or the cartridge's (0x1080 to 0x10FF);
-* `bcd(0xB8, 0xB9, 0xBA)`: a decimal number of two digits a byte, the highest byte first;
-* `count(0x80, 0xA2, 0xFE, 16)`: for how many bytes `b` from one address to the other `b & 0xFE == 16`;
+* `m[0x8E]`: the byte at this address of the 6507: RAM (0x80 to 0xFF) or the cartridge's RAM (0x1080 to 0x10FF);
+* `bcd(0xB8, 0xB9, 0xBA)`: a decimal number with two digits a byte, the highest byte first;
+* `count(0x80, 0xA2, 0xFE, 16)`: the number of bytes `b` from one address to the other with `b & 0xFE == 16`;
 * `total(0x80, 0x9B)`: the sum of the bytes from one address to the other;
-* `score`, `reward`, `lives`, `terminal` and whatever other names the game's section assigns: the newest value;
-  `was_score` and so on: the value after the frame before; `mode`: the game's mode;
-* `f(x)`: what the game's section defines by a line `f(x) = ...`; x is a number.
+* `score`, `reward`, `lives`, `terminal` and any other name that the game's section assigns: the newest value;
+* `was_score` and so on: the value after the frame before; `mode`: the game's mode;
+* `f(x)`: a function that a line `f(x) = ...` of the game's section defines; x is a number.
 
-Both operands of `and`, `or` and both branches of `if` are evaluated: nothing has a side effect.
+Both operands of `and` and `or` and both branches of `if` are evaluated, since nothing has a side effect.
 """
 
 import ast
@@ -23,7 +23,7 @@ from accel_rl.emulator.state import BEFORE, CARTRIDGE_RAM, MODE, RAM, SCORE, STA
 
 NAMES = ("score", "reward", "lives", "terminal")  # in the order of the state's words; a game's own names follow
 _VALUES = BEFORE - SCORE
-_START = _VALUES  # a row: as many start values, the number of words of code, the code: pairs of operation and operand
+_START = _VALUES  # a row: the start values, the length of the code in words, the code (pairs of operation and operand)
 
 _CONSTANT, _RAM, _LOAD, _STORE, _NOT, _SELECT, _BCD, _COUNT, _TOTAL = range(9)
 _ADD, _SUB, _MUL, _DIV, _MOD, _AND, _OR, _XOR, _SHL, _SHR, _EQ, _NE, _LT, _LE = range(9, 23)
@@ -34,7 +34,7 @@ _BINARY: dict[type, int] = {
 
 
 def compile_rules(lines: dict[str, str], start: dict[str, int]) -> np.ndarray:
-    """Returns the row [words] of a game: names get the values of expressions after each frame, in this order."""
+    """Returns the row [words] of a game: its names and expressions, in the order of their evaluation."""
     functions = {name.partition("(")[0]: line for name, line in lines.items() if "(" in name}
     assignments = {name: line for name, line in lines.items() if "(" not in name}
     names = value_names(lines)
@@ -56,7 +56,7 @@ def value_names(lines: dict[str, str]) -> list[str]:
 
 
 class _Inline(ast.NodeTransformer):
-    """Puts a function's expression in the place of its call, with the argument for x."""
+    """Replaces a function's call by its expression, with the argument in place of x."""
 
     def __init__(self, functions: dict[str, str], x: ast.expr | None = None):
         self._functions, self._x = functions, x
@@ -121,7 +121,7 @@ def _emit(node: ast.expr, names: list[str], code: list[int]) -> None:
 
 
 def _byte(node: ast.expr) -> int:
-    """Returns where the byte at an address is in the state, counted from the RAM."""
+    """Returns the word of the byte at an address, counted from the RAM's first word."""
     address = _constant(node)
     if 0x80 <= address <= 0xFF:
         return address - 0x80
@@ -142,7 +142,7 @@ def _constant(node: ast.expr) -> int:
 
 @jit
 def reset_rules(s, row, mode):
-    """Sets what the rules remember to what it is before the first frame of a game in a mode."""
+    """Sets what the rules remember to its start values for a game in a mode."""
     s[MODE] = mode
     for value in range(_VALUES):
         s[SCORE + value] = row[value]
@@ -151,7 +151,7 @@ def reset_rules(s, row, mode):
 
 @jit
 def update_rules(s, row):
-    """Works out score, reward, lives and terminal after a frame, from RAM and from what they were."""
+    """Computes score, reward, lives and terminal after a frame, from RAM and their last values."""
     for value in range(_VALUES):
         s[BEFORE + value] = s[SCORE + value]
     top = i32(STACK - 1)  # the operand on top of the stack
@@ -185,7 +185,7 @@ def update_rules(s, row):
 
 @jit
 def _count(s, first, last, mask, value):
-    """Returns how many bytes of RAM, of those from first to last, have a value in the bits of mask."""
+    """Returns how many bytes of RAM from first to last have this value in the bits of mask."""
     found = i32(0)
     for index in range(first, last + 1):
         found += i32((s[RAM + index] & mask) == value)

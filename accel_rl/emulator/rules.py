@@ -1,4 +1,4 @@
-"""What is particular to each game, found by the MD5 of its ROM; games.ini is the table.
+"""Finds the facts and rules of each game by the MD5 of its ROM; games.ini is the table.
 
 Rewards, lives and the end of a game follow from the RAM after each frame; rule_code.py explains their expressions.
 """
@@ -19,7 +19,7 @@ ACTIONS = (
     "noop", "fire", "up", "right", "left", "down", "upright", "upleft", "downright", "downleft",
     "upfire", "rightfire", "leftfire", "downfire", "uprightfire", "upleftfire", "downrightfire", "downleftfire",
 )  # fmt: skip
-# Of a section's keys these are facts about the game, and the others its rules.
+# These keys of a section are facts about the game; the others are its rules.
 _FACTS = {
     *("md5", "actions", "legal_actions", "modes", "difficulties", "start", "saved"),
     *("select_until", "select", "set_mode", "starting_actions"),
@@ -30,26 +30,26 @@ _SAVED = "reward score terminal lives"
 
 @dataclass(frozen=True, eq=False)
 class GameRules:
-    """One row of the table."""
+    """The facts and rules of one game: a section of the table."""
 
     name: str
     md5: str
-    actions: tuple[int, ...]  # those that do something in this game: ale-py's minimal action set
-    legal_actions: tuple[int, ...]  # all others are as no action
-    modes: tuple[int, ...]  # the first is the one that a game starts in
+    actions: tuple[int, ...]  # actions with an effect in this game: ale-py's minimal action set
+    legal_actions: tuple[int, ...]  # all others have no effect
+    modes: tuple[int, ...]  # a game starts in the first one
     difficulties: tuple[int, ...]
-    # What a reset presses; resets.py explains these.
+    # The steps of a reset; resets.py explains them.
     set_mode: str
     starting_actions: str
-    # The console and what is plugged in
-    height: int  # how many lines are displayed
-    first_line: int  # the first of them
+    # The console and its controllers
+    height: int  # number of displayed lines
+    first_line: int  # the first displayed line
     comb: int  # 0 or 1: HMOVE blanks the first eight pixels of its line
     paddles: int  # 0: joysticks, 1: paddles in the left port, 2: in both
     paddle_max: int  # the largest resistance of a paddle, ohms
     swapped_ports: int  # 0 or 1: the player uses the right port
-    code: np.ndarray  # int32: what reset_rules and update_rules read
-    # The state's words that ale-py's saved states hold, too, in their order; None: something else stands there
+    code: np.ndarray  # int32: the input of reset_rules and update_rules
+    # The words that ale-py's saved states hold, too, in their order; None: a value that the state does not have
     saved: tuple[int | None, ...]
 
 
@@ -70,7 +70,7 @@ def game_of(name: str) -> GameRules:
     lines = {key: game[key] for key in game if key not in _FACTS}
     if "reward" not in lines:
         lines["reward"] = "score - was_score"
-    # Last, since nearly every game has no lives when it is over.
+    # Last, since lives are 0 in nearly every game that is over.
     lines["lives"] = lines.pop("lives_always", "") or f"0 if terminal else {lines.pop('lives')}"
     names = value_names(lines)
     return GameRules(

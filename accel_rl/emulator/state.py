@@ -1,65 +1,65 @@
-"""The state of one Atari 2600: a flat array of int32 words, the only thing that the emulator reads and writes besides
-the pictures. A copy of it is a saved state.
+"""Names the words of an Atari 2600's state, a flat array of int32.
 
-The words of each part of the hardware stand together, in the order of this file. Between two instructions every word
-has one meaning, whichever core has run them.
+The emulator reads and writes nothing else but ROM and pictures, so a copy of the array is a saved state. The words of
+each part of the hardware stand together, in the order of this file. Between two instructions every word has one
+meaning, whichever core has executed them.
 """
 
 # 6507 (cpu.py). Flags are 0 or 1.
 A, X, Y, SP, PC, N, V, B, D, I, Z, C = range(12)  # noqa: E741
 CYCLES = 12  # CPU cycles since the frame began
-DATA_BUS = 13  # the byte that was on the bus before the last read below 0x1000 that was not of RAM
+DATA_BUS = 13  # the byte on the bus before the last read below 0x1000 outside RAM
 LAST_ACCESS_WAS_READ = 14  # 0 or 1: WSYNC stops the processor only after a read; 1 between instructions
-STOP = 15  # why the processor stopped: 0 its instructions are used up, 1 the frame has ended, 2 for ever (JAM)
-INSTRUCTIONS = 16  # executed since power on, modulo 2**32
+STOP = 15  # why the processor stopped: 0 instructions used up, 1 end of the frame, 2 for ever (JAM)
+INSTRUCTIONS = 16  # instructions executed since power on, modulo 2**32
 
 # RIOT (riot.py): 128 bytes of RAM, ports, timer
 RAM = 32  # 128 words, one byte in each
 TIMER, TIMER_SHIFT, TIMER_SET_CYCLE, TIMER_INTERRUPT_CYCLE, TIMER_READ_AFTER_INTERRUPT, DDRA = range(160, 166)
 
-# What the player and the console's panel do (controllers.py)
+# Inputs of the player and the console's panel (controllers.py)
 SWCHA, SWCHB, INPT4, INPT5 = range(166, 170)  # as the ports read them
 PADDLE = 170  # 4 words: cycles until a paddle's capacitor is charged, -1: never (nothing is plugged in)
 
 # Cartridge (cartridges.py)
-CARTRIDGE = 176  # its kind
+CARTRIDGE = 176  # the kind of cartridge
 BANK = 177  # the current bank (F8, F8SC, F6, F6SC, DPC)
-SLICE = 178  # 4 words: where in the ROM each KB of the cartridge's address space is
-PLAIN_FIRST, PLAIN_END = 182, 183  # offsets in the address space between which reading has no consequence
+SLICE = 178  # 4 words: the ROM offset of each KB of the cartridge's address space
+PLAIN_FIRST, PLAIN_END = 182, 183  # offsets in the address space between which reading has no side effect
 CARTRIDGE_RAM = 184  # 128 words (F8SC, F6SC); DPC keeps its data fetchers here (dpc.py)
-MUSIC_CYCLE, MUSIC_FRACTION = 312, 313  # DPC: when its music was last worked out, in which part of a step
+MUSIC_CYCLE, MUSIC_FRACTION = 312, 313  # DPC: the time of its last music, and the fraction of a step
 
 # TIA (tia.py). Clocks are colour clocks since the first line of the frame began: 228 * line + position in the line.
 TIA = 320  # 256 words
-# What the console sets.
+# Set by the console
 MAX_LINE = TIA  # a write past this line ends the frame: 290 (NTSC), 342 (PAL)
-FIRST_LINE = TIA + 1  # the first line that is displayed
-NUM_LINES = TIA + 2  # how many lines are displayed
+FIRST_LINE = TIA + 1  # the first displayed line
+NUM_LINES = TIA + 2  # number of displayed lines
 COMB = TIA + 3  # 0 or 1: HMOVE blanks the first eight pixels of its line
 PAL = TIA + 4  # 0 or 1
 PAINT = TIA + 5  # 1: paint this frame's pixels; 2: complete them at each access, for a frame seen before its end
 COLOUR_LOSS = TIA + 10  # 0 or 1: bit 0 of all colours, 1 after a PAL frame with an odd number of lines
 # Frames
-FRAME_BUFFER = TIA + 6  # 0 or 1: which picture is being painted
-LEFT_OVER = TIA + 7  # clocks of its first line that had passed when this frame began
-VSYNC_CLOCK = TIA + 8  # the clock from which on clearing VSYNC ends the frame
+FRAME_BUFFER = TIA + 6  # 0 or 1: the picture that is being painted
+LEFT_OVER = TIA + 7  # clocks of the first line that had passed when this frame began
+VSYNC_CLOCK = TIA + 8  # from this clock on, clearing VSYNC ends the frame
 DRAWN_CLOCK = TIA + 9  # collisions and pixels are complete up to this clock
 # Registers as written, at the addresses of the Stella Programmer's Guide
 REGISTER = TIA + 16  # 64 words
-# What the registers do not show
-OLD_GRP0, OLD_GRP1, OLD_ENABL = TIA + 80, TIA + 81, TIA + 82  # as VDELP0, VDELP1, VDELBL delay them
+# State besides the registers
+OLD_GRP0, OLD_GRP1, OLD_ENABL = TIA + 80, TIA + 81, TIA + 82  # the values delayed by VDELP0, VDELP1, VDELBL
 POSITION = TIA + 83  # 5 words: the first pixel of players, missiles and ball, 0..159
 COLLISIONS = TIA + 88  # the latches: bit 2 r + 1 is bit 7 of the r-th collision register, bit 2 r is bit 6
-HMOVE_CLOCK = TIA + 89  # when HMOVE was last written
+HMOVE_CLOCK = TIA + 89  # the clock of the last write to HMOVE
 HMOVE_BLANK = TIA + 90  # 0 or 1: the first eight pixels of this line are black
 COSMIC_ARK = TIA + 91  # 0 or 1: missile 0 moves by itself on each line
-COSMIC_ARK_STEP = TIA + 92  # 0..3: how far in its cycle of four lines
-COSMIC_ARK_SHAPE = TIA + 93  # missile 0 in this line: 0 as NUSIZ0 says, 1 wider, 2 not shown
+COSMIC_ARK_STEP = TIA + 92  # 0..3: the line in its cycle of four lines
+COSMIC_ARK_SHAPE = TIA + 93  # missile 0 in this line: 0 as in NUSIZ0, 1 wider, 2 hidden
 PADDLES_DUMPED = TIA + 94  # 0 or 1: the paddles' capacitors are being discharged
 DUMP_END = TIA + 95  # the cycle when that ended
 REFLECT = TIA + 96  # 0 or 1: the playfield is reflected in the rest of this line
-HIDDEN_COPY = TIA + 97  # bits 0, 1: the first copy of player 0, 1 is not shown for the rest of this line
-# Kept so that a line need not be worked out anew: all follows from the words above.
+HIDDEN_COPY = TIA + 97  # bits 0, 1: the first copy of player 0, 1 is hidden for the rest of this line
+# A cache: all of it follows from the words above.
 DIRTY = TIA + 98  # one bit for each object whose mask is out of date (objects.py)
 ENABLED = TIA + 99  # one bit for each object that has pixels
 COLLIDED = TIA + 100  # 0 or 1: all collisions of the present masks are latched
@@ -75,37 +75,37 @@ PADDLE_MAX = 578  # the largest resistance of a paddle, in ohms
 DIFFICULTY = 579  # bit 0, 1: the left, right difficulty switch is at A
 MAX_EPISODE_FRAMES = 580  # 0: no limit
 REPEATS, REPEAT_LIMIT = 581, 582  # sticky actions: 0 or 1; the largest draw (unsigned) that repeats the last action
-# What changes
+# Changed by the emulator
 LEFT_PADDLE, RIGHT_PADDLE = 583, 584  # their resistances in ohms
 FRAME, EPISODE_FRAME = 585, 586  # frames since power on and since the last reset, as ale-py counts them
-LAST_ACTION = 587  # the action that a sticky one repeats
-TRUNCATED = 588  # 0 or 1: MAX_EPISODE_FRAMES are over
-FRAME_GOES_ON = 589  # 0 or 1: the instructions of the last frame were used up before the TIA had ended it
-SLOT = 590  # where in HISTORY the last frame's start is, 0..2
-DRAWN_END = 591  # 2 words: how many clocks of the last frame in each picture were displayed
+LAST_ACTION = 587  # the action that a sticky action repeats
+TRUNCATED = 588  # 0 or 1: MAX_EPISODE_FRAMES is reached
+FRAME_GOES_ON = 589  # 0 or 1: the last frame used up its instructions before the TIA ended it
+SLOT = 590  # 0..2: the place of the last frame's start in HISTORY
+DRAWN_END = 591  # 2 words: the displayed clocks of the last frame in each picture
 PAINTED = 593  # 2 words, 0 or 1: the last frame in each picture has been painted
-STEP, OPERATION, ACTION, SWITCHES, FRAMES_DUE = range(595, 600)  # the step of a reset that is being done
-LONG_FRAMES = 600  # at power on: how many frames had the lines of PAL
-INSTRUCTIONS_LEFT = 601  # of the frame under way, 0: none is
+STEP, OPERATION, ACTION, SWITCHES, FRAMES_DUE = range(595, 600)  # the current step of a reset
+LONG_FRAMES = 600  # at power on: the number of frames with the lines of PAL
+INSTRUCTIONS_LEFT = 601  # of the current frame; 0: between two frames
 SYSTEM_GENERATOR = 608  # 625 words: random numbers of the console (RAM and timer at power on)
 
 # An agent that plays (steps.py)
-PRESSED = 1240  # the action of the last frame, which a sticky one repeats
-AGENT_LIVES = 1241  # after the last step
-AGENT_STEPS = 1242  # of this game
+PRESSED = 1240  # the last frame's action, which a sticky action repeats
+AGENT_LIVES = 1241  # lives after the last step
+AGENT_STEPS = 1242  # steps in this game
 NUM_STARTS = 1243  # games begun
 AGENT_GENERATOR = 1244  # 10 words: random numbers of no-ops and sticky actions (pcg64.py)
 
-# Rules of the game (rules.py), worked out from the RAM after each frame
+# Rules of the game (rules.py), computed from the RAM after each frame
 RULES = 1344  # 64 words
-SCORE, REWARD, LIVES, TERMINAL = range(RULES, RULES + 4)  # of this frame; TERMINAL is 0 or 1
-MEMORY = RULES + 4  # 8 words: what else a game's rules remember, in the order of the table
-BEFORE = RULES + 12  # 12 words: all of these as they were after the frame before
-STACK = RULES + 24  # 39 words: the operands while a rule is being evaluated
-MODE = RULES + 63  # the mode that the last reset has chosen
+SCORE, REWARD, LIVES, TERMINAL = range(RULES, RULES + 4)  # those of this frame; TERMINAL is 0 or 1
+MEMORY = RULES + 4  # 8 words: other values of a game's rules, in the order of the table
+BEFORE = RULES + 12  # 12 words: all these values after the frame before
+STACK = RULES + 24  # 39 words: operands while a rule is evaluated
+MODE = RULES + 63  # the mode of the last reset
 
 ACTION_GENERATOR = 1408  # 625 words: random numbers of sticky actions
 HISTORY = 2040  # 3 x 320 words: the starts of the last three frames (frame_running.py)
 
 STATE_WORDS = 3000
-LAYOUT = 1  # to be counted up when a word changes its meaning: saved states of another layout cannot be read
+LAYOUT = 1  # increment it when a word changes its meaning: states of another layout are refused

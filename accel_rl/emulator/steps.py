@@ -1,7 +1,7 @@
-"""Plays a game as an agent sees it: a step is several frames with one action, a start has no-ops and button presses.
+"""Plays a game as an agent sees it. A step is several frames with one action; a start has no-ops and button presses.
 
-The rules are those of envs/games/atari.py, which does the same on ale-py; random numbers come from the same generator,
-in the same order.
+The rules are those of envs/games/atari.py, which plays on ale-py. Random numbers come from the same generator in the
+same order.
 """
 
 from accel_rl.emulator.compiled import i32, jit
@@ -33,27 +33,27 @@ CLIP_REWARD = 3  # 0 or 1
 MAX_STEPS = 4
 STICKY = 5  # 2 words, lower half first: draws of 53 bits below this number repeat the last action
 NUM_PRESSES = 7
-PRESSES = 8  # up to 3 actions, a frame each, that start a game or a life
+PRESSES = 8  # up to 3 actions, one frame each, that start a game or a life
 NUM_ACTIONS = 11
-ACTIONS = 12  # up to 18 actions, which an agent chooses as 0, 1, ...
+ACTIONS = 12  # up to 18 actions; an agent chooses them by index
 OPTION_WORDS = 30
 
-# What a step did, one bit each
+# The events of a step, one bit each
 TERMINATED, TRUNCATED, GAME_OVER = 1, 2, 4
-LIFE_ENDED = 8  # the frame is the next life's first one; the last life's true last frame stands elsewhere
-BAD_ACTION = 16  # there is no such action: nothing was done
+LIFE_ENDED = 8  # the frame is the next life's first; the ended life's true last frame is kept apart
+BAD_ACTION = 16  # there is no such action: nothing happened
 
 PICTURE = PICTURE_LINES * LINE_PIXELS
 NO_PICTURE = -1
-KEPT_PICTURE = 2 * PICTURE  # behind the two that take turns: a copy, where the next frame goes on in the same one
+KEPT_PICTURE = 2 * PICTURE  # a third place: a copy of a picture that the next frame continues
 
 
 @jit
 def play_step(s, rom, screen, rules, program, options, action, palette, maker, memory, frame, last_frame):
-    """Plays a step; action: an index. Writes the frame and, where the step has ended a life that is an episode of its
-    own, that episode's true last frame.
+    """Plays a step; action: an index. Writes the frame. If the step has ended a life and lives are episodes, it also
+    writes that episode's true last frame.
 
-    Returns the score, the learner's reward and what has ended, as bits."""
+    Returns the score, the learner's reward and the events as bits."""
     if action < 0 or action >= options[NUM_ACTIONS]:
         return i32(0), i32(0), i32(BAD_ACTION)
     score, before = _play_frames(s, rom, screen, rules, program, options, options[ACTIONS + action])
@@ -65,9 +65,9 @@ def play_step(s, rom, screen, rules, program, options, action, palette, maker, m
     if ended & LIFE_ENDED:
         score += _press_start(s, rom, screen, rules, program, options)
         s[AGENT_LIVES] = s[LIVES]
-        if s[TERMINAL]:  # the presses can lose a game, too
+        if s[TERMINAL]:  # the presses can end a game, too
             ended = i32(ended | TERMINATED | GAME_OVER)
-        if starts_episode:  # the maximum with the picture before would mix two episodes
+        if starts_episode:  # a maximum with the picture before would mix two episodes
             newest = newest_picture(s, rom, screen)
             make_frame(screen, newest, i32(NO_PICTURE), palette, maker, memory, frame)
         else:
@@ -77,7 +77,7 @@ def play_step(s, rom, screen, rules, program, options, action, palette, maker, m
 
 @jit
 def _play_frames(s, rom, screen, rules, program, options, press):
-    """Plays a step's frames; returns their reward, and where the picture before the newest one begins."""
+    """Plays a step's frames; returns their reward, and the offset of the picture before the newest one."""
     reward, before = i32(0), i32(NO_PICTURE)
     frame_skip = options[FRAME_SKIP]
     for frame in range(frame_skip):
@@ -92,9 +92,9 @@ def _play_frames(s, rom, screen, rules, program, options, press):
 
 @jit
 def _judge_step(s, options):
-    """Returns what the step's frames have ended, as bits; LIFE_ENDED: the next life has not been started yet."""
+    """Returns what the step's frames have ended, as bits. LIFE_ENDED: the next life has not started yet."""
     life_lost = 0 < s[LIVES] < s[AGENT_LIVES]
-    s[AGENT_LIVES] = s[LIVES]  # also if it grew: a bonus life that is lost again counts as lost
+    s[AGENT_LIVES] = s[LIVES]  # also after a bonus life: losing it counts
     ended = i32(0)
     if s[TERMINAL]:
         ended = i32(TERMINATED | GAME_OVER)
@@ -107,9 +107,9 @@ def _judge_step(s, options):
 
 @jit
 def start_game(s, rom, screen, rules, program, options, noops):
-    """Resets the game, presses its buttons and does no-ops, a random number of them if noops < 0.
+    """Resets the game, presses its buttons and plays no-ops, a random number if noops < 0.
 
-    Returns whether the game got ready."""
+    Returns whether the game was ready within its reset."""
     if noops < 0:
         noops = draw_below(s, AGENT_GENERATOR, i32(options[NOOP_MAX] + 1))
     s[PRESSED] = 0
@@ -123,7 +123,7 @@ def start_game(s, rom, screen, rules, program, options, noops):
             _act(s, rom, screen, rules, program, options, i32(0))
         if not s[TERMINAL]:
             break
-        noops = i32(0)  # a game that no-ops can lose
+        noops = i32(0)  # no-ops can lose this game
     s[AGENT_LIVES] = s[LIVES]
     s[AGENT_STEPS] = 0
     s[NUM_STARTS] += 1
@@ -152,14 +152,14 @@ def _act(s, rom, screen, rules, program, options, press):
 
 @jit
 def newest_picture(s, rom, screen):
-    """Paints the last frame, if that has not been done; returns where its picture begins."""
+    """Paints the last frame unless it was painted; returns the offset of its picture."""
     run_frame(s, rom, screen, i32(1), i32(0))
     return i32(PICTURE * s[FRAME_BUFFER])
 
 
 @jit
 def keep_picture(s, rom, screen):
-    """Returns where the last frame's picture is while the next frame runs."""
+    """Returns the offset of the last frame's picture while the next frame runs."""
     start = newest_picture(s, rom, screen)
     if not s[FRAME_GOES_ON]:
         return start

@@ -1,7 +1,7 @@
 """Emulates the TIA's registers: frames, WSYNC, players, missiles, ball, playfield, collisions, inputs.
 
-The registers' names and what a write to each does: registers.py. Pictures and collisions are completed up to the
-present only when a register changes, when a collision is read, and at the end.
+registers.py names the registers and the effects of writes. Pictures and collisions are completed up to the present only
+when a register changes, when a collision is read, and at the end of a frame.
 """
 
 from accel_rl.emulator.compiled import i32, jit
@@ -101,10 +101,10 @@ from accel_rl.emulator.state import (
 )
 
 INPT0_READ, INPT4_READ, INPT5_READ = 0x08, 0x0C, 0x0D
-STARS_CLOCKS = 63  # after HMOVE: the time for HMM0 to change that starts Cosmic Ark's stars
+STARS_CLOCKS = 63  # clocks after HMOVE at which a change of HMM0 starts Cosmic Ark's stars
 RIGHT_HALF_CLOCK = BLANK_CLOCKS + 79
 _NEVER = 2**31 - 1
-PAINT_EAGERLY = 2  # in s[PAINT]
+PAINT_EAGERLY = 2  # a value of s[PAINT]
 
 
 @jit
@@ -119,7 +119,7 @@ def reset_tia(s):
 
 @jit
 def start_frame(s):
-    """Begins a frame: time starts at 0 again, with the clocks of the line that the last frame did not use up."""
+    """Begins a frame: time starts again with the clocks left over from the last frame's line."""
     cycles = s[CYCLES]
     clock = i32(3 * cycles + s[LEFT_OVER])
     s[COLOUR_LOSS] = s[PAL] & clock // CLOCKS_PER_LINE
@@ -147,9 +147,9 @@ def end_frame(s, screen):
 
 @jit
 def tia_write(s, screen, register, value):
-    """Writes a register at the time s[CYCLES]; sets s[STOP] when that ends the frame.
+    """Writes a register at the time s[CYCLES]; sets s[STOP] if the write ends the frame.
 
-    What has been shown so far is completed first, unless the write changes nothing that can be seen."""
+    It first completes what has been shown so far, unless the write has no visible effect."""
     register &= 0x3F
     clock = i32(3 * s[CYCLES] + s[LEFT_OVER])
     if clock >= CLOCKS_PER_LINE * (s[MAX_LINE] + 1):
@@ -223,7 +223,7 @@ def tia_write(s, screen, register, value):
 
 @jit
 def _objects_that_change(s, register, value):
-    """Returns the objects, as bits, that look different after a write to GRP0, GRP1 or ENABL."""
+    """Returns, as bits, the objects that look different after a write to GRP0, GRP1 or ENABL."""
     changed = s[REGISTER + register] != value
     if register == ENABL:
         return i32(changed and not s[REGISTER + VDELBL]) << BALL
@@ -239,7 +239,7 @@ def _objects_that_change(s, register, value):
 
 @jit
 def _store_graphics(s, register, value):
-    """Sets GRP0, GRP1 or ENABL; each player's graphics make the other's reach the delayed copy."""
+    """Sets GRP0, GRP1 or ENABL. Writing one player's graphics copies the other's to its delayed register."""
     if register == GRP0:
         s[OLD_GRP1] = s[REGISTER + GRP1]
     elif register == GRP1:
@@ -261,7 +261,7 @@ def _move_to(s, item, position, hides):
 
 @jit
 def _do_other(s, register, value, clock, line_clock):
-    """Does what a register does besides keeping its value."""
+    """Does the side effects of a write to a register."""
     if register == VSYNC:
         if value & 2:
             s[VSYNC_CLOCK] = i32(clock + CLOCKS_PER_LINE)
@@ -275,7 +275,7 @@ def _do_other(s, register, value, clock, line_clock):
             s[PADDLES_DUMPED] = 0
             s[DUMP_END] = s[CYCLES]
     elif register == CTRLPF:
-        if line_clock < RIGHT_HALF_CLOCK:  # later the next line is the first to be reflected or not
+        if line_clock < RIGHT_HALF_CLOCK:  # later writes change the next line only
             s[REFLECT] = value & 1
     elif register in (RESMP0, RESMP1):
         player = register - RESMP0
@@ -299,7 +299,7 @@ def _do_other(s, register, value, clock, line_clock):
 
 @jit
 def tia_read(s, screen, address):
-    """Reads a register at the time s[CYCLES]; the bits that the TIA does not drive stay as the bus had them."""
+    """Reads a register at the time s[CYCLES]. Bits that the TIA does not drive keep the bus's last value."""
     register = address & 0x0F
     noise = s[DATA_BUS] & 0x3F
     if register < INPT0_READ or s[PAINT] == PAINT_EAGERLY:
@@ -308,7 +308,7 @@ def tia_read(s, screen, address):
         return i32((s[COLLISIONS] >> 2 * register & 3) << 6 | noise)
     if register < INPT4_READ:
         cycles = s[PADDLE + register - INPT0_READ]
-        charged_at = i32(s[DUMP_END] + cycles)  # ale-py compares without sign: in an earlier frame means never
+        charged_at = i32(s[DUMP_END] + cycles)  # ale-py compares unsigned: a time in an earlier frame means never
         charged = cycles == 0 or (cycles > 0 and not s[PADDLES_DUMPED] and s[CYCLES] > charged_at >= 0)
         return i32(0x80 | noise if charged else noise)
     if register == INPT4_READ:

@@ -1,4 +1,4 @@
-"""Environments of AtariVectorEnv that one thread steps in one compiled call, and these threads."""
+"""Chunks of AtariVectorEnv's environments, each stepped by one thread in one compiled call, and these threads."""
 
 import os
 import queue
@@ -23,10 +23,10 @@ NO_SEED = -1
 
 @dataclass
 class VectorArrays:
-    """What the steps of n environments write; actions and numbers[:, NOOPS] are what they read.
+    """The arrays that steps of n environments write; they read actions and numbers[:, NOOPS].
 
-    observations: uint8 [n, 2, stack, height, width] or [n, 2, stack, height, width, 3]: those of now, and the last ones
-    of the game before, where the next one starts in the same step. rewards, events: int32 [n], events as bits of
+    observations: uint8 [n, 2, stack, height, width] or [n, 2, stack, height, width, 3]: the current ones, and the last
+    ones of the game before if the next game starts in the same step. rewards, events: int32 [n], events as bits of
     vector_steps.py. numbers: int32 [n, NUMBERS]. actions: int32 [n], ale-py's numbers."""
 
     observations: Bytes
@@ -43,15 +43,15 @@ class VectorArrays:
         return cls(observations, rewards, events, np.zeros((num_envs, steps.NUMBERS), np.int32), actions)
 
     def part(self, part: slice) -> "VectorArrays":
-        """Returns the same arrays of some environments, not copied."""
+        """Returns views of the arrays for some environments."""
         return VectorArrays(*(getattr(self, field.name)[part] for field in fields(self)))
 
 
 class VectorChunk(Consoles):
-    """Steps the environments of some arrays. noop_max, decorrelation_steps: as AtariVectorEnv; options: those of
+    """Steps the environments of some arrays. noop_max, decorrelation_steps: see AtariVectorEnv. options: those of
     vector_steps.py, int32.
 
-    Raises UsageError as BatchAtari."""
+    Raises UsageError like BatchAtari."""
 
     def __init__(
         self,
@@ -85,9 +85,9 @@ class VectorChunk(Consoles):
         self._step_call = self._bind(VECTOR_STEP, 0, False, frames, agent_arrays)
 
     def start(self, mask: Bools, seeds: npt.NDArray[np.int64]) -> None:
-        """Starts a game in each environment with a mask.
+        """Starts a game in each environment of a mask.
 
-        seeds: of sticky actions and no-ops, for which the console is switched on anew; NO_SEED: both go on."""
+        seeds: for sticky actions and no-ops; a seed switches the console on again. NO_SEED: random numbers continue."""
         seeded = mask & (seeds != NO_SEED)
         if seeded.any():
             self._power_on(seeded, np.maximum(seeds, 0))
@@ -104,7 +104,7 @@ class VectorChunk(Consoles):
         self._finish()
 
     def _decorrelate(self, mask: Bools) -> None:
-        """Plays a random number of random actions in each environment with a mask, drawn by its own generator."""
+        """Plays a random number of random actions in each environment of a mask, drawn by its own generator."""
         events = self._vector.events
         actions: dict[int, npt.NDArray[Any]] = {}
         for env in mask.nonzero()[0].tolist():
@@ -119,10 +119,10 @@ class VectorChunk(Consoles):
             self._finish()
         if (ended := mask & (events & steps.ENDED > 0)).any():
             self._start_games(ended)
-        events[mask] = 0  # what has ended on the way is nobody's episode
+        events[mask] = 0  # episodes that ended here are not reported
 
     def advance(self) -> None:
-        """Plays a step in each environment, or starts a game where one has ended before."""
+        """Plays a step in each environment, or starts a game where the last one has ended."""
         self._mask[:] = True
         self._numbers[:] = self._vector.actions
         self._step_call()
@@ -150,14 +150,14 @@ class VectorChunk(Consoles):
 
 
 def usable_processors() -> list[int]:
-    """Returns the processors that threads can be bound to; where the system does not bind any, all."""
+    """Returns the processors that threads can be pinned to; all if the system cannot pin threads."""
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
 
 
 class Workers:
-    """Threads that wait for jobs: the caller's own, while it waits in `finished`, and num_threads - 1 others.
+    """Threads that do jobs: num_threads - 1 of them, and the caller's while it waits in `finished`.
 
-    first_processor: num_threads others, bound to the processors from this one on; -1: none is bound."""
+    first_processor: starts num_threads threads, pinned to the processors from this one on; -1: none is pinned."""
 
     def __init__(self, num_threads: int, first_processor: int):
         self._helps = first_processor < 0
@@ -177,11 +177,11 @@ class Workers:
             thread.start()
 
     def submit(self, number: int, job: Callable[[], None]) -> None:
-        """Lets a thread do a job; number: what `finished` returns for it."""
+        """Gives a job to a thread; `finished` returns its number."""
         self._jobs.put((number, job))
 
     def finished(self) -> int:
-        """Waits for a job; returns its number. Raises what the job has raised."""
+        """Waits for a job and returns its number; raises the job's exception."""
         while self._helps and self._done.empty():
             try:
                 job = self._jobs.get_nowait()
@@ -194,7 +194,7 @@ class Workers:
         return int(number)
 
     def close(self) -> None:
-        """Ends the threads when they have done what they are doing."""
+        """Ends the threads after their current jobs."""
         for _ in self._threads:
             self._jobs.put(None)
         for thread in self._threads:
@@ -206,7 +206,7 @@ def _work(jobs: "queue.SimpleQueue[Any]", done: "queue.SimpleQueue[Any]", proces
         os.sched_setaffinity(0, {processor})
     while (job := jobs.get()) is not None:
         result = _run(*job)
-        del job  # it holds the environment, which would end its threads from this one
+        del job  # a job holds the environment, whose end would join this thread
         done.put(result)
 
 

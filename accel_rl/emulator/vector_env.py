@@ -1,4 +1,4 @@
-"""Plays many copies of an Atari game as a gymnasium.vector.VectorEnv, in place of ale-py's AtariVectorEnv."""
+"""A gymnasium.vector.VectorEnv of many copies of an Atari game, to replace ale-py's AtariVectorEnv."""
 
 import hashlib
 import itertools
@@ -28,38 +28,43 @@ STICK_SPACE = gymnasium.spaces.Box(np.array([0, -np.pi, 0], np.float32), np.arra
 # [left, neither, right][down, neither, up][without, with fire]
 STICK_ACTIONS = np.array([9, 17, 4, 12, 7, 15, 5, 13, 0, 1, 2, 10, 8, 16, 3, 11, 6, 14], np.int32).reshape(3, 3, 2)
 FRAMES_PER_S = 60
-CHUNKS_PER_THREAD = 4  # what one thread has left to do may be done by another
+CHUNKS_PER_THREAD = 4  # threads that are ahead take over chunks of others
 
 
 class AtariVectorEnv(gymnasium.vector.VectorEnv[Bytes, npt.NDArray[Any], npt.NDArray[Any]]):
-    """Steps num_envs copies of one Atari 2600 game; options, spaces, results and infos are those of ale-py's
-    `ale_py.vector_env.AtariVectorEnv`, which gives the same numbers for the same seeds and actions.
+    """Steps num_envs copies of one Atari 2600 game.
+
+    Options, spaces, results and infos are those of `ale_py.vector_env.AtariVectorEnv`. Both give the same numbers for
+    the same seeds and actions.
 
     game: a name as in ale-py (ms_pacman, ALE/MsPacman-v5), or the path of a ROM.
-    batch_size: if less than num_envs, `recv` returns that many environments as soon as so many have finished a step,
-        and `send` takes actions for those.
-    num_threads: 0: one for each processor. The caller's is one of them, while it waits for results.
+    batch_size: if less than num_envs, `recv` returns as soon as this many environments have finished a step, and
+        `send` takes actions for these.
+    num_threads: 0: one for each processor. The caller's thread is one of them while it waits for results.
     thread_affinity_offset: the first thread's processor, the others follow; -1: any.
-    max_num_frames_per_episode: truncates a game after so many frames, not counting those of its start.
-    repeat_action_probability: of sticky actions, drawn in each frame.
-    full_action_space: all 18 actions, instead of those that do something in the game.
-    continuous: actions are (radius, angle, fire) of a stick. It points in the directions where its x or y is beyond
-        continuous_action_threshold; the radius is how fast a paddle moves.
+    max_num_frames_per_episode: truncates a game after this many frames, without those of its start.
+    repeat_action_probability: that of sticky actions, drawn in each frame.
+    full_action_space: all 18 actions, instead of those with an effect in the game.
+    continuous: actions are (radius, angle, fire) of a stick. It points in a direction where its x or y is beyond
+        continuous_action_threshold. The radius is a paddle's speed.
     autoreset_mode: gymnasium's, also by its value ("SameStep").
     img_height, img_width, grayscale, stack_num: observations are uint8 [stack_num, img_height, img_width], oldest
         frame first, with a last dimension of 3 in colour.
     frameskip, maxpool: frames of one step; whether it shows the maximum of the last two.
     noop_max: a game starts with a random number of no-ops below this.
-    episodic_life, life_loss_info: a lost life ends the episode, and the next one is a new game, or the same game.
+    episodic_life, life_loss_info: a lost life ends the episode. The next episode is a new game, or the same game.
     reward_clipping: rewards are -1, 0 or 1.
-    use_fire_reset: a game starts with FIRE, where it has this action.
-    decorrelation_steps: after `reset`, but not where a game ends, each environment that was reset plays a random number
-        of random actions, at most this many, so that their games do not end together (Stooke & Abbeel 2018).
+    use_fire_reset: a game starts with FIRE if it has this action.
+    decorrelation_steps: after `reset`, but not after an automatic one, each environment that was reset plays a random
+        number of random actions, at most this many, so that games do not end together (Stooke & Abbeel 2018).
 
-    Other than ale-py's: AutoresetMode.DISABLED works (`reset` with a `reset_mask` for ended environments); there are
-    `render` and `decorrelation_steps`, but no `xla`; what ale-py waits for forever, or takes for something else, raises
-    UsageError: actions that do not exist, `recv` without `send`, `send` twice, options out of range; `final_obs` of
-    environments in which no new game has begun are their observations."""
+    Differences from ale-py:
+
+    * AutoresetMode.DISABLED works (`reset` with a `reset_mask` for ended environments).
+    * There are `render` and `decorrelation_steps`, but no `xla`.
+    * UsageError is raised for actions that do not exist, `recv` without `send`, `send` twice and options out of range.
+      ale-py waits for ever or misreads some of these.
+    * `final_obs` of environments without a new game are their observations."""
 
     render_mode = "rgb_array"
 
@@ -143,9 +148,9 @@ class AtariVectorEnv(gymnasium.vector.VectorEnv[Bytes, npt.NDArray[Any], npt.NDA
 
         self._shape = (self.batch_size, *stack_shape)
         self._was_reset = False
-        self._envs = np.zeros(0, np.int64)  # those that `recv` has returned last, if they wait for actions
-        self._num_pending = 0  # jobs whose end has not been noticed
-        self._observations: Bytes = np.zeros(0, np.uint8)  # where jobs write, if all environments are returned
+        self._envs = np.zeros(0, np.int64)  # environments that `recv` returned last and that wait for actions
+        self._num_pending = 0  # jobs whose end `recv` has not seen
+        self._observations: Bytes = np.zeros(0, np.uint8)  # what jobs write to if all environments are returned
         self._workers = Workers(num_threads, thread_affinity_offset)
         self._end_threads = weakref.finalize(self, self._workers.close)
 
@@ -154,9 +159,9 @@ class AtariVectorEnv(gymnasium.vector.VectorEnv[Bytes, npt.NDArray[Any], npt.NDA
     ) -> tuple[Bytes, Info]:
         """Starts new games; returns observations and infos.
 
-        seed: of the first environment, the others' follow; or one for each. None, or one below 0: random numbers go on.
-        options: `reset_mask`, bool [num_envs], names the environments to reset (and to seed), the others stay as they
-        are; only if batch_size is num_envs, and after a first reset. Raises UsageError for other options."""
+        seed: the first environment's, and the others' count up; or one for each. None or a negative seed: random
+        numbers continue. options: `reset_mask`, bool [num_envs], names the environments to reset and seed; it needs
+        batch_size = num_envs and a first reset. Raises UsageError for other options."""
         self._check_open()
         mask = self._check_mask(options)
         seeds = np.full(self.num_envs, NO_SEED)
@@ -176,7 +181,7 @@ class AtariVectorEnv(gymnasium.vector.VectorEnv[Bytes, npt.NDArray[Any], npt.NDA
         return self.recv()
 
     def send(self, actions: npt.NDArray[Any]) -> None:
-        """Begins a step in each environment that `recv` has returned last; actions: integers [batch_size].
+        """Begins a step in each environment that `recv` returned last; actions: integers [batch_size].
 
         Raises UsageError for an action that does not exist."""
         self._check_open()
@@ -243,7 +248,7 @@ class AtariVectorEnv(gymnasium.vector.VectorEnv[Bytes, npt.NDArray[Any], npt.NDA
         self._end_threads()
 
     def _submit(self, numbers: Iterable[int], jobs: Sequence[Callable[[], None]]) -> None:
-        """Hands out jobs, one for each chunk; if all environments are returned, they show their observations, too."""
+        """Submits a job for each chunk; if all environments are returned, jobs also write the observations."""
         if self._returns_all:
             self._observations = np.empty(self._shape, np.uint8)
             jobs = [partial(self._do_and_show, job, part) for job, part in zip(jobs, self._parts, strict=True)]
@@ -260,7 +265,7 @@ class AtariVectorEnv(gymnasium.vector.VectorEnv[Bytes, npt.NDArray[Any], npt.NDA
         return self._workers.finished()
 
     def _show(self, made: Bytes, observations: Bytes) -> Bytes:
-        """Writes observations, from frames as the compiled code has made them: these may still have to be enlarged."""
+        """Writes observations from the frames that the compiled code has made, enlarged if needed."""
         if self._enlarged is None:
             np.copyto(observations, made)
         else:
@@ -288,7 +293,7 @@ class AtariVectorEnv(gymnasium.vector.VectorEnv[Bytes, npt.NDArray[Any], npt.NDA
         return np.asarray(self._action_numbers[chosen])
 
     def _check_mask(self, options: dict[str, Any] | None) -> Bools:
-        """Returns which environments a reset is for: bool [num_envs]."""
+        """Returns the mask of the environments to reset: bool [num_envs]."""
         for name in options or {}:
             if name != "reset_mask":
                 raise unknown("option of reset", str(name), ["reset_mask"])
@@ -304,7 +309,7 @@ class AtariVectorEnv(gymnasium.vector.VectorEnv[Bytes, npt.NDArray[Any], npt.NDA
         return mask
 
     def _check_seed(self, seed: int | npt.NDArray[Any] | None, count: int) -> npt.NDArray[np.int64]:
-        """Returns a seed for each of count environments, NO_SEED where random numbers go on."""
+        """Returns a seed for each of count environments; NO_SEED where random numbers continue."""
         seeds = np.full(count, NO_SEED) if seed is None else np.asarray(seed)
         if seeds.dtype.kind in "iu" and seeds.shape == ():
             seeds = int(seeds) + np.arange(count)
@@ -315,7 +320,7 @@ class AtariVectorEnv(gymnasium.vector.VectorEnv[Bytes, npt.NDArray[Any], npt.NDA
 
 
 def _stick_actions(actions: npt.NDArray[Any], batch_size: int, threshold: float) -> Ints:
-    """Returns the numbers of (radius, angle, fire) [batch_size, 3], as set_action takes them."""
+    """Returns set_action's numbers for actions (radius, angle, fire) [batch_size, 3]."""
     if actions.shape != (batch_size, 3) or actions.dtype.kind != "f" or not np.isfinite(actions).all():
         raise UsageError(f"actions must be finite floats [{batch_size}, 3], not {actions.dtype} {list(actions.shape)}")
     radius, angle, fire = actions.T

@@ -1,11 +1,11 @@
-"""Steps and starts games as ale-py's AtariVectorEnv does; its rules were found out by experiments.
+"""Steps and starts games as ale-py's AtariVectorEnv does. Its rules were found by experiments.
 
-* A start is a reset, FIRE for one frame where a game has that action, and no-ops; FIRE counts as one of these. A game
-  that is over by then is reset, and the rest of the no-ops follow.
-* A step's frames end early with the game, the limit of frames, or a life if that ends episodes. Frames of a start do
-  not count for the limit.
-* A step shows the maximum of its last two frames. A frame that ends the game is not taken into it: the step shows what
-  the step before did, and if only the step's last frame is missing, the maximum of that and the last but one.
+* A start is a reset, FIRE for one frame if a game has that action, and no-ops; FIRE counts as one of these. If the game
+  is over by then, it is reset and the remaining no-ops follow.
+* A step's frames end early with the game, at the limit of frames, or with a life if lives are episodes. Frames of a
+  start do not count for the limit.
+* A step shows the maximum of its last two frames, without a frame that ends the game. Such a step shows what the step
+  before showed; if only its last frame is missing, the maximum of that and the last but one.
 """
 
 from accel_rl.emulator.compiled import address, i32, jit
@@ -20,20 +20,20 @@ FRAME_SKIP = 0
 MAX_POOL = 1  # 0 or 1
 FIRE_RESET = 2  # 0 or 1
 EPISODIC_LIFE = 3  # 0 or 1: a lost life ends the game
-LIFE_LOSS_INFO = 4  # 0 or 1: a lost life is shown as an end, but the game goes on
+LIFE_LOSS_INFO = 4  # 0 or 1: a lost life counts as an end, but the game continues
 CLIP_REWARD = 5  # 0 or 1
 MAX_FRAMES = 6
 SAME_STEP = 7  # 0 or 1: the next game starts in the step that ends one
 STACK = 8
 OPTION_WORDS = 9
 
-# What a step did, one bit each
+# The events of a step, one bit each
 TERMINATED, TRUNCATED = 1, 2
 ENDED = 4  # the next game has not been started
 STARTED = 8  # a game has been started
-FAILED = 16  # a game did not get ready within its reset
+FAILED = 16  # a game was not ready within its reset
 
-# Columns of `numbers`, an array of int32 [n, NUMBERS]: what Python reads, and the no-ops of the next start
+# Columns of `numbers`, int32 [n, NUMBERS], which Python reads; it writes the no-ops of the next start
 NOOPS, SHOWN_LIVES, SHOWN_FRAME, SHOWN_EPISODE_FRAME, NUMBERS = range(5)
 
 
@@ -42,11 +42,11 @@ def step_or_start(
     starts, s, rom, screen, rules, program, options, action, palette, maker, memory, frame, observations, rewards,
     numbers, env
 ):  # fmt: skip
-    """Plays a step, or starts a game instead if `starts` is set; returns what it did, as bits.
+    """Plays a step, or starts a game if `starts` is set; returns the events as bits.
 
-    palette: of the colours, then of values that are shown as they are. frame: where a frame is made. observations:
-    uint8 [2 * stack * height * width * channels], the environment's frames, oldest first, channels last; behind them
-    the last ones of the game before, if the next one starts in the same step."""
+    palette: that of the colours, then an identity. frame: scratch memory for a frame. observations: uint8
+    [2 * stack * height * width * channels], the environment's frames, oldest first, channels last; then the last ones
+    of the game before, if the next game starts in the same step."""
     rewards[env] = 0
     plain = address(palette)
     events = i32(0)
@@ -63,7 +63,7 @@ def step_or_start(
         elif before != NO_PICTURE:
             shown = address(palette[COLOURS * maker[CHANNELS] :])
             _put_maximum_with_last(screen, before, plain, shown, maker, memory, frame, observations, newest)
-        # else the newest frame is shown once more
+        # else the newest frame is shown again
         if options[SAME_STEP] and events & (TERMINATED | TRUNCATED):
             for byte in range(options[STACK] * size):
                 observations[options[STACK] * size + byte] = observations[byte]
@@ -86,8 +86,8 @@ def step_or_start(
 
 @jit
 def _play(s, rom, screen, rules, program, options, action):
-    """Plays a step's frames; returns their reward, where the picture of the last but one begins, if the step shows it,
-    and what has ended."""
+    """Plays a step's frames. Returns their reward, the offset of the last but one picture if the step shows it, and
+    what has ended."""
     reward, before, events = i32(0), i32(NO_PICTURE), i32(0)
     skip = options[FRAME_SKIP]
     for frame in range(skip):
@@ -111,7 +111,7 @@ def _play(s, rom, screen, rules, program, options, action):
 
 @jit
 def _start(s, rom, screen, rules, program, options, noops):
-    """Starts a game; returns whether it got ready."""
+    """Starts a game; returns whether it was ready within its reset."""
     s[PAINT] = 0
     begin_reset(s, rom, screen)
     ready = run_due_frames(s, rom, screen, rules, program, i32(NO_LIMIT)) == DONE
@@ -138,7 +138,7 @@ def _act(s, rom, screen, rules, program, action):
 
 @jit
 def _shift(observations, stack, size):
-    """Makes each frame but the newest one the next newer one."""
+    """Moves each frame one place towards the oldest."""
     for byte in range((stack - 1) * size):
         observations[byte] = observations[byte + size]
 
@@ -161,7 +161,7 @@ def _put_channel(frame, maker, channel, observations, at):
 def _put_maximum_with_last(screen, before, palette, shown, maker, memory, frame, observations, at):
     """Writes the frame of the maximum of a picture and the screen of the last frame, which make_frame remembers.
 
-    The game is over, so the pictures may be overwritten, by one maximum for each channel; `before` starts one of them.
+    The game is over, so the pictures may be overwritten by one maximum for each channel; `before` is the offset of one.
     """
     channels, size = maker[CHANNELS], LINE_PIXELS * maker[LINES]
     last = i32(COLOURS * channels + 2 * size)

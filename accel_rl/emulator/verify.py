@@ -5,15 +5,15 @@ python -m accel_rl.emulator.verify GAME ... [--frames 10000] [--seeds 3] [--mode
 GAME is a name as in ale-py (pong), a list of them, or `all`. Both play the same random actions; after each frame RAM,
 reward, lives, the end of the game and the screen must be equal. Each game is played
 
-    from the start      --frames frames for each seed from power on, games that end are reset
-    from snapshots      --frames frames for each seed; after each tenth of them, and after resets, ours goes on from
-                        ale-py's saved state (not where these are incomplete)
+    from the start      --frames frames for each seed from power on; games that end are reset
+    from snapshots      --frames frames for each seed; after each tenth of them, and after resets, ours continues from
+                        ale-py's saved state (unless these are incomplete)
     in all modes        --mode-frames frames in each mode with each difficulty
-    as recorded         --actions FOLDER: FOLDER/GAME.actions, a file as emulator.play takes it
+    as recorded         --actions FOLDER: FOLDER/GAME.actions, a file for emulator.play
 
-With every second seed, frames are not drawn when they are played; every fourth is drawn afterwards and compared.
-The table says how many frames were compared, of which sources with which ale-py, and the first difference. The exit
-status is 1 if there is one.
+With every second seed, frames are not drawn when they are played; every fourth is drawn afterwards and compared. The
+table names the numbers of frames, the sources, the version of ale-py, and the first difference. The exit status is 1 if
+there is one.
 """
 
 import argparse
@@ -38,9 +38,9 @@ from accel_rl.emulator.rules import GameRules, game_of, known_games
 from accel_rl.emulator.state import ACTION_GENERATOR, FRAME_GOES_ON, RULES
 from accel_rl.errors import RunError, UsageError
 
-SNAPSHOTS = 10  # of each seed's frames
-LOOK_EVERY = 4  # frames, where they are drawn afterwards
-MAX_HOLD = 16  # frames: random actions are held for up to as many
+SNAPSHOTS = 10  # for each seed
+LOOK_EVERY = 4  # frames; for seeds whose frames are drawn afterwards
+MAX_HOLD = 16  # frames: random actions are held for at most this many
 INCOMPLETE_STATES = frozenset({"qbert", "tetris", "tic_tac_toe_3d"})
 """Games whose states in ale-py lack the half-drawn frame that they leave behind: they are played live only
 (https://github.com/Farama-Foundation/Arcade-Learning-Environment/pull/739)."""
@@ -50,7 +50,7 @@ SETTLING_FRAMES = 2  # after a snapshot: ale-py's saved states hold no pictures
 
 @dataclass(frozen=True)
 class Plan:
-    """What is compared. frames: of each seed. actions: the folder of recorded actions."""
+    """The options of a comparison. frames: per seed. actions: the folder of recorded actions."""
 
     frames: int = 10_000
     seeds: int = 3
@@ -59,11 +59,11 @@ class Plan:
 
 
 class DifferenceError(Exception):
-    """What was not equal."""
+    """A difference between the two emulators."""
 
 
 class Pair:
-    """One game in both emulators, which take the same actions."""
+    """One game in both emulators, played with the same actions."""
 
     def __init__(self, game: str, seed: int, follows_states: bool = False):
         ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
@@ -80,7 +80,7 @@ class Pair:
         """Starts a new game in both. Raises DifferenceError."""
         self.ale.reset_game()
         self.ours.reset()
-        if self._follows_states:  # they do not say what is random in a reset
+        if self._follows_states:  # saved states do not hold what is random in a reset
             self.take_snapshot()
         self.compare()
 
@@ -91,7 +91,7 @@ class Pair:
         self.reset()
 
     def act(self, action: int, draw: bool = True, look: bool = True) -> None:
-        """Takes one frame in both. draw: ours draws it at once; look: compare screens. Raises DifferenceError."""
+        """Plays one frame in both. draw: ours draws it at once; look: compare screens. Raises DifferenceError."""
         reward = self.ale.act(ale_py.Action(action))
         self.ours.step(np.array([action]), draw=draw)
         _expect("reward", reward, int(self.ours.arrays.rewards[0]))
@@ -101,7 +101,7 @@ class Pair:
             self.reset()
 
     def compare(self, look: bool = True, drawn: bool = True) -> None:
-        """Compares lives, RAM and, where asked to look, the screens. drawn: ours has drawn this frame already."""
+        """Compares lives, RAM and, with look, the screens. drawn: ours has drawn this frame already."""
         _expect("lives", self.ale.lives(), int(self.ours.arrays.lives[0]))
         self.ale.getRAM(self._ram)
         _expect_array("RAM", self._ram, self.ours.ram[0])
@@ -112,9 +112,9 @@ class Pair:
             _expect_array("screen", self._screen, frames[0])
 
     def take_snapshot(self) -> None:
-        """Continues ours from ale-py's saved state; what the rules remember stays, as both have played the same.
+        """Continues ours from ale-py's saved state; what the rules remember stays, since both have played the same.
 
-        Not in a frame that takes longer than ale-py lets it at once: its states do not hold what is drawn by then."""
+        It does nothing in a frame that exceeds ale-py's limit: saved states do not hold the part drawn so far."""
         if self.ours.words(0)[FRAME_GOES_ON]:
             return
         self.ale.getScreen(self._screen)
@@ -167,7 +167,7 @@ def verify(game: str, plan: Plan) -> Row:
 def _play(
     row: Row, count: str, pair: Pair, actions: Iterator[int], frames: int, where: str, drawn: bool = True
 ) -> None:
-    """count: the field of the row that counts the frames. drawn: each frame is drawn at once; else some, later."""
+    """Plays and compares frames. count: the row's field of their number. drawn: draw each at once; else some later."""
     for frame in range(frames):
         try:
             pair.act(next(actions), drawn, look=drawn or frame % LOOK_EVERY == 0)
@@ -222,7 +222,7 @@ def _verify_recorded(row: Row, game: str, plan: Plan) -> None:
 
 
 def write_table(rows: Sequence[Row], path: Path) -> None:
-    """Writes the rows as CSV; rows of other games that are in the file already stay."""
+    """Writes the rows as CSV; rows of other games in the file stay."""
     table = {row["game"]: row for row in read_table(path)} if path.exists() else {}
     table.update({row.game: asdict(row) for row in rows})
     with path.open("w", newline="") as file:

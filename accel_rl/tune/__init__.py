@@ -1,4 +1,5 @@
-"""The command `accel-rl tune`: which workers and threads, or which agents, predictors and trainers, train fastest here?
+"""The command `accel-rl tune`: finds the workers and threads, or the numbers of agents, predictors and trainers, that
+train fastest on this machine.
 
-tuning.py is the whole of it. points.py: what is searched; search.py: how. Importing the package imports no torch.
+tuning.py is the entry, points.py has the search space, search.py the search. Importing the package imports no torch.
 """

@@ -1,4 +1,4 @@
-"""What is searched: the settings that say how a run uses the machine, and the values that they may take."""
+"""The search space: the settings that decide how a run uses the machine, and their values."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection
@@ -10,7 +10,7 @@ from accel_rl.settings.resolve import Config
 
 @dataclass(frozen=True)
 class Point:
-    """One way to use the machine: values of settings by name, in the order of a Space's axes."""
+    """A way to use the machine: values of settings by name, in the order of a Space's axes."""
 
     values: tuple[tuple[str, int], ...]
 
@@ -27,13 +27,13 @@ class Point:
 
 @dataclass(frozen=True)
 class Axis:
-    """The values of one setting, ascending. coarse: those that are tried first, about powers of two; allowed: all."""
+    """The values of one setting, ascending. allowed: all; coarse: about powers of two, tried first."""
 
     coarse: tuple[int, ...]
     allowed: tuple[int, ...]
 
     def between(self, value: int) -> list[int]:
-        """Returns the middle of the allowed values on either side, between the value and the nearest coarse one."""
+        """Returns, on either side, the middle one of the allowed values between a value and the nearest coarse one."""
         lower = self.coarse[: bisect_left(self.coarse, value)][-1:]
         upper = self.coarse[bisect_right(self.coarse, value) :][:1]
         sides = [(low, value) for low in lower] + [(value, high) for high in upper]
@@ -43,23 +43,22 @@ class Axis:
 
 @dataclass(frozen=True)
 class Space:
-    """The points to search. start: what a run picks by default; axes: by setting, the most important one first."""
+    """The points to search. start: a run's default; axes: by setting, the most important one first."""
 
     start: Point
     axes: dict[str, Axis]
 
     def around(self, point: Point, name: str, is_coarse: bool) -> list[Point]:
-        """Returns the points that differ from this one in one setting only: by its coarse values, or by values between
-        the coarse ones."""
+        """Returns the points that differ from this one in one setting: its coarse values, or values between."""
         axis, own = self.axes[name], point.settings[name]
         return [point.replace(name, n) for n in (axis.coarse if is_coarse else axis.between(own)) if n != own]
 
 
 def make_space(config: Config, fixed: Collection[str], tune_envs: bool = False) -> Space:
-    """Returns what can be searched around a run's own choices.
+    """Returns the search space around a run's own choices.
 
-    config: the run, resolved. fixed: settings that the user has chosen, which stay as they are. tune_envs: searches the
-    number of environments of samplers whose batch depends on it. Raises UsageError for what cannot be tuned, and if
+    config: the run's resolved settings. fixed: the user's settings, which stay as they are. tune_envs: also search the
+    number of environments if the batch depends on it. Raises UsageError for settings that cannot be tuned, and if
     nothing is left to search."""
     if config.rank_info.size > 1:
         raise UsageError(
@@ -85,7 +84,7 @@ def make_space(config: Config, fixed: Collection[str], tune_envs: bool = False) 
 
 
 def _axis(allowed: list[int], own: int) -> Axis:
-    """Returns the axis whose coarse values are those nearest to powers of two, the largest one, and the run's own."""
+    """Returns an axis. Its coarse values are those nearest to powers of two, the largest one, and the run's own."""
     powers = [2**i for i in range(max(allowed).bit_length())]
     coarse = {min(allowed, key=lambda n: (abs(n - power), n)) for power in powers}
     return Axis(tuple(sorted({*coarse, max(allowed), own})), tuple(sorted({*allowed, own})))

@@ -1,10 +1,10 @@
-"""How it is searched: one setting after another, coarse to fine, in rounds that the default takes part in.
+"""Searches one setting after another, coarse to fine, in rounds that always include the default.
 
-The coarse values of one setting take turns, the most important setting first, with the best values so far of the
-others. Then each setting once more, with values between the best and its neighbours. The last winner and the points
-with the highest ratios to the default meet the default in a final. Its rounds alone decide, so that the luck that made
-a point the best of many has no part in it. The fastest is picked if its ratio to the default is WORTH_IT or more, or
-the whole 95 % interval above 1; else the default stays.
+The coarse values of a setting take turns, with the best values so far of the other settings. The most important setting
+comes first. Then each setting is searched again, with values between the best one and its neighbours. The last winner
+and the points with the highest ratios to the default meet the default in a final. Only the final's rounds decide, so
+that the best of many points does not win by luck. The fastest point is picked if its ratio to the default is WORTH_IT
+or more, or if its whole 95 % interval is above 1. Else the default is picked.
 """
 
 import math
@@ -20,15 +20,16 @@ from accel_rl.errors import RunError, UsageError
 from accel_rl.hardware.host_memory import free_host_bytes
 from accel_rl.tune.points import Point, Space
 
-MOST_ROUNDS, LEAST_ROUNDS = 20, 3  # with the values of one setting
+MOST_ROUNDS, LEAST_ROUNDS = 20, 3  # for the values of one setting
 FINAL_ROUNDS, LEAST_FINAL_ROUNDS, FINALISTS = 30, 5, 3
-WORTH_IT = 1.03  # a ratio to the default, even if not sure
-FINAL = 0.3  # its share of the time
-LEAST_FREE = 0.1  # of the memory that is free at the start: below it, no further point is built
+WORTH_IT = 1.03  # a ratio to the default that suffices even if its interval includes 1
+FINAL = 0.3  # the final's share of the time
+LEAST_FREE = 0.1  # fraction of the memory free at the start; below it, no further point is built
 
 
 class Trial(NamedTuple):
-    """The last rounds that a point played: its median rate [steps/s], and its ratio to the default with an interval."""
+    """A point's results in its last rounds: the median rate [steps/s], and the ratio to the default with an
+    interval."""
 
     rate: float
     ratio: dict[str, float]
@@ -37,9 +38,9 @@ class Trial(NamedTuple):
 
 @dataclass
 class Found:
-    """A search's result. pick: the point to use; finalists: empty if none was likely to be faster than the default.
+    """A search's result. pick: the point to use. finalists: empty if none was likely to be faster than the default.
 
-    skipped: why a point was not tried; unsearched: settings that no time was left for."""
+    skipped: the reason, by point. unsearched: settings without time left."""
 
     pick: Point
     trials: dict[Point, Trial] = field(default_factory=dict)
@@ -50,11 +51,11 @@ class Found:
 
 @dataclass
 class Search:
-    """Searches a space with whatever `build` makes of a point: a contestant of that name, which has warmed up.
+    """A search of a space; `build` turns a point into a contestant that has warmed up.
 
-    A point that cannot be built (UsageError, RunError, OSError, MemoryError) is skipped; the default's error is raised.
-    Raises UsageError if the time does not even hold the values of one setting. seconds: of a turn; budget_s: for
-    everything, about."""
+    seconds: the length of a turn. budget_s: the approximate time for everything. A point that cannot be built
+    (UsageError, RunError, OSError, MemoryError) is skipped; the default's error is raised. Raises UsageError if the
+    time is too short for the values of one setting."""
 
     space: Space
     build: Callable[[Point], Contestant]
@@ -68,13 +69,13 @@ class Search:
         self._best, self._found = self.space.start, Found(self.space.start)
 
     def run(self) -> Found:
-        """Searches, and returns what was found. Whatever happens, nothing is left running."""
+        """Searches and returns the result. It closes all contestants, also after an error."""
         found = self._found
         try:
             contestant = self._open[self.space.start] = self.build(self.space.start)
             built = self.clock()
             contestant.run(self.seconds)
-            rounds_s = (LEAST_ROUNDS + 1) * (self.clock() - built)  # of a point
+            rounds_s = (LEAST_ROUNDS + 1) * (self.clock() - built)  # per point
             point_s = built - self._start + rounds_s
             stages = [(is_coarse, name) for is_coarse in (True, False) for name in self.space.axes]
             for index, (is_coarse, name) in enumerate(stages):
@@ -121,7 +122,7 @@ class Search:
                 self._found.pick = best
 
     def _play(self, label: str, rounds: int, least_rounds: int, end: float) -> Point:
-        """Lets all open points play as many rounds as fit until `end`; returns the one with the highest ratio."""
+        """Plays rounds of all open points until `end`; returns the one with the highest ratio."""
         schedule, trials = Schedule(self.seconds, rounds, end - self.clock(), least_rounds), self._found.trials
         turns = alternate([*self._open.values()], schedule, label, self.clock)
         for point in self._open:
@@ -130,9 +131,9 @@ class Search:
         return max(self._open, key=lambda point: trials[point].ratio["median"])
 
     def _open_only(self, points: Collection[Point]) -> list[Point]:
-        """Closes all contestants but these points' and the default's, and builds those that are missing.
+        """Closes all contestants except these points' and the default's, and builds missing ones.
 
-        Returns the open ones beside the default: building may fail, and memory may be short."""
+        Returns the open ones besides the default, since building may fail and memory may be short."""
         self._close(self._open.keys() - {self.space.start, *points})
         for point in points:
             if point in self._open:

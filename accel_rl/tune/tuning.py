@@ -1,4 +1,4 @@
-"""Searches the settings that train fastest on this machine, prints a table, and writes them to a file."""
+"""Searches for the settings that train fastest on this machine, prints a table, and writes them to a file."""
 
 import os
 import shlex
@@ -25,7 +25,7 @@ from accel_rl.tune.search import Found, Search
 
 Settings = dict[str, Any]
 
-SHORT_DECORRELATION_STEPS = 100  # more cost seconds before the first turn, and nothing later
+SHORT_DECORRELATION_STEPS = 100  # more would cost seconds before the first turn only
 BUSY = 0.5  # load average
 LEAST_REPLAY_SIZE = 5_000
 LEAST_WARMUP_STEPS = 256
@@ -33,10 +33,10 @@ LEAST_AUXILIARY_REPLAY_STEPS = 100
 
 
 def run(chosen: Settings, minutes: float, seconds: float, tune_envs: bool, out: Path | None, overwrite: bool) -> Path:
-    """Searches, prints what was tried, writes the file of settings; returns its path.
+    """Searches, prints the tried points, and writes the file of settings; returns its path.
 
-    chosen: the user's settings, which all points share. Raises UsageError for settings that do not fit, and for a file
-    that exists. When a signal ends it, nothing is written and no process is left."""
+    chosen: the user's settings, which all points share. Raises UsageError for settings that do not fit together, and
+    for a file that exists. A signal ends it without a file and without leftover processes."""
     load, config = os.getloadavg()[0], check(resolve(chosen))
     path = _find_path(config, out, overwrite)
     space = make_space(config, chosen.keys(), tune_envs)
@@ -57,7 +57,7 @@ def run(chosen: Settings, minutes: float, seconds: float, tune_envs: bool, out: 
 
 
 def introduction(config: Config, space: Space) -> Iterator[str]:
-    """Yields lines on what is searched, and what not."""
+    """Yields lines that say what is searched and what is not."""
     run = config.run
     yield f"{run.algo} on {run.env}, {run.sampler} sampler, {run.envs} environments x {run.horizon} steps, {run.device}"
     yield f"default    {space.start}"
@@ -67,8 +67,8 @@ def introduction(config: Config, space: Space) -> Iterator[str]:
 
 
 def table(space: Space, found: Found) -> Iterator[str]:
-    """Yields lines: each point with its median rate and its ratio to the default, those of the final first; what was
-    left out; the result."""
+    """Yields a line for each point, with its median rate and its ratio to the default (the final's first); then what
+    was left out, and the result."""
     width = max(len(str(point)) for point in (*found.trials, *found.skipped))
     yield f"\n{'point':{width}}  steps/s  rounds   / default, with 95 % intervals"
     in_final = {space.start, *found.finalists}
@@ -84,7 +84,7 @@ def table(space: Space, found: Found) -> Iterator[str]:
 
 
 def result(space: Space, found: Found) -> str:
-    """Returns how fast the pick is."""
+    """Returns a sentence on the pick's speed."""
     rate, ratio, num_rounds = found.trials[found.pick]
     if found.pick == space.start:
         return f"{rate:,.0f} steps/s: what a run picks by default; nothing else was faster to speak of"
@@ -94,7 +94,7 @@ def result(space: Space, found: Found) -> str:
 
 
 def build_training(settings: Settings, spec: EnvSpec, point: Point) -> Contestant:
-    """Makes a training with a point's settings and these besides, which already learns all that it is to learn."""
+    """Returns a training with a point's settings and these, run until it learns all that it is to learn."""
     config = check(resolve({**settings, **point.settings}, spec=spec))
     warmup_steps: int = getattr(config.algo, "warmup_steps", 0)
     if getattr(config.algo, "auxiliary", ("none",)) != ("none",):
@@ -110,9 +110,9 @@ def build_training(settings: Settings, spec: EnvSpec, point: Point) -> Contestan
 
 
 def short_settings(config: Config) -> Settings:
-    """Returns settings with which a training soon does what a long run does all the time, in little memory.
+    """Returns settings that bring a training to its steady state soon, in little memory.
 
-    Its schedules stay at their beginning. A replay is as small, and full or warm as early, as its batches allow."""
+    Schedules stay at their start. A replay is as small as its batches allow, and learning starts as early."""
     run, algo = config.run, config.algo
     short = {**config.sampler_kind.fixed_for_tuning(config), "steps": 10**12}
     short["decorrelation_steps"] = min(run.decorrelation_steps, SHORT_DECORRELATION_STEPS)
@@ -127,14 +127,14 @@ def short_settings(config: Config) -> Settings:
 
 
 def settings_to_write(config: Config, chosen: Settings, pick: Point) -> Settings:
-    """Returns the user's settings, as the values that they stand for, and those of the pick."""
+    """Returns the user's settings, resolved to values, and those of the pick."""
     values = config.as_dict() | {"workers": config.run.workers, "envs_per_worker": config.run.envs_per_worker}
     names = ["algo", "env", *(name for name in chosen if name not in ("algo", "env"))]
     return {**{name: values[name] for name in names}, **config.sampler_kind.fixed_for_tuning(config), **pick.settings}
 
 
 def _find_path(config: Config, out: Path | None, overwrite: bool) -> Path:
-    """Returns where the settings will be written. Raises UsageError if they cannot be, or if the file exists."""
+    """Returns the path for the settings. Raises UsageError if it cannot be written or exists."""
     path = out or Path(f"tuned-{as_file_name(config.run.algo)}-{as_file_name(config.run.env)}.yaml")
     parent = next(folder for folder in path.absolute().parents if folder.exists())
     if path.is_dir() or not (parent.is_dir() and os.access(parent, os.W_OK)):
