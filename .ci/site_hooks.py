@@ -15,7 +15,7 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).resolve().parents[1]
 LINK = re.compile(r"(\]\()(?!\w+:|#)([^)#\s]+)(#[^)\s]*)?(\))")
 BLOCK = re.compile(r"^```(?:sh|bash|python)?\n.*?^```", re.DOTALL | re.MULTILINE)
-TESTED = re.compile(r"^The commands and the Python on the pages .*?(?=\n\n)", re.DOTALL | re.MULTILINE)
+TESTED = re.compile(r"^Tests run the commands and the Python of the pages, .*?(?=\n\n)", re.DOTALL | re.MULTILINE)
 ALSO = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "tests/fake_cuda/README.md")  # pages from outside docs/
 
 
