@@ -98,7 +98,7 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def test_json_obeys_its_schema(result: Any) -> None:
-    """Would catch a field that is missing, renamed, or of another type."""
+    """The result has all fields of the schema, with their types."""
     check(result, SCHEMA)
     assert result["benchmark"] == "sampling"
     assert {"limit", "random", "random-barrier", "inference-cpu", "network-cpu"} <= result["contestants"].keys()
@@ -110,7 +110,7 @@ def test_json_obeys_its_schema(result: Any) -> None:
 
 
 def test_table_rows_and_figure_points() -> None:
-    """Would catch totals in place of speeds per core, and columns in the wrong order."""
+    """Speeds are per core, in the right columns."""
     turns = {"sync": Turns([90.0, 100.0, 80.0]), "async": Turns([100.0, 200.0, 160.0])}
     row = sampling_table.table_row(4, 8, turns)
     assert (row["simulators"], row["per_core"], row["sync"], row["async"]) == (32, 8, 90.0, 160.0)
@@ -120,7 +120,7 @@ def test_table_rows_and_figure_points() -> None:
 
 
 def test_a_curve_for_powers_of_two_and_for_all_cores() -> None:
-    """Would catch a figure without a curve for all cores, or with two."""
+    """The figure has one curve for all cores."""
     assert sampling.core_counts(6, full=True) == [1, 2, 4, 6]
     assert sampling.core_counts(8, full=True) == [1, 2, 4, 8]
     assert sampling.core_counts(1, full=True) == [1]
@@ -128,7 +128,7 @@ def test_a_curve_for_powers_of_two_and_for_all_cores() -> None:
 
 
 def test_random_actions_differ_from_rollout_to_rollout() -> None:
-    """Would catch rollouts of five steps that repeat the same five actions, which is another way to play."""
+    """A random policy draws new actions in each rollout of five steps."""
     policy = RandomPolicy(6, num_envs=2, num_steps=5)
     drawn = [policy.draw_noise(300, 2, torch.Generator()) for _ in range(4)]
     assert all(actions.shape == (300, 2) for actions in drawn)
@@ -137,7 +137,7 @@ def test_random_actions_differ_from_rollout_to_rollout() -> None:
 
 
 def test_shares_of_time() -> None:
-    """Would catch workers' shares that do not add up, or that are made up where the sampler does not report them."""
+    """A worker's shares add up, and are missing if the sampler does not report them."""
     spent = {"inference": 0.5, "env_wait": 1.5, "action_wait": 0.8}
     shares = sampler_shares(spent, 2.0, resizing=0.25)
     assert shares == pytest.approx(
@@ -148,7 +148,7 @@ def test_shares_of_time() -> None:
 
 
 def test_figure_has_a_curve_for_each_number_of_cores(result: Any, tmp_path: Path) -> None:
-    """Would catch a figure that cannot be drawn for a machine with hyperthreads."""
+    """The figure can be drawn for a machine with hyperthreads."""
     point = sampling_table.figure_point
     points = [point("sampler", c, k, 100.0 * c * k) for c in (1, 2, 4) for k in (2, 4, 8, 16)]
     points += [point("process", 1, None, 2000.0), point("hyperthreads", 1, None, 2500.0)]
@@ -157,7 +157,7 @@ def test_figure_has_a_curve_for_each_number_of_cores(result: Any, tmp_path: Path
 
 
 def test_bare_processes_import_no_torch() -> None:
-    """Would catch bare processes that are heavier than the sampler's workers."""
+    """The bare processes import no torch, like the sampler's workers."""
     code = "import sys, accel_rl.bench.limit; sys.exit('torch' in sys.modules)"
     path = os.pathsep.join(sys.path)
     assert subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}).returncode == 0
@@ -175,7 +175,7 @@ def test_bare_work(simulator: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_core_without_environments_has_no_process() -> None:
-    """Would catch a limit that cannot be measured on machines with more cores than environments."""
+    """The limit can be measured with more cores than environments."""
     limit = SimulationLimit(EnvConfig("CartPole-v1"), 1, available_cpus()[:1] * 2, "limit")
     try:
         assert limit.run(0.01) > 0
@@ -184,14 +184,14 @@ def test_a_core_without_environments_has_no_process() -> None:
 
 
 def test_peers_get_frames_that_are_at_least_as_large() -> None:
-    """Would catch a peer whose frames are smaller than our sampler's."""
+    """No peer's frames are smaller than our sampler's."""
     for options in PRESETS.values():
         assert all(a >= b for a, b in zip(peer_frame_shape(options), options.frame_shape, strict=True))
 
 
 @pytest.mark.parametrize("name", ["envpool-sync", "envpool-async", "ale-sync", "ale-async", "gymnasium-async"])
 def test_peer(name: str) -> None:
-    """Would catch a peer that cannot be set up, or that cannot continue after its turn."""
+    """A peer can be set up, and continues after its turn."""
     builders, missing = peer_builders(EnvConfig("pong", "stooke"), 2)
     if name not in builders:
         pytest.skip(f"not installed; {missing}")

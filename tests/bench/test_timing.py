@@ -49,7 +49,7 @@ def test_a_rate_is_steps_over_the_time_that_they_took() -> None:
 
 
 def test_order_reverses_and_warm_up_does_not_count() -> None:
-    """Would catch an order that favours one contestant, and results that include the first, cold turn."""
+    """Contestants take turns in changing order, and results exclude the first, cold turn."""
     log: list[str] = []
     clock = FakeClock()
     players = [Player(name, log, clock) for name in "abc"]
@@ -65,21 +65,21 @@ def test_order_reverses_and_warm_up_does_not_count() -> None:
 
 @pytest.mark.parametrize(("budget_s", "rounds"), [(99.0, 20), (13.0, 3), (12.0, 3), (11.9, 2), (1.0, 2)])
 def test_rounds_fit_into_the_budget(budget_s: float, rounds: int) -> None:
-    """Would catch a default that takes longer on a slow machine: a round with its 3 turns takes 3 s here."""
+    """Rounds fit the time budget on a slow machine: a round with its 3 turns takes 3 s here."""
     clock = FakeClock()
     turns = alternate([Player(name, [], clock) for name in "abc"], Schedule(1.0, 20, budget_s), clock=clock)
     assert len(turns["a"].rates) == rounds
 
 
 def test_least_rounds() -> None:
-    """Would catch medians of too few rounds where a benchmark asks for more than the budget allows."""
+    """At least the fewest allowed rounds are played, even beyond the budget."""
     schedule = Schedule(1.0, rounds=20, budget_s=10.0, least_rounds=5)
     assert [schedule.rounds_that_fit(round_s) for round_s in (0.1, 1.0, 3.0)] == [20, 9, 5]
     assert Schedule(1.0, 3, 10.0, least_rounds=5).rounds_that_fit(99.0) == 3
 
 
 def test_all_are_closed_even_if_one_cannot_be_built() -> None:
-    """Would catch processes that outlive a failed benchmark."""
+    """Contestants are closed if building another one fails."""
     log: list[str] = []
 
     def fails() -> Player:
@@ -91,7 +91,7 @@ def test_all_are_closed_even_if_one_cannot_be_built() -> None:
 
 
 def test_ratio_is_taken_round_by_round() -> None:
-    """Would catch a ratio of medians, which a drifting machine distorts."""
+    """A ratio is the median of ratios by round, so a drifting machine does not matter."""
     drifting = [100.0, 10.0, 1.0, 1000.0]
     assert ratio([2 * rate for rate in drifting], drifting) == {"median": 2.0, "low": 2.0, "high": 2.0}
     value = ratio([1.0, 2.0, 3.0, 4.0, 5.0], [1.0] * 5)
@@ -101,5 +101,5 @@ def test_ratio_is_taken_round_by_round() -> None:
 
 
 def test_two_resource_bound() -> None:
-    """Would catch a bound that adds rates instead of times."""
+    """The bound adds times, not rates."""
     assert two_resource_bound([100.0, 300.0], [100.0, 150.0]) == pytest.approx([50.0, 100.0])

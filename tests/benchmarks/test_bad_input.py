@@ -39,7 +39,7 @@ BAD = [
 
 @pytest.mark.parametrize(("call", "message"), BAD, ids=[message for _, message in BAD])
 def test_bad_input(call: Callable[[], object], message: str) -> None:
-    """Would catch an error that comes only after minutes of work, and a comparison of an installed package."""
+    """Bad options and folders that are not checkouts raise at once, before any work."""
     with pytest.raises(UsageError, match=message):
         call()
 
@@ -48,7 +48,7 @@ def test_bad_input(call: Callable[[], object], message: str) -> None:
 def test_an_unknown_environment_is_one_line(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    """Would catch a program that ends in a traceback."""
+    """A program ends a usage error with one message, not with a traceback."""
     out = ["--out", str(tmp_path / "out")] if name == "learning.py" else []
     monkeypatch.setattr(sys, "argv", [name, "--env", "nosuch", *out])
     with pytest.raises(SystemExit) as end:

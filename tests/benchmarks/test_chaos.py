@@ -18,7 +18,7 @@ pytestmark = [
 
 
 def test_a_short_chaos(run_program: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Would catch a program that no longer runs, faults that do not come, and runs that do not survive them."""
+    """The program runs, its faults strike, and the runs survive them."""
     file = tmp_path / "chaos.json"
     run_program("stress/chaos.py", "--minutes", 0.3, "--seed", 1, "--json", file)
     found = json.loads(file.read_text())
@@ -28,7 +28,7 @@ def test_a_short_chaos(run_program: Any, tmp_path: Path, capsys: pytest.CaptureF
 
 
 def test_what_is_left_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Would catch a run that leaves processes, or goes on, without anybody noticing."""
+    """A run that leaves processes, or that does not end, is reported."""
     monkeypatch.setattr(chaos, "WITHIN_S", 1.0)
     run = chaos.Run(tmp_path, exact=True)
     run.begin()

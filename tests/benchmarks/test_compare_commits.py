@@ -32,7 +32,7 @@ sys.stdin.readline()
 
 
 def test_steps_are_those_of_the_last_complete_row(tmp_path: Path) -> None:
-    """Would catch steps of a row that is half written or of another column, and an endless wait for a dead program."""
+    """Only whole rows count, by column name, and waiting ends if the program dies."""
     (tmp_path / "writer.py").write_text(WRITER)
     tree = ProcessTree("writer", [sys.executable, str(tmp_path / "writer.py")], stdin=subprocess.PIPE)
     progress = ProgressFile(tree, tree.folder / "progress.csv")
@@ -54,7 +54,7 @@ def test_steps_are_those_of_the_last_complete_row(tmp_path: Path) -> None:
 def test_contests_and_their_json(
     contests: tuple[str, ...], run_program: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Would catch a program that no longer runs, and contestants that make no steps in their turns."""
+    """The program runs, and contestants make steps in their turns."""
     file = tmp_path / "c.json"
     options = ["--rounds", 1, "--seconds", 0.1, "--json", file, "--contests", *contests]
     run_program("compare_commits.py", ROOT, ROOT, *options)

@@ -37,7 +37,7 @@ class Lives(gymnasium.Env[Any, Any]):
 
 
 def test_the_page_shows_the_tried_environments() -> None:
-    """Would catch a table that is not of the committed results, and results of other commands than the program's."""
+    """The page's table shows the committed results, which are those of the program's commands."""
     cases = json.loads((ROOT / environments.RESULTS).read_text())["cases"]
     assert {name: case["command"] for name, case in cases.items()} == {name: c.command for name, c in CASES.items()}
     assert [*cases] == [*CASES]
@@ -66,7 +66,7 @@ def test_cases_that_are_known_are_not_run_again(tmp_path: Path, monkeypatch: pyt
 
 
 def test_random_games() -> None:
-    """Would catch clipped rewards, games that end with a life, and a number of games other than asked for."""
+    """Random play returns raw scores of whole games, as many as asked for."""
     assert environments.play_randomly(EnvConfig(f"{__name__}:Lives"), games=3) == [30.0] * 3
     cartpole = EnvConfig("CartPole-v1", options={"sutton_barto_reward": True})
     assert environments.play_randomly(cartpole, games=1) == [-1.0]
@@ -74,14 +74,14 @@ def test_random_games() -> None:
 
 @pytest.mark.parametrize(("status", "stderr"), [(0, "done\n"), (1, "it failed\n"), (2, "Traceback\n...\n")])
 def test_what_is_no_refusal(status: int, stderr: str) -> None:
-    """Would catch a page that calls refused what was trained, or what failed in many lines."""
+    """A command that trains, or that fails in several lines, does not count as refused."""
     with pytest.raises(RunError, match=rf"^accel-rl train should be refused in one line, but ended with:\n{stderr}"):
         environments.refusal(subprocess.CompletedProcess(["accel-rl", "train"], status, "", stderr))
 
 
 @pytest.mark.slow
 def test_crafter() -> None:
-    """Would catch an environment whose games do not follow from its seed, or that breaks gymnasium's rules."""
+    """Crafter's games follow from its seed, and it keeps gymnasium's rules."""
     pytest.importorskip("crafter")
     from benchmarks.crafter_env import Crafter
 
@@ -98,7 +98,7 @@ def test_crafter() -> None:
 @pytest.mark.slow
 @pytest.mark.multiprocess
 def test_a_case(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Would catch a training, an evaluation or random games that fail, and figures that are not these games'."""
+    """A case has the steps, evaluation and random scores of its own commands."""
     monkeypatch.chdir(ROOT)
     result = environments.run_case(Case("gymnasium", "--algo ppo --env FrozenLake-v1 --steps 600 --horizon 16"))
     assert result["steps"] == 768 and result["score"]["episodes"] == 20
@@ -108,6 +108,6 @@ def test_a_case(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 @pytest.mark.multiprocess
 def test_a_refused_case() -> None:
-    """Would catch an environment of several agents whose message is longer than a line, or is of another reason."""
+    """A multi-agent environment is refused in one line that says so."""
     pytest.importorskip("pettingzoo")
     assert "tictactoe_v3:env is a PettingZoo environment" in environments.run_case(CASES["tic_tac_toe"])["refused"]

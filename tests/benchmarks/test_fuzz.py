@@ -27,7 +27,7 @@ def trial(run: dict[str, Any], folder: Path) -> None:
 
 
 def test_refusals_are_told_from_failures() -> None:
-    """Would catch a program that takes a traceback, several lines, or a folder left behind for a refusal."""
+    """A traceback, several lines, or a folder left behind is not a refusal."""
     found = Found()
     for how in ("trains", "trains", "refuses", "says more", "writes"):
         run = {"how": how, "size": 3}
@@ -38,7 +38,7 @@ def test_refusals_are_told_from_failures() -> None:
 
 
 def test_a_failure_is_shown_with_what_repeats_it() -> None:
-    """Would catch settings among which nobody finds the cause, or that no longer fail."""
+    """Failing settings are reduced to the few that cause the failure, and these still fail."""
     found, run = Found(), {"seed": 1, "how": "fails", "envs": 2, "size": 3}
     found.add(run, attempt(trial, run))
     (place,) = found.failures
@@ -48,7 +48,7 @@ def test_a_failure_is_shown_with_what_repeats_it() -> None:
 
 @pytest.mark.slow
 def test_the_program_runs(tmp_path: Path) -> None:
-    """Would catch a program that does not run, or whose result cannot be read."""
+    """The program runs and writes a readable result."""
     file = tmp_path / "fuzz.json"
     counts = [word for name in ("resolve", "train", "texts") for word in (f"--{name}", "4")]
     command = [sys.executable, ROOT / "benchmarks/stress/fuzz.py", *counts, "--json", file]

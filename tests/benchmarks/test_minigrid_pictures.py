@@ -15,7 +15,7 @@ MAKE = "benchmarks.minigrid_pictures:make"
 
 @pytest.mark.parametrize("task", ["DoorKey-5x5", "MultiRoom-N2-S4", "LavaGapS5"])
 def test_the_pictures_are_those_of_minigrid(task: str) -> None:
-    """Would catch tiles at wrong places, turned, mixed up, or without the agent or what it carries."""
+    """Pictures equal MiniGrid's own, with the agent and what it carries."""
     env = make_env(MAKE, task=task)
     reference = RGBImgPartialObsWrapper(gymnasium.make(f"minigrid:MiniGrid-{task}-v0"), tile_size=8)
     env.action_space.seed(1)
@@ -31,7 +31,7 @@ def test_the_pictures_are_those_of_minigrid(task: str) -> None:
 
 
 def test_actions_and_states() -> None:
-    """Would catch actions that mean another one, and an environment whose state cannot be saved."""
+    """Actions are those that were chosen, and the environment's state can be saved."""
     env = make_env(MAKE, actions=[2, 5])
     assert env.action_space.n == 2
     env.reset(seed=0)

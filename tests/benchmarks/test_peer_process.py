@@ -71,7 +71,7 @@ def wait_until(is_true: Callable[[], bool]) -> bool:
 
 
 def test_turns_are_whole_iterations(peer: PeerProcess) -> None:
-    """Would catch a rate over the time asked for, updates that are counted twice, and prints mistaken for answers."""
+    """Rates count whole iterations over their own time, updates count once, and prints are not answers."""
     assert peer.facts == {"parameters": 3}
     rates = [peer.run(0.05) for _ in range(3)]
     assert all(0 < rate <= 10 / 0.02 for rate in rates)
@@ -80,7 +80,7 @@ def test_turns_are_whole_iterations(peer: PeerProcess) -> None:
 
 
 def test_nothing_runs_between_turns(peer: PeerProcess) -> None:
-    """Would catch an asynchronous peer that works in other contestants' turns, which would make its rate too high."""
+    """A peer does nothing between its turns, also in background processes."""
     grows = peer.tree.folder / "grows"
     peer.run(0.1)
     before = grows.stat().st_size
@@ -90,7 +90,7 @@ def test_nothing_runs_between_turns(peer: PeerProcess) -> None:
 
 
 def test_time_between_turns_does_not_count(peer: PeerProcess) -> None:
-    """Would catch a clock that runs while the process is stopped."""
+    """A peer's clock excludes the time in which it is stopped."""
     peer.run(0.05)
     time.sleep(0.5)
     start = time.perf_counter()
@@ -100,7 +100,7 @@ def test_time_between_turns_does_not_count(peer: PeerProcess) -> None:
 
 
 def test_close_leaves_nothing(command: list[str]) -> None:
-    """Would catch stopped processes that remain for ever, and their folders."""
+    """Closing a contestant ends its stopped processes and removes their folder."""
     contestant = PeerProcess("peer", command)
     processes, folder = contestant.tree.processes(), contestant.tree.folder
     assert len(processes) == 2
@@ -111,7 +111,7 @@ def test_close_leaves_nothing(command: list[str]) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="relies on the kernel to hang up orphaned groups")
 @pytest.mark.parametrize("in_turn", [False, True])
 def test_nothing_outlives_a_killed_benchmark(command: list[str], tmp_path: Path, in_turn: bool) -> None:
-    """Would catch stopped or running processes that remain after kill -9."""
+    """No process of a peer remains after kill -9 of the benchmark."""
     code = f"""
 from peer_process import PeerProcess
 contestant = PeerProcess("peer", {command!r})
@@ -138,7 +138,7 @@ input()
 
 @pytest.mark.parametrize("while_building", [True, False])
 def test_a_driver_that_fails_says_why(tmp_path: Path, while_building: bool) -> None:
-    """Would catch a benchmark that hangs, or that reports only that something went wrong in another process."""
+    """A driver that fails ends the benchmark with the driver's own traceback."""
     code = f"import sys\nsys.path.insert(0, {str(DRIVERS)!r})\nfrom turns import Turns\n"
     code += "raise ValueError('no game')" if while_building else "Turns(int).ready()\nraise ValueError('no game')"
     (tmp_path / "driver.py").write_text(code)
@@ -155,7 +155,7 @@ def test_a_driver_that_fails_says_why(tmp_path: Path, while_building: bool) -> N
 
 
 def test_a_driver_that_is_killed_is_noticed(peer: PeerProcess) -> None:
-    """Would catch an endless wait on a pipe that the driver's children hold open."""
+    """A killed driver is noticed even if its children hold the pipe open."""
     os.kill(peer.tree.process.pid, signal.SIGKILL)
     peer.tree.process.wait()
     with pytest.raises(RunError, match="has ended"):
@@ -163,7 +163,7 @@ def test_a_driver_that_is_killed_is_noticed(peer: PeerProcess) -> None:
 
 
 def test_drivers_stand_alone() -> None:
-    """Would catch a driver that imports this package, which a peer's environment lacks."""
+    """Drivers import nothing of this package, which a peer's environment lacks."""
     for path in (DRIVERS / name for name in ("appo.py", "sb3.py", "sb3_envpool.py", "turns.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_differences() -> None:
-    """Would catch a part that only one commit has and that goes unnoticed."""
+    """A part that only one commit has counts as a difference."""
     old = {("a2c", "policy"): "1", ("a2c", "log"): "2", ("a2c", "update"): "3"}
     new = {("a2c", "policy"): "1", ("a2c", "log"): "4", ("ppo", "policy"): "5"}
     assert [line.split() for line in differences(old, new)] == [
@@ -24,6 +24,6 @@ def test_differences() -> None:
 
 @pytest.mark.slow
 def test_a_checkout_equals_itself(run_program: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """Would catch a program that no longer runs, and digests that differ from run to run."""
+    """The program runs, and equal checkouts give equal digests."""
     run_program("same_results.py", ROOT, ROOT, "ppo_vec", "dqn_vec")
     assert capsys.readouterr().out.startswith("EQUAL: ")

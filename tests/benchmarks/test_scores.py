@@ -38,7 +38,7 @@ def driver_file(folder, setting, seed, last, **about):
 
 
 def test_runs_are_kept_by_setting_and_game(folder):
-    """Would catch a second seed that replaces the first, a seed that is kept twice, and a curve of any length."""
+    """Each seed is kept once, its newest run, with a curve of limited length."""
     for seed, last in ((1, 10), (2, 20), (1, 30)):
         scores.add([driver_file(folder, "ppo", seed, last)], "alone", None, None)
     runs = read_scores(folder / "ppo-pong.json")
@@ -55,7 +55,7 @@ def test_runs_are_kept_by_setting_and_game(folder):
 
 
 def test_commands_of_folders(tmp_path):
-    """Would catch a command that only repeats the run where its file of settings is, or the run's own folder in it."""
+    """A kept command repeats the run anywhere: it has the settings of its file and no folder."""
     command, file = tmp_path / "command.txt", tmp_path / "it.yaml"
     command.write_text("/some/where/accel-rl train --algo ppo --env pong --out x/y --seed 1\n")
     assert scores._command(tmp_path) == "accel-rl train --algo ppo --env pong --seed 1"
@@ -71,7 +71,7 @@ def test_commands_of_folders(tmp_path):
 
 
 def test_the_page_holds_what_is_kept(folder):
-    """Would catch scores of other steps or minutes, text around the tables that is lost, and a wrong sign."""
+    """The page has the scores of the right steps and minutes, right signs, and its text around the tables."""
     scores.PUBLISHED.write_text(
         yaml.safe_dump(
             {
@@ -140,7 +140,7 @@ def command_per_algorithm() -> dict[str, str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("algo", command_per_algorithm())
 def test_the_command_of_a_row_runs(tmp_path, algo):
-    """Would catch a setting that was renamed after the runs were made, and a final policy that cannot play."""
+    """The page's commands still train, and their final policies play."""
     command = re.sub(r" --(steps|final-games) \S+", "", command_per_algorithm()[algo])
     command = re.sub(r"--warmup-steps \S+", "--warmup-steps 1000", command)
     ending = ["--final-games", "1", "--steps", "2000", "--out", str(tmp_path / "run")]

@@ -54,7 +54,7 @@ def seen(**later: Any) -> Soak:
     ],
 )
 def test_growth_differs_from_warm_up(later: Any, found: list[str]) -> None:
-    """Would catch a leak that goes unnoticed, and growth found where there was but a warm-up, or one jump."""
+    """Steady growth counts as a leak; a warm-up or a single jump does not."""
     sentences = judge(seen(**later), CONFIG)
     stepped = "environments 2 to 3 and 6 to 7 of pong"
     assert len(sentences) == len(found)
@@ -63,7 +63,7 @@ def test_growth_differs_from_warm_up(later: Any, found: list[str]) -> None:
 
 
 def test_processes_that_come_and_what_is_left_are_named() -> None:
-    """Would catch a worker that is replaced again and again, each one without growth, and what outlives a run."""
+    """Workers that are replaced again and again are reported, and so is what outlives a run."""
     soak = seen()
     soak.processes[9] = Watched("worker 2")
     soak.processes[9].add(0.4, dict.fromkeys(("memory", "descriptors", "threads", "mappings"), 1.0))
@@ -74,7 +74,7 @@ def test_processes_that_come_and_what_is_left_are_named() -> None:
 
 
 def test_environments_of_learners() -> None:
-    """Would catch a leak that is looked for in another learner's environments, or in all of them."""
+    """A worker's leak is attributed to its own environments only."""
     of_two = ["command", "learner 0", "learner 0's worker 0", "learner 1", "learner 1's worker 0"]
     of_two += ["learner 1's workers' fork server"]
     assert environments_of("learner 1's worker 0", CONFIG, of_two) == "environments 4 to 5 and 6 to 7 of pong"
@@ -95,7 +95,7 @@ def soak(tmp_path: Path, seconds: float, *flags: Any) -> tuple[str, dict[str, An
 @pytest.mark.slow
 @pytest.mark.multiprocess
 def test_a_short_soak(tmp_path: Path) -> None:
-    """Would catch a program that no longer runs, or does not see the run's processes, evaluations and speed."""
+    """The program finds the run's processes, evaluations and speed."""
     flags = ["--env", "CartPole-v1", "--workers", 2, "--eval-interval-steps", 400, "--eval-steps", 160]
     _, found = soak(tmp_path, 10, *flags)
     assert [process["name"] for process in found["processes"]] == NAMES
@@ -106,7 +106,7 @@ def test_a_short_soak(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.multiprocess
 def test_an_environment_that_leaks_is_named(tmp_path: Path) -> None:
-    """Would catch a leak that is not found, or is looked for in another environment."""
+    """A leak is found and attributed to its environment."""
     env = "tests.helpers.toy_envs:Leaking"
     seed = int(np.random.SeedSequence(1, spawn_key=(0, 2, 0, 0)).generate_state(1)[0] >> 1)  # of environment 2
     flags = ["--env", env, "--env-options", f"{{leaking: {seed}}}", "--envs", 4, "--workers", 4]
@@ -120,7 +120,7 @@ def test_an_environment_that_leaks_is_named(tmp_path: Path) -> None:
 
 
 def test_a_short_startup(run_program: Any, tmp_path: Path) -> None:
-    """Would catch a program that no longer runs."""
+    """The program measures the start of its workers."""
     file = tmp_path / "startup.json"
     run_program("startup.py", "--workers", 2, "--rounds", 1, "--env", "CartPole-v1", "--json", file)
     seconds = json.loads(file.read_text())["seconds"]

@@ -62,7 +62,7 @@ def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainingOptions:
 
 @pytest.mark.slow
 def test_contests_and_their_table(options: TrainingOptions, capsys: pytest.CaptureFixture[str]) -> None:
-    """Would catch a ratio the wrong way round, a peer that is not set up like ours, and a silent omission."""
+    """Ratios are ours over the peer's, settings match, and a contestant that is left out is named."""
     training.run(options)
     assert options.json
     written = options.json.read_text()
@@ -93,7 +93,7 @@ def test_contests_and_their_table(options: TrainingOptions, capsys: pytest.Captu
 
 @pytest.mark.parametrize("name", CONTESTS)
 def test_the_default_fits_into_its_time(name: str) -> None:
-    """Would catch contests that together take longer than 4 minutes."""
+    """The default contests fit into 4 minutes together."""
     options = TrainingOptions()
     by_default = [contest for contest in CONTESTS.values() if not contest.against_network]
     budgets = [*(contest.budget_s for contest in by_default), training.BOUND_BUDGET_S]
@@ -108,7 +108,7 @@ PEER_FOLDER = Path(__file__).parents[2] / ".peers"
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CONTESTS)
 def test_peers_do_what_ours_does(name: str) -> None:
-    """Would catch a peer with another network, batch or number of epochs. Takes half a minute with installed peers."""
+    """A peer has our network, batch and epochs. Takes half a minute with installed peers."""
     contest = CONTESTS[name]
     python = training.python_of(PEER_FOLDER, contest.peer)
     if not python.exists():
@@ -133,8 +133,8 @@ def test_peers_do_what_ours_does(name: str) -> None:
 
 @pytest.mark.slow
 def test_q_learning_against_its_network(options: TrainingOptions) -> None:
-    """Would catch updates of the warm-up that count, the network alone with another batch or intensity, a contest that
-    is omitted because its peer is not installed, and a peer with other sizes than ours."""
+    """The warm-up's updates do not count. The network alone has our batch and intensity, and takes part without a peer.
+    A peer has our sizes."""
     small = {"envs": 4, "horizon": 4, "batch_size": 16, "replay_size": 200, "warmup_steps": 64}
     contest = replace(CONTESTS["dqn"], settings={**CONTESTS["dqn"].settings, **small, **QUICK})
     found = training.run_contest(replace(contest, peer="other"), options)

@@ -128,14 +128,14 @@ def test_other_programs_are_noticed(simulated: Path, capfd: Any, monkeypatch: py
 
 
 def test_other_numbers_of_environments(simulated: Path, capfd: Any) -> None:
-    """Would catch a number of environments that changes what is learned without a word."""
+    """--tune-envs tries other numbers of environments, and advises to compare scores."""
     status, out, _ = call(capfd, *SMALL, "--tune-envs", "--workers", 2, "--minutes", 0.1, "--seconds", 0.01)
     assert status == 0 and "compare scores, too, before you use another number" in out
     assert yaml.safe_load((simulated / "tuned-a2c-CartPole-v1.yaml").read_text())["envs"] == 64
 
 
 def test_a_file_of_settings_counts_as_set(simulated: Path, capfd: Any) -> None:
-    """Would catch a search that overrules what --config has fixed, or a new file without it."""
+    """The search keeps what --config sets, and writes it to the new file."""
     (simulated / "mine.yaml").write_text("env: CartPole-v1\ndevice: cpu\nenvs_per_worker: 8\nentropy_weight: 0.5\n")
     status, out, _ = call(capfd, "--config", "mine.yaml", "--learning-threads", 2)
     assert status == 0 and "to try     workers" not in out
@@ -145,7 +145,7 @@ def test_a_file_of_settings_counts_as_set(simulated: Path, capfd: Any) -> None:
 
 
 def test_settings_of_the_queued_sampler() -> None:
-    """Would catch a tuned run whose batch depends on the number of agents, or whose counts change while running."""
+    """With queued agents, the file keeps the batch's size and turns dynamic adjustment off."""
     config = resolve({"env": "CartPole-v1", "device": "cpu", "envs": 8, "horizon": 5, "sampler": "queued"})
     pick = make_space(config, ()).start.replace("envs", 16).replace("predictors", 3)
     written = settings_to_write(config, {"algo": "a2c", "envs": 8, "horizon": 5, "sampler": "queued"}, pick)
