@@ -1,4 +1,4 @@
-"""What the programs in this folder share: the arguments for turns and files, and how they report errors."""
+"""Defines the arguments and error messages that the programs of this folder share."""
 
 import argparse
 import inspect
@@ -13,7 +13,7 @@ from accel_rl.errors import RunError, UsageError, unknown
 
 @dataclass(frozen=True)
 class TurnOptions:
-    """How long and how often contestants take turns. seconds: the length of a turn; whole iterations can take longer.
+    """Options of turns. seconds: the length of a turn; whole iterations can take longer.
 
     Raises UsageError for a value out of range."""
 
@@ -33,7 +33,7 @@ class TurnOptions:
 
 
 def check_names(kind: str, names: Iterable[str], known: Collection[str]) -> None:
-    """Raises UsageError for a name that is not known. kind: what it is the name of."""
+    """Raises UsageError for an unknown name of this kind."""
     for name in names:
         if name not in known:
             raise unknown(kind, name, known)
@@ -47,7 +47,7 @@ def make_parser(doc: str | None) -> argparse.ArgumentParser:
 
 
 def add_turns(parser: argparse.ArgumentParser, seconds: float = 1.0, budget: str = "4 minutes") -> None:
-    """Adds --seconds, --rounds and --full. budget: the time that the program takes by default."""
+    """Adds --seconds, --rounds and --full. budget: the program's default time, as text."""
     parser.add_argument("--seconds", type=float, default=seconds, help=f"length of a turn, in seconds ({seconds})")
     parser.add_argument(
         "--rounds", type=int, metavar="N", help=f"rounds (as many as fit into {budget}; --full: {FULL_ROUNDS})"

@@ -10,11 +10,11 @@ Contests:
     sampling  the sampler with random actions, Pong, 8 environments per core
     startup   the time from the start of `accel-rl train` to the row of its first update; 10 rounds at most
 
-A contestant is a process of its own that imports its checkout's accel_rl. It lives for the whole contest; between its
+A contestant is a separate process that imports its checkout's accel_rl. It lives for the whole contest; between its
 turns all its processes are stopped (SIGSTOP). Training runs are ordinary ones, started by the command line, which is
-stable across commits. Steps of a training are those of the rows in progress.csv: a turn ends with the first row after
-its seconds, and its rate is the steps since the last turn's end over the time in which the run was not stopped. The
-ratios new / old are medians over the rounds with 95 % intervals, and more is better; for startup, they are those of
+stable across commits. Their steps are those of the rows of progress.csv. A turn ends with the first row after its
+seconds. Its rate is the number of steps since the last turn's end over the time in which the run was not stopped. The
+ratios new / old are medians over the rounds with 95 % intervals, and more is better. For startup, they are ratios of
 times, old / new.
 """
 
@@ -34,7 +34,7 @@ from command_line import TurnOptions, add_json, check_names, make_parser, run_pr
 from peer_process import PeerProcess, driver_command
 from training_run import START_TIMEOUT_S, TrainingRun, start_training
 
-VERSION = 1  # of the JSON
+VERSION = 1  # version of the JSON format
 MAX_STARTUP_ROUNDS = 10
 TARGET = 0.97  # new / old
 
@@ -59,7 +59,7 @@ Result = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class CompareOptions(TurnOptions):
-    """Options of the comparison. Raises UsageError for a value out of range, and for folders that are no checkouts."""
+    """Options of the comparison. Raises UsageError for a value out of range or a folder that is not a checkout."""
 
     old: Path
     new: Path
@@ -75,7 +75,7 @@ class CompareOptions(TurnOptions):
 
 
 class StartUp:
-    """Starts `accel-rl train` with a checkout's accel_rl, over and over. Its rate is starts/s."""
+    """A contestant that starts `accel-rl train` with a checkout's accel_rl, again and again. Its rate is starts/s."""
 
     def __init__(self, name: str, checkout: Path):
         self.name, self.shares, self._checkout = name, Shares(), checkout
@@ -83,7 +83,7 @@ class StartUp:
         self._settings = {**settings, "decorrelation-steps": 0, "steps": settings["envs"] * settings["horizon"]}
 
     def run(self, seconds: float) -> float:
-        """Starts a run of one rollout and one update, and waits for its row. The turn has no given length."""
+        """Starts a run of one rollout and one update, and waits for its row. The turn takes as long as that."""
         start = time.perf_counter()
         tree, progress = start_training(self.name, environment_of(self._checkout), self._settings)
         try:
@@ -97,7 +97,7 @@ class StartUp:
 
 
 def contestant(contest: str, name: str, checkout: Path) -> Builder:
-    """Returns what builds a checkout's contestant: "old" or "new"."""
+    """Returns the function that builds a checkout's contestant, "old" or "new"."""
     if contest == "startup":
         return partial(StartUp, name, checkout)
     if contest == "sampling":
@@ -108,7 +108,7 @@ def contestant(contest: str, name: str, checkout: Path) -> Builder:
 
 
 def run(options: CompareOptions) -> Result:
-    """Runs all contests, prints their ratios and writes the file; returns what the JSON holds."""
+    """Runs all contests, prints their ratios and writes the file; returns the contents of the JSON."""
     create_parents(options.json)
     checkouts = {"old": options.old, "new": options.new}
     commits = {name: describe_commit(checkout) for name, checkout in checkouts.items()}

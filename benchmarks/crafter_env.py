@@ -1,8 +1,8 @@
-"""Crafter (Hafner 2022) as an environment of gymnasium: a world to survive in, drawn anew for each game.
+"""Crafter (Hafner 2022) as a gymnasium environment: a world to survive in, drawn again for each game.
 
 accel-rl train --algo ppo --env benchmarks.crafter_env:Crafter
 
-It needs `pip install crafter`, whose own class has the interface of the old package gym.
+It needs `pip install crafter`, whose own class has the interface of the old gym.
 """
 
 from typing import Any
@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 
 
 class Crafter(gymnasium.Env[NDArray[np.uint8], int]):
-    """Presents crafter.Env. Observations: pictures uint8 [64, 64, 3]; a new achievement gives a reward of 1."""
+    """A wrapper of crafter.Env. Observations: pictures uint8 [64, 64, 3]; a new achievement gives a reward of 1."""
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 10}
 
     def __init__(self, render_mode: str | None = None):
-        import crafter  # here, so that the class can be named where the package is missing
+        import crafter  # here, so that the class can be imported without the package
 
         self.render_mode, self._make_game = render_mode, crafter.Env
         self._game = crafter.Env()

@@ -3,15 +3,15 @@
 python benchmarks/emulator.py [--parts raw ...] [--games pong ...] [--full] [--json FILE]
 
     raw      one core, frames/s without any preprocessing: `ale` is ale-py's `act`, which draws every frame; the others
-             are accel_rl.emulator, which draws no frame, every fourth, or every one
+             are accel_rl.emulator, which draws no frame, every fourth, or each
     steps    one core, agent steps/s with frame skip and preprocessing, at half size (104x80) and 84x84: 16 environments
              of the simulators `native` and `ale`
     vector   all cores, steps/s of 32 environments with random actions, 84x84 (--full: half size, too): our
              AtariVectorEnv (`own`), ale-py's and EnvPool, each with as many threads as cores (`sync`, or `async`: half
              of the environments at a time). `accel-rl bench sampling` compares our sampler with them
 
-The contestants of a game take turns. Each has its rate, and the ratio to ale-py's (`vector`: to the faster one of
-ale-py's two) as the median over the rounds; last comes the geometric mean over the games.
+The contestants of a game take turns. The table has each one's rate, and the median over the rounds of its ratio to
+ale-py (`vector`: to the faster of ale-py's two). The last line is the geometric mean over the games.
 """
 
 import itertools
@@ -39,14 +39,14 @@ from accel_rl.hardware.placement import pinned
 from accel_rl.hardware.topology import available_cpus
 from command_line import TurnOptions, add_json, add_turns, check_names, make_parser, run_program
 
-VERSION = 3  # of the JSON
+VERSION = 3  # version of the JSON format
 TEN_GAMES = ["pong", "breakout", "seaquest", "space_invaders", "qbert", "ms_pacman", "beam_rider", "enduro"]
 TEN_GAMES += ["montezuma_revenge", "asteroids"]
 PARTS = {"raw": TEN_GAMES, "steps": TEN_GAMES, "vector": TEN_GAMES[:3]}
-BUDGET_S = {"raw": 40.0, "steps": 100.0, "vector": 60.0}  # without --full and --rounds, less building
-DRAWN = {"ale": 1, "undrawn": 0, "every-4th": 4, "every": 1}  # draws every so many frames; 0: none
-ENVS_ON_ONE_CORE, ENVS = 16, 32  # of steps, of vector
-FRAMES_AT_ONCE, HELD_FRAMES = 200, 4  # frames of a call; frames with one action
+BUDGET_S = {"raw": 40.0, "steps": 100.0, "vector": 60.0}  # without --full and --rounds, and without building
+DRAWN = {"ale": 1, "undrawn": 0, "every-4th": 4, "every": 1}  # one of so many frames is drawn; 0: none
+ENVS_ON_ONE_CORE, ENVS = 16, 32  # for steps, for vector
+FRAMES_AT_ONCE, HELD_FRAMES = 200, 4  # frames per call; frames per action
 
 Row = dict[str, Any]
 
@@ -66,9 +66,9 @@ class EmulatorOptions(TurnOptions):
 
 
 def run(options: EmulatorOptions) -> Row:
-    """Measures the chosen parts, prints their tables and writes the file; returns what the JSON holds."""
+    """Measures the chosen parts, prints their tables and writes the file; returns the contents of the JSON."""
     check_numba()
-    BatchAtari("pong", 1)  # compiles what is not compiled yet, before any time is measured
+    BatchAtari("pong", 1)  # compiles the emulator if needed, before any time is measured
     print(format_machine(describe_machine()))
     rows = [row for part in options.parts for row in measure(part, options)]
     result = describe_run("emulator", VERSION, options) | {"contests": rows}
@@ -101,7 +101,7 @@ def measure(part: str, options: EmulatorOptions) -> list[Row]:
 
 
 def contestants(part: str, env: EnvConfig) -> list[Builder]:
-    """Returns what builds the contestants of a game."""
+    """Returns the functions that build the contestants of a game."""
     if part == "raw":
         return [partial(frames, name, env.env_id, draw_every) for name, draw_every in DRAWN.items()]
     if part == "steps":

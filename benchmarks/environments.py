@@ -1,11 +1,11 @@
-"""Trains environments of many packages for a short time each, as a user would, and writes down how far they come.
+"""Trains environments of many packages for a short time each, as a user would, and records the scores.
 
 python benchmarks/environments.py [--only NAME ...] [--table] [--json benchmarks/results/environments.json]
 
-Run it from the repository's root. Each case is one `accel-rl train` with the algorithm's defaults, then one
-`accel-rl eval` of the final policy over 20 games; besides, 20 games of uniformly random actions. The file gets every
-case when it has ended; cases that it holds already, with the same command, are not run again. At the end a table is
-printed (--table: only this), which docs/environments.md shows. The cases are those of CASES; they need
+Run it from the repository's root. Each case of CASES is one `accel-rl train` with the algorithm's defaults, one
+`accel-rl eval` of the final policy over 20 games, and 20 games of uniformly random actions. The file gets each case at
+its end. Cases that it has already, with the same command, are not run again. At the end it prints the table of
+docs/environments.md (--table: nothing else). The cases need
 `pip install "gymnasium[classic-control,box2d,mujoco,toy-text]" minigrid highway-env crafter pettingzoo`.
 """
 
@@ -31,7 +31,7 @@ from accel_rl.errors import RunError
 from accel_rl.hardware.description import describe_machine
 from command_line import check_names, make_parser, run_program
 
-VERSION = 1  # of the JSON
+VERSION = 1  # version of the JSON format
 RESULTS = Path("benchmarks/results/environments.json")
 GAMES = 20
 SEED = 1
@@ -42,8 +42,8 @@ Result = dict[str, Any]
 
 @dataclass(frozen=True)
 class Case:
-    """One line of the table. package: what it needs, as pip names it. flags: of `accel-rl train`, without the seed.
-    is_refused: the command must end with a message instead of a policy."""
+    """A line of the table. package: the name for pip. flags: those of `accel-rl train`, without the seed. is_refused:
+    the command must end with a message instead of a policy."""
 
     package: str
     flags: str
@@ -51,7 +51,7 @@ class Case:
 
     @property
     def command(self) -> str:
-        """What a user types; the runs below have an --out besides."""
+        """The command that a user types; the runs below add --out."""
         return f"accel-rl train {self.flags} --seed {SEED}"
 
 
@@ -93,7 +93,7 @@ CASES = {
 
 
 def run_case(case: Case) -> Result:
-    """Returns what the JSON holds of a case. Raises RunError if its training or evaluation fails."""
+    """Returns a case's part of the JSON. Raises RunError if its training or evaluation fails."""
     about = {"command": case.command, "package": f"{case.package} {version(case.package)}"}
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "run"
@@ -130,7 +130,7 @@ def evaluate(run_dir: Path) -> Result:
 
 
 def refusal(process: subprocess.CompletedProcess[str]) -> str:
-    """Returns the line in which a command says why it is refused. Raises RunError if it is not, or says more."""
+    """Returns the line in which a command is refused. Raises RunError if it is not refused, or says more."""
     lines = process.stderr.splitlines()
     if process.returncode != 2 or len(lines) != 1:
         raise RunError(f"{shlex.join(process.args)} should be refused in one line, but ended with:\n{process.stderr}")
@@ -140,13 +140,13 @@ def refusal(process: subprocess.CompletedProcess[str]) -> str:
 def play_randomly(config: EnvConfig, games: int = GAMES) -> list[float]:
     """Returns the raw scores of whole games with uniformly random actions."""
     env = make_env(config.env_id, config.preset, None, config.simulator, config.wrappers, **config.options)
-    actions = env.action_space  # kept: some environments make a new one at each reset, without a seed
+    actions = env.action_space  # keep it: some environments make a new one at each reset, without a seed
     actions.seed(EVAL_SEED)
     scores = [0.0]
     env.reset(seed=EVAL_SEED)
     while True:
         _, reward, terminated, truncated, info = env.step(actions.sample())
-        scores[-1] += info.get("score", float(reward))  # of an Atari game, whose rewards are clipped
+        scores[-1] += info.get("score", float(reward))  # "score": an Atari game, whose rewards are clipped
         if terminated or truncated:
             if info.get("game_over", True):  # else a life was lost
                 if len(scores) == games:
@@ -156,7 +156,7 @@ def play_randomly(config: EnvConfig, games: int = GAMES) -> list[float]:
 
 
 def run(names: Sequence[str], file: Path) -> Result:
-    """Runs the cases that `file` does not hold yet; returns what it holds then, in the order of CASES.
+    """Runs the cases that `file` lacks; returns its contents, in the order of CASES.
 
     Raises UsageError for an unknown case, RunError if one fails."""
     check_names("case", names, CASES)
@@ -187,7 +187,7 @@ def row(case: Result) -> str:
 
 
 def number(value: float) -> str:
-    """Returns value with three digits: with what can be told from 20 games."""
+    """Returns a number with three digits, since 20 games give no more."""
     return f"{value:.{max(0, 2 - int(math.log10(max(abs(value), 1.0))))}f}"
 
 

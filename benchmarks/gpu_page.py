@@ -1,9 +1,9 @@
-"""Writes docs/gpu.md: what has been run on which GPU, and what it gave.
+"""Writes docs/gpu.md: what has been run on which GPU, and the results.
 
 python benchmarks/gpu_page.py [FOLDER ...]
 
-FOLDER: results of benchmarks/gpu_session.py, one folder of its --out each, which are copied to benchmarks/results/gpu
-first. Without one, the page is written from what is there.
+Each FOLDER has results of benchmarks/gpu_session.py (a folder of its --out), and is copied to benchmarks/results/gpu
+first. Without FOLDER, the page is made from the results that are there.
 """
 
 import json
@@ -100,7 +100,7 @@ missing waits, frozen values and copies that are not there, but no kernel's own 
 
 
 def read_results(folder: Path) -> dict[str, Any]:
-    """Returns the parts of a session, by name in the order of value. Raises UsageError if there is none."""
+    """Returns the parts of a session by name, most valuable first. Raises UsageError if there is none."""
     found = {name: folder / f"{name}.json" for name in PARTS}
     parts = {name: json.loads(path.read_text()) for name, path in found.items() if path.exists()}
     if not parts:
@@ -109,7 +109,7 @@ def read_results(folder: Path) -> dict[str, Any]:
 
 
 def add(folder: Path, results: Path) -> None:
-    """Copies a session's parts to the committed results; those of a dry run are refused."""
+    """Copies a session's parts to the committed results; refuses those of a dry run."""
     parts = read_results(folder)
     if next(iter(parts.values()))["identity"]["gpu"].startswith("fake GPU"):
         raise UsageError(f"{folder} is of a dry run, which measures nothing")
@@ -128,7 +128,7 @@ def make_page(results: Path = RESULTS) -> str:
 
 
 def make_section(folder: Path) -> str:
-    """Returns what one session gave: its machine, and a table for each part."""
+    """Returns one session's section: its machine, and a table for each part."""
     parts = read_results(folder)
     first = next(iter(parts.values()))
     identity = first["identity"]

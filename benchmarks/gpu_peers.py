@@ -1,12 +1,12 @@
-"""Lets our training and Stable-Baselines3's take turns on Pong, with the networks on this machine's GPU.
+"""Measures our training and Stable-Baselines3's in turns on Pong, with the networks on this machine's GPU.
 
 python benchmarks/gpu_peers.py [--minutes 8] [--out DIR]
 python benchmarks/gpu_peers.py --dry-run       on a fake GPU, which computes on the CPU; peers on the CPU
 
-Needs no network. Stable-Baselines3 and EnvPool are looked for in .peers, which `training_throughput.py --install-peers`
-makes (EnvPool: `.peers/stable-baselines3/bin/pip install envpool`). Without it, they are looked for where this Python
-finds packages: `pip install --target FOLDER` puts them into a folder for PYTHONPATH; docs/gpu.md lists them. What is
-not installed has a row that says so.
+It works offline. It looks for Stable-Baselines3 and EnvPool in .peers, which `training_throughput.py --install-peers`
+makes (EnvPool: `.peers/stable-baselines3/bin/pip install envpool`). Without .peers, it looks where this Python finds
+packages: `pip install --target FOLDER` installs them to a folder for PYTHONPATH; docs/gpu.md lists them. A row says
+what is not installed.
 
 Contests, under the rules of training_throughput.py. Rates are agent steps per second:
 
@@ -14,13 +14,13 @@ Contests, under the rules of training_throughput.py. Rates are agent steps per s
     a2c      16 environments x 5 steps; ours also with 112 environments
     dqn      32 environments x 4 steps, batches of 32, each sample 8 times
 
-Ours competes in TF32 (PyTorch's own convolutions are, too, by default) and in bfloat16. Intervals are of 95 %.
-The table shows the steps for each update and the parameters (without a target network); with the peers' sizes both must
-be equal to theirs. A contestant that fails has a row that says so, and the others go on; rows are kept as they come, so
-that nothing is lost when the minutes are over.
+Ours computes in TF32, as PyTorch's own convolutions do by default, and in bfloat16. Intervals are 95 % intervals. The
+table shows the steps per update and the parameters (without a target network); with the peers' sizes, both must equal
+theirs. A contestant that fails has a row that says so, and the others continue. Rows are kept as they come, so nothing
+is lost when the minutes are over.
 
-It is the part `peers` of gpu_session.py, and keeps its results as all parts do. LeanRL's and CleanRL's scripts are not
-shipped: docs/gpu.md says how to run them.
+This is the part `peers` of gpu_session.py, and keeps its results like all parts. LeanRL's and CleanRL's scripts are not
+included: docs/gpu.md says how to run them.
 """
 
 import sys

@@ -1,13 +1,13 @@
-"""Proves, measures and profiles the GPU code on this machine's GPUs, within minutes.
+"""Tests, measures and profiles the GPU code on this machine's GPUs, within minutes.
 
 python benchmarks/gpu_session.py [--minutes 8] [--parts correctness training ...] [--out DIR]
 python benchmarks/gpu_session.py --dry-run       rehearses every part on a fake GPU, which computes on the CPU
 
-It needs a checkout, the package's own requirements and pytest. Each part runs in a process of its own, with a time
-limit; it keeps its rows as it goes, and no part's failure ends the others. Results are one JSON file for each part, in
-a folder of DIR for this GPU, this PyTorch and these sources, and the same folder as one .tar.gz. A second call goes on
-with what is missing there; parts that are named run anew. The last line says verified, or what failed, with status 0 or
-1. All parts take about ten minutes on one GPU; --minutes cuts off the last ones. Most valuable parts first:
+It needs a checkout, the package's own requirements and pytest. Each part runs in a separate process with a time limit
+and keeps its rows as they come. No part's failure ends the others. Results are one JSON file for each part, in a folder
+of DIR for this GPU, this PyTorch and these sources, and the same folder as one .tar.gz. A second call continues with
+the missing parts; parts that you name run again. The last line says verified, or what failed, with status 0 or 1. All
+parts take about ten minutes on one GPU; --minutes cuts off the last ones. Most valuable parts first:
 
 {parts}
 
@@ -41,19 +41,19 @@ from command_line import check_names, make_parser, run_program
 from gpu.rows import Row, format_rows
 
 RESULTS_VERSION = 1
-PROGRAM = "gpu.parts"  # a part's process
+PROGRAM = "gpu.parts"  # the module that a part's process runs
 ROOT = Path(__file__).parents[1]
-LEAST_S = 15.0  # a part that has less time left than this is not begun: importing everything takes half of it
+LEAST_S = 15.0  # a part with less time left is not started: its imports take half of this
 GRACE_S = 3.0  # between the two signals that end a part
 PROBE_LIMIT_S = 120.0
-DRY_PATIENCE = 10  # times the limits: a dry run finds faults, on machines of any speed
+DRY_PATIENCE = 10  # factor of the limits in a dry run, which finds faults on machines of any speed
 DRY_GPUS = "2,,17179869184"  # number, order and bytes of the fake GPUs
 
 
 @dataclass(frozen=True)
 class Part:
-    """limit_s: after which the part is ended. least_gpus: how many it needs. is_default: it also runs if no part is
-    named."""
+    """A part of the session. limit_s: the time after which it is ended. least_gpus: the number it needs. is_default: it
+    also runs if no part is named."""
 
     purpose: str
     limit_s: float
@@ -81,7 +81,7 @@ PARTS = {
 
 @dataclass(frozen=True)
 class SessionOptions:
-    """minutes: of all parts together. parts: None for all that are missing. Raises UsageError for wrong values."""
+    """Options of a session. minutes: for all parts. parts: None for all missing ones. Raises UsageError."""
 
     minutes: float = 8.0
     parts: Sequence[str] | None = None
@@ -96,7 +96,7 @@ class SessionOptions:
 
 @dataclass
 class Outcome:
-    """How a part went. status: running, complete, failed, crashed or out of time; reason: why it is not complete."""
+    """A part's outcome. status: running, complete, failed, crashed or out of time; reason: why it is not complete."""
 
     status: str = "running"
     reason: str = ""
@@ -108,7 +108,7 @@ class Outcome:
         return self.status == "complete"
 
     def add(self, row: Row) -> None:
-        """Adds a row, in the place of the one with its name. An error leaves what is known already."""
+        """Adds a row, or replaces the one with its name. A row with an error keeps the earlier figures."""
         names = [each["name"] for each in self.rows]
         if row["name"] not in names:
             self.rows.append(row)
@@ -127,8 +127,7 @@ class Outcome:
 
 
 def run(options: SessionOptions) -> None:
-    """Runs the parts and prints their tables and the verdict. Raises UsageError without a GPU, RunError if not all is
-    verified."""
+    """Runs the parts, prints tables and a verdict. Raises UsageError without a GPU, RunError unless all is verified."""
     deadline = time.monotonic() + 60 * options.minutes
     identity = find_identity(options)
     folder = options.out / folder_name(identity)
@@ -151,7 +150,7 @@ def run(options: SessionOptions) -> None:
     wrong = [f"{name} {part.status} {part.reason}".rstrip() for name, part in outcomes.items() if not part.is_complete]
     if wrong:
         said = f"not verified on {describe(identity)}: {'; '.join(wrong)}"
-        if not options.parts:  # those that are named begin anew
+        if not options.parts:  # parts that are named run again
             said += ". The same call goes on from here, unless the sources change; then name the parts that are still "
             said += "wanted by --parts"
         raise RunError(said)
@@ -161,7 +160,7 @@ def run(options: SessionOptions) -> None:
 def run_and_show(
     name: str, before: Outcome, folder: Path, identity: Row, options: SessionOptions, limit_s: float
 ) -> Outcome:
-    """Runs one part, keeps its rows in its file as they come, and prints them. before: what an earlier call left."""
+    """Runs one part, keeps its rows in its file as they come, and prints them. before: an earlier call's outcome."""
     kept = [row for row in before.rows if "error" not in row and row.get("complete", True)]
     outcome = Outcome(rows=[] if options.parts else kept)
     head = {
@@ -202,9 +201,9 @@ def run_and_show(
 def run_process(
     name: str, folder: Path, limit_s: float, dry_run: bool, have: Sequence[str], on_row: Callable[[Row], None]
 ) -> tuple[str, str, float]:
-    """Runs a part in a process group of its own; returns its status, the reason, and the seconds that it took.
+    """Runs a part in its own process group; returns its status, the reason, and the seconds that it took.
 
-    have: names of rows that need not be made again. What the part prints goes to NAME.log in the folder."""
+    have: names of rows that are complete. The part's output goes to NAME.log in the folder."""
     start, (read, write) = time.monotonic(), os.pipe()
     command = [sys.executable, "-m", PROGRAM, name, "--rows", str(write)]
     command += ["--out", str(folder.resolve()), "--have", json.dumps([*have]), *(["--dry-run"] if dry_run else [])]
@@ -239,10 +238,10 @@ def run_process(
 
 
 def environment(dry_run: bool) -> dict[str, str]:
-    """Returns what a part's process and all that it starts find: this checkout and, in a dry run, fake GPUs."""
+    """Returns the environment variables of a part's process: this checkout and, in a dry run, fake GPUs."""
     paths = [str(ROOT), str(ROOT / "benchmarks"), *filter(None, [os.environ.get("PYTHONPATH")])]
     own = {"PYTHONUNBUFFERED": "1"}
-    if loopback := loopback_interface():  # else Gloo asks for the host's name, which takes long without a network
+    if loopback := loopback_interface():  # else Gloo looks up the host's name, which takes long without a network
         own["GLOO_SOCKET_IFNAME"] = os.environ.get("GLOO_SOCKET_IFNAME", loopback)
     if dry_run:
         paths.insert(0, str(ROOT / "tests" / "fake_cuda" / "startup"))
@@ -251,7 +250,7 @@ def environment(dry_run: bool) -> dict[str, str]:
 
 
 def receive(rows: Any, deadline: float, on_row: Callable[[Row], None]) -> bool:
-    """Hands on each line of JSON until the part hangs up; returns False if the deadline came first."""
+    """Passes on each line of JSON until the part closes the pipe; returns False if the deadline came first."""
     os.set_blocking(rows.fileno(), False)
     with selectors.DefaultSelector() as selector:
         selector.register(rows, selectors.EVENT_READ)
@@ -277,7 +276,7 @@ def wait_until(process: "subprocess.Popen[bytes]", deadline: float) -> bool:
 
 
 def end_group(process: "subprocess.Popen[bytes]") -> None:
-    """Ends a part and all that it has started."""
+    """Ends a part and all processes that it has started."""
     for how in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, how)
@@ -293,8 +292,8 @@ def last_line(path: Path) -> str:
 
 
 def find_identity(options: SessionOptions) -> Row:
-    """Returns what keeps results apart: GPUs, versions, and the sources. Asks a process of its own, since PyTorch or
-    the driver may hang. Raises UsageError if there is no GPU that can be used."""
+    """Returns the identity of results: GPUs, versions and sources. It asks a separate process, since PyTorch or the
+    driver may hang. Raises UsageError if there is no usable GPU."""
     found: list[Row] = []
     try:
         options.out.mkdir(parents=True, exist_ok=True)
@@ -340,7 +339,7 @@ def describe(identity: Row) -> str:
 
 
 def describe_versions(identity: Row) -> str:
-    """Returns one line on what else figures depend on."""
+    """Returns one line on other versions that figures depend on."""
     return (
         f"driver {identity['driver'] or 'unknown'}, Python {identity['python']}, NumPy {identity['numpy']}, "
         f"Atari on the {identity['simulator']} simulator"
@@ -348,7 +347,7 @@ def describe_versions(identity: Row) -> str:
 
 
 def read_part(folder: Path, name: str) -> Outcome:
-    """Returns what an earlier call has left of a part; an empty outcome if it is nothing, damaged, or of old fields."""
+    """Returns an earlier call's outcome of a part; an empty one if it is missing, damaged, or has old fields."""
     try:
         content = json.loads((folder / f"{name}.json").read_text())
         if content["version"] != RESULTS_VERSION:
@@ -368,7 +367,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run_session(
     parser: argparse.ArgumentParser, arguments: Sequence[str] | None, parts: Sequence[str] | None = None
 ) -> int:
-    """Runs a session with the options of a command line; returns the exit status. parts: where there is no --parts."""
+    """Runs a session with a command line's options; returns the exit status. parts: those without --parts."""
     parser.set_defaults(parts=parts)
     parser.add_argument("--minutes", type=float, default=8.0, help="of all parts together (%(default)g)")
     parser.add_argument(
@@ -376,7 +375,7 @@ def run_session(
     )
     parser.add_argument("--dry-run", action="store_true", help="on a fake GPU, with tiny settings")
     options = vars(parser.parse_args(arguments))
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # what a part has started ends, too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # ends what a part has started, too
     try:
         return run_program(lambda: run(SessionOptions(**options)))
     except KeyboardInterrupt:

@@ -1,10 +1,10 @@
-"""Draws who waits for whom while a rollout is collected with a GPU, by a simulated clock.
+"""Draws who waits for whom while a rollout is collected with a GPU, on a simulated clock.
 
 python benchmarks/gpu_timeline.py [--out FILE.png] [--horizon 5] [--step 625] [--network 100] ...
 
-The serving loop and its wait are the program's own (samplers/alternating.py: ServingLoop, WorkerPool.wait); simulators,
-server and GPU are durations, which are given in microseconds. All but the one of a step are guesses. So this shows the
-order in which things happen, and no speed: what a GPU takes is measured by gpu_session.py.
+The serving loop and its wait are the program's own (samplers/alternating.py: ServingLoop, WorkerPool.wait). Simulators,
+server and GPU are durations in microseconds, which are guesses except that of a step. So this shows the order of events
+and no speed: gpu_session.py measures a GPU.
 """
 
 import heapq
@@ -30,15 +30,15 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 ON_SERVER, ON_GPU = ("receive", "act", "hand over", "hook"), ("upload", "network", "return")
-GROUPS = [slice(0, 1), slice(1, 2)]  # as if each had one environment
+GROUPS = [slice(0, 1), slice(1, 2)]  # as if each group had one environment
 
 
 @dataclass(frozen=True)
 class Durations:
-    """What each part of a group's step takes, in whole microseconds; 128 environments of Pong on 16 cores.
+    """The durations of the parts of a group's step, in whole microseconds, for 128 environments of Pong on 16 cores.
 
-    step: 64 environments on 15 workers, 5 of them on the busiest one; each takes 125 as measured on an AMD EPYC
-    (docs/benchmarks.md). The cores step one group after the other. All others are guesses.
+    step: 64 environments on 15 workers, 5 on the busiest one; each takes 125 as measured on an AMD EPYC
+    (docs/benchmarks.md). The cores step one group after the other. All other durations are guesses.
     """
 
     step: int = 625
@@ -50,11 +50,11 @@ class Durations:
     upload: int = 40  # 64 frames of 104 x 80
     network: int = 100
     back: int = 10  # copies the actions to the host
-    hook: int = 200  # the server learns between two steps, where it does
+    hook: int = 200  # learning between two steps, if there is any
 
 
 class Span(NamedTuple):
-    """Something that lasts from `start` to `end` [us]. group: -1 for a hook. t: its row; a "step" writes it."""
+    """An activity from `start` to `end` [us]. group: -1 for a hook. t: its row; a "step" writes it."""
 
     what: str
     group: int
@@ -64,37 +64,37 @@ class Span(NamedTuple):
 
 
 class Clock:
-    """A simulated clock [us], and what happens at later times."""
+    """A simulated clock [us] with the events of later times."""
 
     def __init__(self) -> None:
         self.now = 0
         self._events: list[tuple[int, int, Callable[[], None]]] = []
-        self._numbers = itertools.count()  # events of the same time happen in the order in which they were planned
+        self._numbers = itertools.count()  # events at the same time happen in the order of their planning
 
     def plan(self, time: int, happen: Callable[[], None]) -> None:
         heapq.heappush(self._events, (time, next(self._numbers), happen))
 
     def advance(self, time: int) -> None:
-        """Lets everything happen up to this time."""
+        """Runs all events up to this time."""
         while self._events and self._events[0][0] <= time:
             self.now, _, happen = heapq.heappop(self._events)
             happen()
         self.now = time
 
     def advance_to_next(self) -> None:
-        """Raises RunError if nothing will ever happen: the server waits for ever."""
+        """Runs the next event. Raises RunError if there is none: the server would wait for ever."""
         if not self._events:
             raise RunError("the server waits for what will not happen")
         self.advance(self._events[0][0])
 
 
 class Timeline:
-    """What has happened in one rollout: spans, in the order of their planning."""
+    """The spans of one rollout, in the order of their planning."""
 
     def __init__(self, durations: Durations, horizon: int, hook: StepHook):
         self.durations, self.horizon, self.hook = durations, horizon, hook
         self.clock, self.spans = Clock(), list[Span]()
-        self.seconds = dict.fromkeys(("env_wait", "inference", "gpu_wait", "action_wait"), 0.0)  # as the loop counts
+        self.seconds = dict.fromkeys(("env_wait", "inference", "gpu_wait", "action_wait"), 0.0)  # named as in the loop
 
     def add(self, what: str, group: int, t: int, start: int, duration: int) -> int:
         """Adds a span; returns its end."""
@@ -102,7 +102,7 @@ class Timeline:
         return start + duration
 
     def serve(self, what: str, group: int, t: int, duration: int) -> None:
-        """Lets the server do something, and all others what they do in the meantime."""
+        """Adds work of the server, and runs the events in the meantime."""
         self.clock.advance(self.add(what, group, t, self.clock.now, duration))
 
     def of(self, *whats: str) -> list[Span]:
@@ -114,20 +114,20 @@ class Timeline:
 
 
 class SimulatedPool:
-    """Both groups' environments. The cores step one group after the other, as workers do that have both."""
+    """Both groups' environments. The cores step one group after the other, like workers with both groups."""
 
-    wait, _pause_s = WorkerPool.wait, WorkerPool._pause_s  # the real ones, which all below is for
-    _spin = True  # the server has a core of its own
+    wait, _pause_s = WorkerPool.wait, WorkerPool._pause_s  # the real methods, which this program examines
+    _spin = True  # the server has its own core
 
     def __init__(self, timeline: Timeline):
         self._timeline, self._random = timeline, random.Random(0)
         self._ready, self._rows_read = [False] * NUM_GROUPS, [0] * NUM_GROUPS
-        self._rows = [0] * NUM_GROUPS  # that each group has written, or is about to write
+        self._rows = [0] * NUM_GROUPS  # the row that each group has written, or is about to write
         self._cores_free_at = 0
-        self.status = SimpleNamespace(waited_s=0.0)  # the loop reads it; `measure` knows better
+        self.status = SimpleNamespace(waited_s=0.0)  # the loop reads it; `measure` computes the real one
 
     def begin(self) -> None:
-        for group in range(NUM_GROUPS):  # what they see at the start is there already
+        for group in range(NUM_GROUPS):  # the first observations exist already
             self._write_row(group, 0)
 
     def _write_row(self, group: int, duration: int) -> None:
@@ -147,28 +147,28 @@ class SimulatedPool:
         return []
 
     def _acquire_announcements(self, ready: list[int]) -> None:
-        """Does nothing: the clock has."""
+        """Does nothing, since the clock has done it."""
 
     def end(self) -> None:
         assert not any(self._ready)
 
 
 class SimulatedServer:
-    """An action server whose GPU computes for one group at a time, and copies at the same time, in each direction."""
+    """An action server. Its GPU computes for one group at a time, and copies at the same time in each direction."""
 
     groups = GROUPS
 
     def __init__(self, timeline: Timeline):
         self._timeline, self.horizon = timeline, timeline.horizon
-        self._free_at = dict.fromkeys(ON_GPU, 0)  # when each part of the GPU has done what has been enqueued
-        self._done_at = [0] * NUM_GROUPS  # what has been enqueued for each group
+        self._free_at = dict.fromkeys(ON_GPU, 0)  # when each part of the GPU has finished its queue
+        self._done_at = [0] * NUM_GROUPS  # when each group's queued work is done
 
     def _enqueue(self, what: str, group: int, t: int, duration: int) -> None:
         start = max(self._timeline.clock.now, self._done_at[group], self._free_at[what])
         self._free_at[what] = self._done_at[group] = self._timeline.add(what, group, t, start, duration)
 
     def begin(self, policy: Any, greedy: bool) -> None:
-        """Does nothing, nor do `record`, `learner_has_worked` and `finish`: there is nothing to keep."""
+        """Does nothing, like `record`, `learner_has_worked` and `finish`: there is nothing to keep."""
 
     def receive(self, group: int, t: int) -> None:
         self._timeline.serve("receive", group, t, self._timeline.durations.receive)
@@ -179,7 +179,7 @@ class SimulatedServer:
         self._timeline.serve("act", group, t, durations.act)
         self._enqueue("network", group, t, durations.network)
         self._enqueue("return", group, t, durations.back)
-        self._timeline.clock.plan(self._done_at[group], lambda: None)  # a server that spins notices it
+        self._timeline.clock.plan(self._done_at[group], lambda: None)  # an event for the spinning server
 
     def has_acted(self, group: int) -> bool:
         return self._timeline.clock.now >= self._done_at[group]
@@ -197,8 +197,8 @@ class SimulatedServer:
 def simulate(
     durations: Durations, horizon: int, every: int = 0, envs_to_update: Callable[[int], slice | None] | None = None
 ) -> Timeline:
-    """Collects one rollout. every: a hook runs at each multiple of it, 0: none; envs_to_update: among GROUPS, for whose
-    groups it is."""
+    """Collects one rollout. every: a hook runs at each multiple of this step; 0: no hook. envs_to_update: the groups,
+    of GROUPS, that wait for the hook."""
 
     def learn(t: int) -> None:
         timeline.serve("hook", -1, t, durations.hook)
@@ -211,22 +211,22 @@ def simulate(
     return timeline
 
 
-# ---- what should not be ----
+# ---- waits that should not occur ----
 
 
 class Task(NamedTuple):
-    """Work of the server's own: it could have started at `ready` [us] and has started at `start`."""
+    """A task of the server, which could have started at `ready` [us] and started at `start`."""
 
     what: str
     group: int
     t: int
     ready: int
     start: int
-    idle: int  # microseconds of the time between, in which the server had nothing else to do
+    idle: int  # microseconds in between without other work of the server
 
 
 def tasks(timeline: Timeline) -> list[Task]:
-    """Returns all that the server has done, by the rules of `StepHook`."""
+    """Returns all tasks of the server, by the rules of `StepHook`."""
     spans = {(span.what, span.group, span.t): span for span in timeline.spans}
     hooks, found = timeline.of("hook"), []
     for span in timeline.of(*ON_SERVER):
@@ -248,19 +248,19 @@ def tasks(timeline: Timeline) -> list[Task]:
     return found
 
 
-# ---- what it says ----
+# ---- the table ----
 
 
 class Waits(NamedTuple):
-    """Times in microseconds of one rollout. trip: from a group's last announcement until its workers can step again,
-    the mean and the longest. step: what a group's step takes, the mean."""
+    """Times of one rollout in microseconds. trip: from a group's last announcement until its workers can step again,
+    mean and longest. step: a group's step, mean."""
 
     wall: int
     simulators: int  # the cores wait for actions
     environments: int  # the server waits, and environments may end that
     gpu: int  # the server waits, and only the GPU can end that
     gpu_idle: int
-    fillable: int  # the server waits, although it has something to do
+    fillable: int  # the server waits although it has work
     trip: float
     longest_trip: int
     step: float
@@ -312,7 +312,7 @@ def show(waits: Waits, horizon: int) -> str:
 # ---- the picture ----
 
 ROWS = {"simulators": ("step",), "server": ON_SERVER, "GPU, upload": ("upload",), "GPU, network": ("network",)}
-HEIGHT = 0.62  # of a bar
+HEIGHT = 0.62  # height of a bar
 
 
 def draw(timeline: Timeline) -> "Figure":
@@ -356,7 +356,7 @@ def _draw_span(axes: "Axes", y: int, span: Span) -> None:
 
 
 def _draw_lines(axes: "Axes", timeline: Timeline) -> None:
-    """Draws lines from where a group's last worker announces a row down to the server, and from the hand-over up."""
+    """Draws lines down to the server at each group's last announcement of a row, and up at each hand-over."""
     spans = {span[:3]: span for span in timeline.spans}
     for span in timeline.of("step"):
         received, color = spans["receive", span.group, span.t], COLORS[span.group]

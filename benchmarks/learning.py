@@ -1,4 +1,4 @@
-"""Trains with the same settings and several seeds, evaluates each final policy over whole games, and draws the curve.
+"""Trains with several seeds, evaluates each final policy over whole games, and draws the curve.
 
 python benchmarks/learning.py --algo ppo --env CartPole-v1 --steps 100000 --out benchmarks/results/cartpole_ppo
 python benchmarks/learning.py --algo a2c --preset a2c_continuous --env Pendulum-v1 --set sampler=serial --out ...

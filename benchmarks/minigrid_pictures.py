@@ -1,4 +1,4 @@
-"""MiniGrid (Chevalier-Boisvert et al. 2023) from pictures: small environments with one reward, at the very end.
+"""MiniGrid (Chevalier-Boisvert et al. 2023) from pictures: small environments with one reward at the end.
 
 accel-rl train --env benchmarks.minigrid_pictures:make --env-options '{task: DoorKey-5x5, actions: [0, 1, 2, 3, 5]}'
 
@@ -22,25 +22,24 @@ NUM_CODES = 11 * 18
 def make(
     task: str = "DoorKey-5x5", actions: Sequence[int] = range(7), render_mode: str | None = None
 ) -> gymnasium.Env[NDArray[np.uint8], np.int64]:
-    """Makes MiniGrid-<task>-v0, observed as pictures.
+    """Makes MiniGrid-<task>-v0 with pictures as observations.
 
-    actions: those that the agent may choose from. MiniGrid has left, right, forward, pick up, drop, toggle and done,
-    though most tasks need only some of them."""
+    actions: the agent's choice among left, right, forward, pick up, drop, toggle and done; most tasks need some."""
     env = Pictures(gymnasium.make(f"minigrid:MiniGrid-{task}-v0", render_mode=render_mode))
     choices = gymnasium.spaces.Discrete(len(actions))
-    return gymnasium.wrappers.TransformAction(env, list(actions).__getitem__, choices)  # unlike a lambda, can be saved
+    return gymnasium.wrappers.TransformAction(env, list(actions).__getitem__, choices)  # can be saved, unlike a lambda
 
 
 class Pictures(gymnasium.ObservationWrapper[NDArray[np.uint8], int, Any]):
-    """Shows what the agent sees, 7x7 tiles in front of it, as a picture uint8 [56, 56, 3].
+    """A wrapper whose observation is the 7x7 tiles in front of the agent as a picture, uint8 [56, 56, 3].
 
-    The pictures are those of MiniGrid's RGBImgPartialObsWrapper, but each kind of tile is drawn once only."""
+    The pictures equal those of MiniGrid's RGBImgPartialObsWrapper, but each kind of tile is drawn only once."""
 
     def __init__(self, env: gymnasium.Env[Any, int]):
         super().__init__(env)
         self._view = self.unwrapped.agent_view_size  # type: ignore[attr-defined]
         self.observation_space = gymnasium.spaces.Box(0, 255, (self._view * TILE, self._view * TILE, 3), np.uint8)
-        self._tiles = np.zeros((2 * NUM_CODES, TILE, TILE, 3), np.uint8)  # the latter half with the agent on them
+        self._tiles = np.zeros((2 * NUM_CODES, TILE, TILE, 3), np.uint8)  # the second half has the agent on the tile
         self._drawn: set[int] = set()
 
     def observation(self, observation: dict[str, Any]) -> NDArray[np.uint8]:
@@ -54,7 +53,7 @@ class Pictures(gymnasium.ObservationWrapper[NDArray[np.uint8], int, Any]):
 
 
 def _draw(code: int) -> NDArray[np.uint8]:
-    """Draws a tile [TILE, TILE, 3]; those that the agent cannot see are darker."""
+    """Draws a tile [TILE, TILE, 3]; tiles that the agent cannot see are darker."""
     with_agent, code = divmod(code, NUM_CODES)
     kind, color, state = code // 18, code // 3 % 6, code % 3
     thing = WorldObj.decode(kind, color, state)

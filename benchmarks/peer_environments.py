@@ -1,4 +1,4 @@
-"""The environments of other frameworks that benchmarks/training_throughput.py needs: one for each peer."""
+"""Python environments of the other frameworks that benchmarks/training_throughput.py needs, one for each peer."""
 
 import shutil
 import subprocess
@@ -9,7 +9,7 @@ import torch
 
 from accel_rl.errors import RunError
 
-# What each peer's environment holds besides this environment's version of torch. ale-py: all contestants' emulator.
+# Packages of each peer's environment besides this environment's version of torch. All contestants use ale-py.
 PEERS = {
     "stable-baselines3": ("stable-baselines3==2.9.2", "gymnasium==1.4.0", "numpy==2.4.6", "opencv-python-headless"),
     "sample-factory": ("sample-factory==2.1.1", "gymnasium==0.29.1", "numpy==1.26.4", "opencv-python==4.11.0.86"),

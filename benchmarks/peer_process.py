@@ -1,6 +1,6 @@
-"""Contestants in processes of their own, which are told line by line when it is their turn.
+"""Contestants in separate processes, which take turns by a line protocol.
 
-benchmarks/drivers/turns.py describes the protocol and holds its other end."""
+benchmarks/drivers/turns.py describes the protocol and has its other end."""
 
 import json
 import os
@@ -16,15 +16,15 @@ from process_tree import ProcessTree
 
 DRIVERS = Path(__file__).parent / "drivers"
 BUILD_TIMEOUT_S = 300.0
-TURN_TIMEOUT_S = 120.0  # beyond the seconds that were asked for: the iteration in progress is finished
-POLL_S = 0.5  # between two looks at whether the driver is alive
+TURN_TIMEOUT_S = 120.0  # beyond the turn's seconds, to finish the current iteration
+POLL_S = 0.5  # between two checks that the driver is alive
 
 
 class PeerProcess:
-    """Runs a driver program in turns; between them all its processes are stopped.
+    """A driver program that runs in turns; between them all its processes are stopped.
 
-    facts: what the driver reports about its set-up. steps, updates: totals of all turns. Raises RunError, with the end
-    of what it printed, if the driver ends or takes too long."""
+    facts: the driver's report on its set-up. steps, updates: totals of all turns. Raises RunError, with the end of the
+    driver's output, if it ends or takes too long."""
 
     def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str] | None = None):
         self.name = name
@@ -42,14 +42,14 @@ class PeerProcess:
             raise
 
     def run(self, seconds: float) -> float:
-        """Takes a turn; returns steps/s by the driver's own clock, over the iterations that were finished."""
+        """Takes a turn; returns steps/s by the driver's own clock, over the finished iterations."""
         answer = self.ask(f"run {seconds}", seconds + TURN_TIMEOUT_S)
         self.steps += answer["steps"]
         self.updates += answer["updates"]
         return float(answer["steps"] / answer["seconds"])
 
     def ask(self, request: str, timeout_s: float) -> dict[str, Any]:
-        """Lets all processes run until the driver has answered a request, one line of text; returns its answer."""
+        """Sends a request (a line of text), lets all processes run until the driver answers, and returns the answer."""
         assert self.tree.process.stdin
         self.tree.resume()
         try:
@@ -61,7 +61,7 @@ class PeerProcess:
         return answer
 
     def _receive(self, timeout_s: float) -> dict[str, Any]:
-        """Returns the next line's object."""
+        """Returns the object of the next line."""
         assert self.tree.process.stdout
         deadline = time.monotonic() + timeout_s
         while b"\n" not in self._unread:
@@ -79,10 +79,10 @@ class PeerProcess:
         return answer
 
     def close(self) -> None:
-        """Ends all its processes; returns once they are gone."""
+        """Ends all processes of the driver; returns once they are gone."""
         self.tree.close()
 
 
 def driver_command(python: Path | str, driver: str, settings: dict[str, Any]) -> list[str]:
-    """Returns the command that runs a driver with these options, by name."""
+    """Returns the command that runs a driver by its name with these options."""
     return [str(python), str(DRIVERS / f"{driver}.py"), *(f"--{name}={value}" for name, value in settings.items())]

@@ -1,4 +1,4 @@
-"""Starts a program whose processes are all stopped (SIGSTOP) while it is not its turn."""
+"""Runs a program whose processes are all stopped (SIGSTOP) between its turns."""
 
 import contextlib
 import os
@@ -17,18 +17,17 @@ from accel_rl.processes.child import stop_with_parent
 
 STOP_TIMEOUT_S = 60.0
 TERMINATE_TIMEOUT_S = 10.0
-ENDED = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)  # waits to be reaped; is being reaped
-LOG_TAIL = 2000  # characters of what a failed program has printed
+ENDED = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)  # to be reaped; being reaped
+LOG_TAIL = 2000  # characters of a failed program's output
 
 
 class ProcessTree:
-    """Runs a program in a process group and an empty folder of its own, with all processes that it starts.
+    """A program with all processes that it starts, in its own process group and an empty folder.
 
-    While it is stopped, frameworks whose processes run in the background use no CPU time. If this process ends
-    without closing it, the program gets SIGTERM; a stopped one is continued for that. Standard error goes to a log
-    file.
+    A stopped program uses no CPU time, also if its processes run in the background. If this process ends without
+    closing it, the program gets SIGTERM, and is continued if it is stopped. Standard error goes to a log file.
 
-    name: what errors call the program. stdin, stdout: as for subprocess.Popen."""
+    name: the program's name in errors. stdin, stdout: as for subprocess.Popen."""
 
     def __init__(
         self,
@@ -59,7 +58,7 @@ class ProcessTree:
     def pause(self) -> None:
         """Stops all processes; returns once the last one has stopped. Raises RunError if the program has ended."""
         deadline = time.monotonic() + STOP_TIMEOUT_S
-        _signal(self._paused, signal.SIGSTOP)  # those of the last pause at once: finding processes takes milliseconds
+        _signal(self._paused, signal.SIGSTOP)  # first those of the last pause: finding processes takes milliseconds
         while True:
             self._paused = self.processes()
             running = [process for process in self._paused if _is_running(process)]
@@ -79,8 +78,7 @@ class ProcessTree:
         _signal(self._paused, signal.SIGCONT)
 
     def processes(self) -> list[psutil.Process]:
-        """Returns the living processes of the program: its group, also those whose parents have ended, and all that
-        descend from them."""
+        """Returns the program's living processes: its group, also orphans, and all their descendants."""
         alive: dict[int, psutil.Process] = {}
         children: dict[int, list[int]] = {}
         pending: list[int] = []
@@ -99,22 +97,21 @@ class ProcessTree:
         return [*found.values()]
 
     def error(self, what: str) -> RunError:
-        """Returns an error that says what has happened and ends with what the program has printed."""
-        with contextlib.suppress(subprocess.TimeoutExpired):  # what is about to end prints its traceback first
+        """Returns an error with this message and the end of the program's output."""
+        with contextlib.suppress(subprocess.TimeoutExpired):  # a program that is ending prints its traceback first
             self.process.wait(2.0)
         printed = self._log.read_text(errors="replace")[-LOG_TAIL:].strip()
         return RunError(f"{self.name} {what}; it printed:\n{printed}")
 
     def close(self) -> None:
         """Ends all processes; returns once they are gone."""
-        # SIGTERM first: multiprocessing's resource tracker ignores it, removes what the other processes have left in
-        # shared memory, and then ends.
+        # SIGTERM first: multiprocessing's resource tracker ignores it, removes the shared memory that other processes
+        # have left, and then ends.
         processes = self.processes()
         for number in (signal.SIGTERM, signal.SIGCONT):
             _signal(processes, number)
         deadline = time.monotonic() + TERMINATE_TIMEOUT_S
-        # Those found at first are waited for themselves: once its parent has ended, a process in a group of its own is
-        # no longer found.
+        # Wait for the processes found at first: once its parent has ended, a process in another group cannot be found.
         while (alive := _still_alive({*processes, *self.processes()})) or self.process.poll() is None:
             if time.monotonic() > deadline:
                 _signal(alive, signal.SIGKILL)
@@ -126,19 +123,19 @@ class ProcessTree:
         self._scratch.cleanup()
 
     def kill(self) -> None:
-        """Kills all processes, and then closes: for programs that would save their state when they are terminated."""
+        """Kills all processes and closes: for programs that would save their state on SIGTERM."""
         self.process.kill()
         _signal(self.processes(), signal.SIGKILL)
         self.close()
 
 
 def _begin(parent: int) -> None:
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # not ignored, as by nohup: it ends a stopped group without a parent
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it, but it must end a stopped group without a parent
     stop_with_parent(parent)
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """Returns whether a process has not ended; one that only waits to be reaped has."""
+    """Returns whether a process is alive; one that waits to be reaped is not."""
     return _status(process) not in ENDED
 
 

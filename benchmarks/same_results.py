@@ -1,12 +1,12 @@
-"""Says whether a refactoring changed any number: trains tiny runs with two checkouts and compares what they leave.
+"""Says whether a refactoring changed any number: trains tiny runs with two checkouts and compares their files.
 
 python benchmarks/same_results.py OLD_CHECKOUT NEW_CHECKOUT [RUN ...]
 
-Each run is trained as a whole, and again in two halves with a resume between them. Compared are digests of the arrays
-in the checkpoints (parameters, the optimizer's state, simulators, random generators), of the replays, and of
-progress.csv without times. Array names and their order do not count. Exit status 1 if anything differs.
+Each run of RUNS is trained as a whole, and again in two halves with a resume between them. The program compares digests
+of the arrays in checkpoints (parameters, optimizer state, simulators, random generators), of replays, and of
+progress.csv without times. Names and order of arrays do not count. The exit status is 1 if anything differs.
 
-Both checkouts run at the same time, on one thread each. The runs and their settings are those of RUNS.
+Both checkouts run at the same time, on one thread each.
 """
 
 import contextlib
@@ -81,7 +81,7 @@ Digests = dict[tuple[str, str], str]
 
 
 def collect_digests(checkouts: Sequence[Path], runs: Sequence[str]) -> list[Digests]:
-    """Trains the runs with each checkout; returns each one's digests by run and part. Raises RunError if one fails."""
+    """Trains the runs with each checkout; returns its digests by run and part. Raises RunError if a run fails."""
     command = driver_command(sys.executable, "checkout_digests", {})
     given = json.dumps({name: (COMMON | settings, steps) for name, (settings, steps) in RUNS.items() if name in runs})
     with contextlib.ExitStack() as stack:
@@ -106,7 +106,7 @@ def collect_digests(checkouts: Sequence[Path], runs: Sequence[str]) -> list[Dige
 
 
 def differences(old: Digests, new: Digests) -> list[str]:
-    """Returns one line for every digest that differs or that only one side has."""
+    """Returns a line for every digest that differs or that only one side has."""
     return [
         f"{run:12} {part:24} {old.get((run, part), '-'):20} {new.get((run, part), '-')}"
         for run, part in sorted(old.keys() | new.keys())
@@ -115,7 +115,7 @@ def differences(old: Digests, new: Digests) -> list[str]:
 
 
 def compare(old: Path, new: Path, runs: Sequence[str]) -> bool:
-    """Trains with both checkouts and prints what differs; returns whether nothing does."""
+    """Trains with both checkouts and prints the differences; returns whether there are none."""
     check_names("run", runs, RUNS)
     for checkout in (old, new):
         check_checkout(checkout)

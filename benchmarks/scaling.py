@@ -3,13 +3,13 @@
 python benchmarks/scaling.py [--learners 2 4 8] [--full] [--json FILE]
 
 A2C on Pong, 16 environments in all, rollouts of 5 steps; for each number of learners synchronous (all_reduce) and
-asynchronous (central_store). Efficiency is the rate of n learners, which share the logical CPUs, over that of one
-learner that uses them all. Several GPUs: gpu_session.py --parts scaling.
+asynchronous (central_store). Efficiency is the rate of n learners, which share the logical CPUs, over the rate of one
+learner that uses them all. For several GPUs, use gpu_session.py --parts scaling.
 
-Every contestant is a run of `accel-rl train`, which is stopped between its turns (training_run.py). Rates are agent
-steps per second. Shares are parts of the learners' time as the run reports it (mean over learners, median over rounds):
-exchange (with other learners, had all come at once), straggler (waiting for the last learner to come), lock (waiting
-for chunks of the central store), between (between two rollouts: synchronous learners agree whether to continue).
+Every contestant is a run of `accel-rl train` that is stopped between its turns (training_run.py). Rates are agent steps
+per second. Shares are parts of the learners' time, from the run's own figures (mean over learners, median over rounds):
+exchange (with other learners, as if all came at once), straggler (waiting for the last learner), lock (waiting for
+chunks of the central store), between (two rollouts: synchronous learners agree whether to continue).
 """
 
 import os
@@ -28,13 +28,13 @@ from accel_rl.hardware.topology import read_topology
 from command_line import TurnOptions, add_json, add_turns, make_parser, run_program
 from training_run import TrainingRun
 
-VERSION = 2  # of the JSON
+VERSION = 2  # version of the JSON format
 NUM_ENVS, HORIZON = 16, 5
-ROW_ROLLOUTS = 5  # between two rows, at which turns end
-MOST = 8  # learners by default
+ROW_ROLLOUTS = 5  # rollouts per row; a turn ends with a row
+MOST = 8  # the most learners by default
 UPDATES = ("all_reduce", "central_store")
-LOST = ("exchange", "straggler", "lock", "between")  # shares of their time that learners lose to each other
-BUDGET_S = 220.0  # start-up included
+LOST = ("exchange", "straggler", "lock", "between")  # shares of time that learners lose to each other
+BUDGET_S = 220.0  # with start-up
 TARGET = 0.85
 
 Result = dict[str, Any]
@@ -82,7 +82,7 @@ def contestants(options: ScalingOptions) -> dict[str, Settings]:
 
 
 def run(options: ScalingOptions) -> Result:
-    """Runs the whole benchmark, prints its table and writes its file; returns what the JSON holds."""
+    """Runs the whole benchmark, prints its table and writes its file; returns the contents of the JSON."""
     start = time.perf_counter()
     create_parents(options.json)
     print(format_machine(describe_machine()))

@@ -1,14 +1,14 @@
-"""Keeps the scores of Atari runs, and rebuilds docs/results.md from all that is kept.
+"""Keeps the scores of Atari runs, and makes docs/results.md from them.
 
 python benchmarks/scores.py add RUN_DIR_OR_FILE ... --how alone|half|shared [--setting NAME] [--command TEXT]
 python benchmarks/scores.py page
 
-`add` puts runs into benchmarks/results/scores/<setting>-<game>.json, a file for each setting and game; a run of a seed
-that it holds already replaces that one. A file is what another framework's program wrote on this machine. --how
-says what its minutes mean: it had the machine for itself (alone), one logical CPU of two, another run the other one
-(half), or shared the machine with other programs, so that its minutes say nothing and are in no table (shared). `page`
-writes the tables between the marks in docs/results.md and, of trials, in benchmarks/results/scores/README.md, and
-docs/results.png.
+`add` adds runs to benchmarks/results/scores/<setting>-<game>.json, a file for each setting and game. A run replaces the
+run of the same seed. Another framework's program on this machine writes a FILE. --how says what the minutes mean: the
+run had the machine for itself (alone), or one logical CPU of two while another run had the other (half), or shared the
+machine with other programs, so that its minutes mean nothing and are in no table (shared). `page` writes
+docs/results.png and the tables between the marks of docs/results.md and, for trials, of
+benchmarks/results/scores/README.md.
 """
 
 import json
@@ -45,8 +45,8 @@ PAGE, FIGURE = Path("docs/results.md"), Path("docs/results.png")
 TRIALS = FOLDER / "README.md"
 BEGIN, END = "<!-- by benchmarks/scores.py page -->\n", "<!-- end -->\n"
 GAMES = ("pong", "breakout", "beam_rider", "seaquest", "space_invaders", "qbert", "enduro")
-MOST_POINTS = 300  # of a curve that is kept
-MOST_MISSING = 0.02  # of the last step or minute of a table's column, which rollouts need not divide
+MOST_POINTS = 300  # points of a kept curve
+MOST_MISSING = 0.02  # fraction of a column's steps or minutes, since rollouts need not divide them
 
 Values = dict[str, Any]
 
@@ -55,7 +55,7 @@ Values = dict[str, Any]
 
 
 def add(paths: Sequence[Path], how: str, setting: str | None, command: str | None) -> None:
-    """Adds the runs of these folders and files to what is kept. Raises UsageError as `read_scores` does."""
+    """Adds the runs of these folders and files. Raises UsageError like `read_scores`."""
     for path in paths:
         for run in read_scores(path):
             run = ScoredRun(run.game, setting or run.setting, run.seed, _thinned(run.curve), run.final)
@@ -68,27 +68,27 @@ def add(paths: Sequence[Path], how: str, setting: str | None, command: str | Non
 
 
 def _machine(path: Path) -> str:
-    """Returns the CPU that a folder's run was made on, and the instructions that decide how fast a network learns."""
+    """Returns the CPU of a folder's run, with the instructions that decide a network's speed."""
     file = path / "machine.json"
     machine = json.loads(file.read_text()) if file.is_file() else describe_machine()
     return f"{machine['cpu']} ({machine.get('instructions', 'instructions not noted')})"
 
 
 def _thinned(curve: Any) -> Any:
-    """Returns every n-th point of a curve, and the last one."""
+    """Returns every n-th point of a curve, and the last point."""
     every = -(-len(curve) // MOST_POINTS)
     return np.concatenate([curve[:-1:every], curve[-1:]]) if len(curve) else curve
 
 
 def _write(file: Path, content: Values) -> None:
-    """Writes a file of scores with a line for each run."""
+    """Writes a file of scores, one line for each run."""
     runs = ",\n".join(json.dumps(run) for run in content.pop("runs"))
     file.write_text(f'{json.dumps(content)[:-1]}, "runs": [\n{runs}\n]}}\n')
 
 
 def _command(path: Path) -> str:
-    """Returns the command that made a run's folder, without its --out and with the settings of its --config; of a file,
-    what it says itself. Raises UsageError if there is none."""
+    """Returns the command of a run's folder, without --out and with the settings of its --config; for a file, the
+    command in it. Raises UsageError if there is none."""
     try:
         if path.is_file():
             return str(json.loads(path.read_text())["command"])
@@ -105,7 +105,7 @@ def _command(path: Path) -> str:
 
 
 def _as_flags(settings: Values) -> list[str]:
-    """Returns the words by which these settings are given to `accel-rl train`."""
+    """Returns the arguments of `accel-rl train` for these settings."""
     words = []
     for name, value in settings.items():
         flag = flag_of(name)
@@ -163,7 +163,7 @@ def write_between(page: Path, parts: Sequence[str]) -> None:
 
 
 def _cell(values: Sequence[float | None]) -> str:
-    """Returns mean, interval over seeds, and how many there are, of scores of which some may be missing."""
+    """Returns mean, interval over seeds and number of scores, without missing ones."""
     present = [value for value in values if value is not None]
     if not present:
         return ""
@@ -174,7 +174,7 @@ def _cell(values: Sequence[float | None]) -> str:
 
 
 def _at(run: ScoredRun, column: int, value: float) -> float | None:
-    """Returns the training score after so many steps or minutes; the last one, if it stopped just before."""
+    """Returns the training score after this many steps or minutes; the last score if the run ended just before."""
     last = run.curve[-1, column] if len(run.curve) else 0.0
     return run.at(column, min(value, last) if last > value * (1 - MOST_MISSING) else value)
 
@@ -212,12 +212,12 @@ def games_table(setting: str, kept: dict[tuple[str, str], list[ScoredRun]], publ
 
 
 def is_trial(setting: str) -> bool:
-    """Tells by its name whether a setting was only tried while the settings of a small machine were chosen."""
+    """Returns whether a setting, by its name, was only a trial for the small machine's settings."""
     return setting.startswith("trial_")
 
 
 def settings_table(kept: dict[tuple[str, str], list[ScoredRun]]) -> str:
-    """Returns the scores of settings and games, and with how many each run ended."""
+    """Returns the scores of settings and games, and the final score of each run."""
     rows = []
     for (setting, game), runs in kept.items():
         ends = [f"{run.curve[-1, 2]:.1f} at {run.curve[-1, 0] / 1e6:.2f} M" for run in runs if len(run.curve)]
@@ -227,7 +227,7 @@ def settings_table(kept: dict[tuple[str, str], list[ScoredRun]]) -> str:
 
 
 def solved_table(runs: Sequence[Values]) -> str:
-    """Returns when each seed's training score on Pong reached 18: agent steps, minutes, and what the minutes mean."""
+    """Returns when each seed's training score on Pong reached 18: agent steps, minutes, and the machine."""
     rows = []
     for run in runs:
         reached = next(
@@ -240,7 +240,7 @@ def solved_table(runs: Sequence[Values]) -> str:
 
 
 def reference_table(kept: dict[tuple[str, str], list[ScoredRun]], pairs: Sequence[Values]) -> str:
-    """Returns the difference of ours and the reference's scores at some step, for pairs of settings that were run."""
+    """Returns the difference of our and the reference's scores at some step, for pairs of settings that were run."""
     rows = []
     for pair in pairs:
         game, steps = pair["game"], pair["steps"]
@@ -259,7 +259,7 @@ def reference_table(kept: dict[tuple[str, str], list[ScoredRun]], pairs: Sequenc
 
 
 def commands_table(about: dict[tuple[str, str], list[Values]]) -> str:
-    """Returns one command for each setting and game; seeds stand in its place."""
+    """Returns one command for each setting and game, with SEED in place of the seed."""
     rows = []
     for (setting, game), runs in about.items():
         seeds = ", ".join(str(run["seed"]) for run in runs)
@@ -270,7 +270,7 @@ def commands_table(about: dict[tuple[str, str], list[Values]]) -> str:
 
 
 def figure(setting: str, kept: dict[tuple[str, str], list[ScoredRun]], published: Values) -> Any:
-    """Draws each game's training scores over agent steps, every seed a line, the published ones dashed."""
+    """Draws each game's training scores over agent steps: a line for each seed, dashed lines for published scores."""
     drawn = new_figure(width=13, height=6)
     axes = drawn.subplots(2, 4).flatten()
     for game, each in zip(GAMES, axes, strict=False):

@@ -1,4 +1,4 @@
-"""Measures the seconds until many workers run and have built their environments; medians of several starts.
+"""Measures the seconds until many workers have built their environments, as the median of several starts.
 
 python benchmarks/startup.py [--workers 64] [--envs-per-worker 2] [--rounds 5] [--json FILE]
 """

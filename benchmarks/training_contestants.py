@@ -17,13 +17,13 @@ Settings = dict[str, Any]
 
 
 class Training(accel_rl.bench.training.Training):
-    """A training as `accel-rl tune` has it, which counts its updates, and whose parts are contestants of their own.
+    """A training like that of `accel-rl tune` that counts its updates and offers its parts as contestants.
 
-    One of the Q-learning family warms up first, until it has learned once: `steps` and `updates` count from there; the
-    updates that `network` makes are among them."""
+    A Q-learning algorithm first warms up until it has learned once. `steps` and `updates` count from there, with the
+    updates that `network` makes."""
 
     def __init__(self, name: str, settings: Settings):
-        short = {"decorrelation_steps": 100}  # the preset's number costs seconds before the first turn only
+        short = {"decorrelation_steps": 100}  # the preset's number would cost seconds before the first turn
         config = check(resolve({**short, "device": "cpu", **settings, "steps": 10**12}))
         super().__init__(name, config)
         config = self.config
@@ -52,7 +52,7 @@ class Training(accel_rl.bench.training.Training):
             self._steps_before, self.updates = self.total_steps, 0
 
     def _counted(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns a method of the update that counts its updates. `repeat` makes several, perhaps by one graph."""
+        """Returns a method of the update that also counts updates. `repeat` makes several, perhaps by one graph."""
 
         def counted(*arguments: Any, **options: Any) -> Any:
             before, result = self.updates, method(*arguments, **options)
@@ -67,7 +67,7 @@ class Training(accel_rl.bench.training.Training):
         return self.total_steps - self._steps_before
 
     def network(self) -> Repeated:
-        """Returns a contestant that makes only the passes of the network of an iteration, without simulation."""
+        """Returns a contestant that makes only the network's passes of an iteration, without simulation."""
         rollout = self.sampler.collect()
         half, horizon = self.config.run.envs // 2, self.config.run.horizon
         observation = rollout.observations(0, 1)[0, :half].clone()
@@ -83,13 +83,12 @@ class Training(accel_rl.bench.training.Training):
         return Repeated("network", passes)
 
     def updates_alone(self) -> Repeated:
-        """Returns a contestant that repeats the updates of an algorithm with a replay, with one batch and a network of
-        its own."""
+        """Returns a contestant that repeats a replay algorithm's updates, with one batch and its own network."""
         replay, config = self.algo.replay, self.config
         assert isinstance(replay, Replay)
         algo = build_algo(config)
         assert isinstance(algo, DQN)
-        algo.target = frozen_copy(algo.policy)  # in place of `setup`, which would make a second replay
+        algo.target = frozen_copy(algo.policy)  # instead of `setup`, which would make a second replay
         update = build_update(config, algo.policy)
         batch = replay.batch(replay.draw(config.algo.batch_size)[0], torch.device(config.run.device))
         count = batch.valid.sum()

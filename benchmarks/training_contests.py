@@ -1,4 +1,4 @@
-"""The contests of benchmarks/training_throughput.py against other frameworks: settings of ours, options of theirs."""
+"""The contests of benchmarks/training_throughput.py against other frameworks: our settings and their options."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -12,10 +12,9 @@ Settings = dict[str, Any]
 class Contest:
     """Our training against a peer's.
 
-    settings: of our run; the peer's driver gets those that are among its options. options: further ones of the driver.
-    budget_s: this contest's part of the 4 minutes, start-up included. against_network: the updates alone take part
-    instead of our training in bfloat16, even where the peer is not installed; such a contest takes place only if it is
-    named."""
+    settings: our run's; the peer's driver gets those that are among its options. options: further options of the
+    driver. budget_s: this contest's part of the 4 minutes, with start-up. against_network: the updates alone take part
+    instead of our training in bfloat16, even if the peer is not installed; such a contest runs only if it is named."""
 
     title: str
     settings: Settings
@@ -30,7 +29,7 @@ SAME = {"env_preset": "dqn84", "network": "nature"}
 
 
 def against_sb3(title: str, settings: Settings, budget_s: float, against_network: bool = False) -> Contest:
-    """Returns a contest against Stable-Baselines3, whose environments are in processes of their own."""
+    """Returns a contest against Stable-Baselines3, whose environments are in separate processes."""
     options = {"algo": settings["algo"], "vectorization": "subproc"}
     return Contest(title, settings | SAME, "stable-baselines3", "sb3", options, budget_s, against_network)
 
@@ -38,7 +37,7 @@ def against_sb3(title: str, settings: Settings, budget_s: float, against_network
 def q_contest(batch_size: int) -> Contest:
     """Returns a contest of DQN.
 
-    Learning begins as soon as the larger batch can be drawn; from then on a tenth of the actions is random."""
+    Learning begins as soon as the larger batch can be drawn; then a tenth of the actions is random."""
     title = f"DQN, 32 environments x 4 steps, batches of {batch_size}, intensity 8"
     settings = {"algo": "dqn", "envs": 32, "horizon": 4, "batch_size": batch_size, "training_intensity": 8}
     short = {"replay_size": 20_000, "warmup_steps": 2048, "epsilon_final": [0.1], "epsilon_steps": 1}
@@ -59,14 +58,14 @@ CONTESTS = {
     ),
     **{name: q_contest(batch_size) for name, batch_size in (("dqn", 32), ("dqn-512", 512))},
 }
-# Settings of ours that are also options of the drivers.
+# Our settings that are also options of the drivers.
 SHARED_OPTIONS = (
     "envs", "horizon", "epochs", "minibatches", "batch_size", "training_intensity", "replay_size", "warmup_steps",
 )  # fmt: skip
 
 
 def driver_settings(settings: Settings, options: Settings) -> Settings:
-    """Returns the options with which a peer's driver does what our run does with these settings."""
+    """Returns the options of a peer's driver that correspond to our run's settings."""
     name = game_name(settings["env"])
     assert name
     game = games()[name].removeprefix("ALE/").removesuffix("-v5")

@@ -1,4 +1,4 @@
-"""Ordinary runs of `accel-rl train` as contestants: their steps are those of progress.csv."""
+"""Ordinary runs of `accel-rl train` as contestants, whose steps are those of progress.csv."""
 
 import csv
 import os
@@ -21,7 +21,7 @@ COMMON = {
     "eval-interval-steps": 0,
     "checkpoint-interval-steps": FOREVER,
     "decorrelation-steps": 100,  # the presets' numbers cost seconds at the start
-    "env-timeout-s": 10**6,  # a run that is stopped must not take its workers for hung
+    "env-timeout-s": 10**6,  # a stopped run must not consider its workers hung
 }
 
 Row = dict[str, str]
@@ -35,13 +35,13 @@ class ProgressFile:
         self._seen: tuple[int, int] | None = None
 
     def skip(self) -> None:
-        """Lets `wait_for_row` wait for a row that is written from now on."""
+        """Makes `wait_for_row` wait for a row written from now on."""
         self._seen = self._version()
 
     def wait_for_row(self, timeout_s: float) -> Row:
         """Waits for a row that is newer than the last one seen; returns the last row by column.
 
-        Raises RunError if the program ends before, or takes longer."""
+        Raises RunError if the program ends first, or takes too long."""
         deadline = time.perf_counter() + timeout_s
         while True:
             if (version := self._version()) != self._seen:
@@ -55,7 +55,7 @@ class ProgressFile:
             time.sleep(POLL_S)
 
     def _version(self) -> tuple[int, int] | None:
-        """Returns what changes with every row, without reading the file."""
+        """Returns a value that changes with every row, without reading the file."""
         try:
             status = os.stat(self._path)
         except FileNotFoundError:
@@ -75,10 +75,10 @@ def steps_of(row: Row) -> int:
 
 
 class TrainingRun:
-    """A run of `accel-rl train`, which is stopped between its turns.
+    """A run of `accel-rl train` that is stopped between its turns.
 
-    environment: variables of its process. settings: flags beside COMMON. first_turn_steps: turns begin at the first row
-    with this many steps or more. shares: of wall time, in the last row of a turn, which should have several."""
+    environment: variables of its process. settings: flags besides COMMON. first_turn_steps: turns begin at the first
+    row with at least this many steps. shares: of wall time, in a turn's last row; a turn should have several rows."""
 
     def __init__(
         self, name: str, environment: Mapping[str, str], settings: Mapping[str, Any], first_turn_steps: int = 0

@@ -1,6 +1,6 @@
 """Measures training against other frameworks, and against the two-resource bound.
 
-python benchmarks/training_throughput.py --install-peers       once: each peer in an environment of its own
+python benchmarks/training_throughput.py --install-peers       once: each peer in its own environment
 python benchmarks/training_throughput.py [--contests a2c ppo appo bound dqn ...] [--full] [--json FILE]
 
 Contests. Their contestants take turns; each acts, simulates and learns. Rates are agent steps per second:
@@ -16,11 +16,11 @@ Contests. Their contestants take turns; each acts, simulates and learns. Rates a
              the network alone: forward, target network, backward and optimizer, repeated with one batch
     dqn-512  the same in batches of 512
 
-Those of the Q-learning family take place only if they are named. Against peers, all contestants play under the same
-rules: frames of 84x84, stacks of four, lost lives end episodes, rewards are clipped, the network is Nature-CNN with 512
-units, and the kind of optimizer is the same. Ours runs in float32 and, except with DQN, once more with its network in
-bfloat16 (`bf16`), which no peer offers. The table says how many parameters each contestant has (without a target
-network), and how many agent steps there are per update: both numbers must be equal within a contest.
+Contests of the Q-learning family run only if they are named. Against peers, all contestants have the same rules: frames
+of 84x84, stacks of four, lost lives end episodes, rewards are clipped, the network is Nature-CNN with 512 units, and
+the kind of optimizer is the same. Ours runs in float32 and, except with DQN, again with its network in bfloat16
+(`bf16`), which no peer offers. The table has each contestant's parameters (without a target network) and agent steps
+per update. Both numbers must be equal within a contest.
 """
 
 import sys
@@ -43,11 +43,11 @@ from peer_process import PeerProcess, driver_command
 from training_contestants import Training
 from training_contests import CONTESTS, Contest, Settings, driver_settings
 
-VERSION = 3  # of the JSON
+VERSION = 3  # version of the JSON format
 BOUND = "bound"
 BOUNDS: dict[str, Settings] = {BOUND: {"algo": "a2c", "envs": 16, "horizon": 5}, "bound-pqn": {"algo": "pqn_16x32"}}
 BOUND_BUDGET_S = 30.0
-# Where none is named: those that take 4 minutes together.
+# The default contests, which take 4 minutes together.
 DEFAULT_CONTESTS = (*(name for name, contest in CONTESTS.items() if not contest.against_network), BOUND)
 
 Result = dict[str, Any]
@@ -57,7 +57,7 @@ Result = dict[str, Any]
 class TrainingOptions(TurnOptions):
     """Options of the benchmark.
 
-    peers: the folder of the peers' environments. Raises UsageError for a value out of range."""
+    peers: the folder of the peers' Python environments. Raises UsageError for a value out of range."""
 
     env: str = "pong"
     contests: Sequence[str] = DEFAULT_CONTESTS
@@ -71,7 +71,7 @@ class TrainingOptions(TurnOptions):
 
 
 def run(options: TrainingOptions) -> Result:
-    """Runs all contests, prints their tables and writes the file; returns what the JSON holds."""
+    """Runs all contests, prints their tables and writes the file; returns the contents of the JSON."""
     create_parents(options.json)
     print(format_machine(describe_machine()))
     contests: dict[str, Result] = {}
@@ -92,7 +92,7 @@ def run(options: TrainingOptions) -> Result:
 
 
 def run_contest(contest: Contest, options: TrainingOptions) -> Result:
-    """Lets ours, ours in bfloat16 or our network alone, and the peer, if it is installed, take turns."""
+    """Runs a contest of ours, ours in bfloat16 or our network alone, and the peer if it is installed."""
     start = time.perf_counter()
     settings = {**contest.settings, "env": options.env}
     with ExitStack() as stack:

@@ -1,8 +1,8 @@
 """Sample Factory's APPO in turns, on the CPU; see turns.py.
 
-Uses its own Atari example (sf_examples.atari: 84x84, 4 frames, a lost life ends the episode, rewards clipped; Adam)
-with its "convnet_atari" and 512 units, which is Nature-CNN. Observations and returns are not normalized, although they
-are by default: no other contestant does that, and it takes time.
+It uses its own Atari example (sf_examples.atari: 84x84, 4 frames, a lost life ends the episode, rewards clipped; Adam)
+with its "convnet_atari" and 512 units, which is Nature-CNN. It does not normalize observations and returns, although
+that is its default, since no other contestant does and it takes time.
 """
 
 import argparse
@@ -31,7 +31,7 @@ def make_env(name: str, cfg: Any, env_config: Any, render_mode: str | None = Non
 
 
 class TakeTurns(AlgoObserver):
-    """Takes turns: an iteration is what the learner does with one data set, all epochs of all its minibatches."""
+    """Takes turns. An iteration is the learner's work on one data set: all epochs of all its minibatches."""
 
     def __init__(self) -> None:
         self.turns: Any = None
@@ -39,7 +39,7 @@ class TakeTurns(AlgoObserver):
 
     def on_init(self, runner: Any) -> None:
         self.turns = Turns(lambda: int(runner.buffer_mgr.policy_versions[0]))
-        # Not once training has begun: what is learned during this line would count as learned in the first turn.
+        # Before training begins: what is learned during this line would count for the first turn.
         network = create_actor_critic(runner.cfg, runner.env_info.obs_space, runner.env_info.action_space)
         self.num_parameters = sum(parameter.numel() for parameter in network.parameters())
 
@@ -84,7 +84,7 @@ def main() -> None:
         "normalize_input": False,
         "normalize_returns": False,
         "train_for_env_steps": 10**12,
-        # Nothing may be triggered by the clock, which continues during the turns of other contestants.
+        # The clock must not trigger anything, since it continues during other contestants' turns.
         "heartbeat_reporting_interval": FOREVER,
         "save_every_sec": FOREVER,
         "save_best_every_sec": FOREVER,

@@ -1,8 +1,8 @@
-"""Trains tiny runs with the accel_rl on PYTHONPATH, and prints digests of what they leave in their folders.
+"""Trains tiny runs with the accel_rl on PYTHONPATH, and prints digests of the files in their folders.
 
-benchmarks/same_results.py runs it with the accel_rl of two checkouts, and writes the runs to standard input, a JSON
+benchmarks/same_results.py runs it with the accel_rl of two checkouts, and writes the runs to standard input as a JSON
 object {name: [settings, steps]}. Each line of the output is a JSON object: run, part, digest. It uses little of
-accel_rl, so that it fits old commits and later ones.
+accel_rl, so that it works with old and later commits.
 """
 
 import csv
@@ -37,7 +37,7 @@ def arrays(value: Any) -> Iterator[np.ndarray[Any, Any]]:
 
 
 def digest(value: Any) -> str:
-    """Returns a digest of the arrays in value, regardless of their names and order, and the number of arrays."""
+    """Returns a digest of the arrays in a value, whatever their names and order, and the number of arrays."""
     each = sorted(
         hashlib.sha1(repr((array.shape, array.dtype.str)).encode() + np.ascontiguousarray(array).tobytes()).hexdigest()
         for array in arrays(value)
@@ -59,7 +59,7 @@ def parts(folder: Path) -> dict[str, str]:
 
 
 def is_reproducible(column: str) -> bool:
-    """Whether a column of progress.csv is no measured time."""
+    """Returns whether a column of progress.csv holds no measured time."""
     return not column.startswith("time/") or column == "time/total_timesteps"
 
 

@@ -1,8 +1,8 @@
 """Stable-Baselines3's A2C, PPO or DQN in turns; see turns.py.
 
-Uses its own AtariWrapper (84x84, a lost life ends the episode, rewards clipped), or EnvPool's environments under the
-same rules, 4 frames, and CnnPolicy (NatureCNN with 512 units). Everything else has its default: A2C learns with torch's
-RMSprop, PPO with Adam. DQN, whose default is Adam, learns with RMSprop like ours, and a tenth of its actions is random;
+It uses its own AtariWrapper (84x84, a lost life ends the episode, rewards clipped) or EnvPool's environments under the
+same rules, 4 frames, and CnnPolicy (NatureCNN with 512 units). All else is its default: A2C learns with torch's
+RMSprop, PPO with Adam. Only DQN learns with RMSprop like ours, not with Adam, and a tenth of its actions is random;
 turns begin when it begins to learn.
 """
 
@@ -20,7 +20,7 @@ from turns import Turns
 
 
 class TakeTurns(BaseCallback):
-    """Takes turns: an iteration is a rollout of `horizon` steps and what is learned from it."""
+    """Takes turns. An iteration is a rollout of `horizon` steps and learning from it."""
 
     def __init__(self, horizon: int, warmup_steps: int):
         super().__init__()
@@ -68,7 +68,7 @@ def make_envs(game: str, num_envs: int, vectorization: str) -> VecEnv:
         from sb3_envpool import EnvPoolEnvs  # only this variant needs EnvPool
 
         return EnvPoolEnvs(game, num_envs)
-    # Without this, each of its processes imports torch again.
+    # Else each of its processes imports torch again.
     multiprocessing.set_forkserver_preload(["stable_baselines3.common.vec_env.subproc_vec_env", "ale_py"])
     envs = make_atari_env(f"{game}NoFrameskip-v4", num_envs, seed=0, vec_env_cls=SubprocVecEnv)
     return VecTransposeImage(VecFrameStack(envs, 4))

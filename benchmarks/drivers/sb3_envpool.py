@@ -1,4 +1,4 @@
-"""EnvPool's Atari games as environments of Stable-Baselines3, under the rules of its AtariWrapper."""
+"""EnvPool's Atari games as environments of Stable-Baselines3, with the rules of its AtariWrapper."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,9 +10,9 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvStepReturn
 
 
 class EnvPoolEnvs(VecEnv):
-    """Steps all environments together, in EnvPool's threads.
+    """Environments that EnvPool's threads step together.
 
-    EnvPool's defaults are the rest of the rules: 84x84, four frames, each action for four, up to 30 no-ops."""
+    The other rules are EnvPool's defaults: 84x84, four frames, a frame skip of four, up to 30 no-ops."""
 
     def __init__(self, game: str, num_envs: int):
         rules = {"episodic_life": True, "reward_clip": True}
@@ -26,9 +26,9 @@ class EnvPoolEnvs(VecEnv):
         self._actions = actions
 
     def step_wait(self) -> VecEnvStepReturn:
-        """Steps all environments, and those whose episode ends once more: with EnvPool, that begins the next episode.
+        """Steps all environments. Those whose episode ends step again, which begins EnvPool's next episode.
 
-        Its `reset` would also begin a new game, though only a life was lost."""
+        EnvPool's `reset` would start a new game, also after a lost life."""
         observations, rewards, terminated, truncated, _ = self._pool.step(self._actions)
         (ended,) = np.nonzero(terminated | truncated)
         infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]

@@ -1,16 +1,15 @@
-"""The driver's end of the line protocol by which peers take turns. benchmarks/peer_process.py holds the other end.
+"""The driver's end of the line protocol by which peers take turns; benchmarks/peer_process.py has the other end.
 
-Drivers are programs that train with other frameworks in turns. Each runs as a script in its peer's environment, which
-does not hold this project: drivers import nothing of it but this module.
+Drivers are programs that train with other frameworks in turns. Each runs as a script in its peer's Python environment,
+which lacks this project: drivers import only this module of it.
 
     driver writes                                    driver reads
     {"ready": {"parameters": 1687719, ...}}          run SECONDS
     {"steps": 960, "updates": 12, "seconds": 2.1}    run SECONDS
     ...                                              (end of file: it ends all processes that it has started)
 
-A turn is a whole number of iterations, each a number of steps and the updates that belong to them: it ends with the
-first one that is finished after SECONDS. Standard output belongs to the protocol; what a framework prints goes to
-standard error.
+A turn is a whole number of iterations, each a number of steps with their updates. It ends with the first iteration that
+finishes after SECONDS. Standard output belongs to the protocol; frameworks print to standard error.
 """
 
 import json
@@ -23,26 +22,26 @@ from typing import Any
 
 
 class Turns:
-    """Blocks in `ready` and `iterated` while it is not this driver's turn.
+    """The turns of a driver: `ready` and `iterated` block while it is not its turn.
 
-    num_updates: returns how many steps the optimizer has taken so far.
+    num_updates: returns the number of optimizer steps so far.
     """
 
     def __init__(self, num_updates: Callable[[], int]):
         self._num_updates = num_updates
-        signal.signal(signal.SIGTERM, _end)  # comes if the benchmark is killed: what was started here ends, too
+        signal.signal(signal.SIGTERM, _end)  # the signal if the benchmark is killed: ends all processes started here
         self._answers = os.fdopen(os.dup(1), "w")
         os.dup2(2, 1)
         self._seconds = self._start = 0.0
         self._steps = self._updates_before = 0
 
     def ready(self, **facts: Any) -> None:
-        """Announces, between two iterations, that everything is set up. facts: the set-up as the peer reports it."""
+        """Announces, between two iterations, that the set-up is complete. facts: the peer's report on its set-up."""
         self._write({"ready": facts})
         self._wait()
 
     def iterated(self, steps: int) -> None:
-        """Must be called after each iteration. steps: its number of agent steps."""
+        """Counts an iteration; call it after each. steps: its number of agent steps."""
         self._steps += steps
         seconds = time.perf_counter() - self._start
         if seconds >= self._seconds:
@@ -65,9 +64,9 @@ class Turns:
 
 
 def _end(*_: Any) -> None:
-    """Terminates this process group, since the other end has closed.
+    """Ends this process group, since the other end has closed.
 
-    Frameworks would take long to end in good order. multiprocessing's resource tracker ignores the signal, removes what
-    the other processes have left in shared memory, and then ends."""
+    Frameworks would take long to end in good order. multiprocessing's resource tracker ignores the signal, removes the
+    shared memory that other processes have left, and then ends."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.killpg(0, signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""Checks what is installed, what the machine is, and whether the GPU computes what the CPU does."""
+"""Checks the installed packages and the machine, and compares the GPU's results with the CPU's."""
 
 import configparser
 import contextlib
@@ -26,7 +26,7 @@ from gpu.rows import Row, Rows
 
 ROOT = Path(__file__).parents[2]
 COMMAND_LIMIT_S = 15.0  # nvidia-smi hangs on some broken drivers
-REPORT_S = 3.0  # between two reports of how the tests go
+REPORT_S = 3.0  # between two reports of the tests' progress
 ONE_FAMILY = """
 from accel_rl.doctor.gpu_check import FAMILIES, check_gpu
 check_gpu({"n-step Q": FAMILIES["n-step Q"]}, {})
@@ -49,7 +49,7 @@ def install(rows: Rows) -> None:
 
 
 def find_packages() -> Row:
-    """Returns versions of the packages that are needed or useful. Raises RuntimeError if a needed one is missing."""
+    """Returns the versions of required and useful packages. Raises RuntimeError if a required one is missing."""
     config = configparser.ConfigParser()
     config.read(ROOT / "setup.cfg")
     needed = [re.split(r"[<>=]", line)[0] for line in config["options"]["install_requires"].split()]
@@ -67,7 +67,7 @@ def find_version(package: str) -> str | None:
 
 
 def ask_doctor(is_dry: bool) -> Row:
-    """Returns what the doctor's self-test and plan say, and what to mend. A dry run only compiles the emulator."""
+    """Returns the doctor's self-test, plan and problems. A dry run only compiles the emulator."""
     if is_dry:
         return {"pong": str(probe_spec(EnvConfig("pong")).observation_shape)}
     done = subprocess.run([sys.executable, "-m", "accel_rl", "doctor", "--json"], stdout=subprocess.PIPE, text=True)
@@ -80,7 +80,7 @@ def ask_doctor(is_dry: bool) -> Row:
 
 
 def facts(rows: Rows) -> None:
-    """Describes the machine. What a command or the driver refuses is said in its row, and fails nothing."""
+    """Describes the machine. A row says what a command or the driver refuses; this is not a failure."""
     rows.add("machine", lambda: {"text": format_machine(describe_machine())})
     rows.add("pinned memory", try_to_pin)
     for command in FACTS:
@@ -88,7 +88,7 @@ def facts(rows: Rows) -> None:
 
 
 def say(command: str, limit_s: float = COMMAND_LIMIT_S) -> str:
-    """Returns what a command prints, or why it prints nothing."""
+    """Returns a command's output, or the reason why there is none."""
     words = command.split()
     if not shutil.which(words[0]):
         return f"there is no {words[0]} here"
@@ -100,7 +100,7 @@ def say(command: str, limit_s: float = COMMAND_LIMIT_S) -> str:
 
 
 def try_to_pin() -> Row:
-    """Tells whether the driver pins shared memory. Where it refuses, transfers are slower, but all else works."""
+    """Tells whether the driver pins shared memory. If it refuses, transfers are slower, but everything works."""
     memory = SharedArrays({"values": ((1 << 20,), "uint8")})
     address = pin(memory)
     if address is None:
@@ -110,7 +110,7 @@ def try_to_pin() -> Row:
 
 
 def correctness(rows: Rows) -> None:
-    """Compares the GPU with the CPU: the doctor beside the tests, since neither is timed."""
+    """Compares the GPU with the CPU: runs the doctor and the tests at the same time, since neither is timed."""
     doctor = threading.Thread(target=lambda: rows.add("accel-rl doctor --gpu", run_doctor, rows))
     doctor.start()
     rows.add("tests", run_tests, rows, test_command(rows.is_dry))
@@ -118,7 +118,7 @@ def correctness(rows: Rows) -> None:
 
 
 def run_doctor(rows: Rows) -> Row:
-    """Returns the doctor's verdict and table, and hands on each line. Raises RuntimeError if not all is verified."""
+    """Returns the doctor's verdict and table, and passes on each line. Raises RuntimeError unless all is verified."""
     command = [sys.executable, "-m", "accel_rl", "doctor", "--gpu"]
     if rows.is_dry:
         command = [sys.executable, "-c", ONE_FAMILY]
@@ -134,7 +134,7 @@ def run_doctor(rows: Rows) -> Row:
 
 
 def test_command(is_dry: bool) -> list[str]:
-    """Returns the command that runs the tests of the GPU code, several at a time where pytest can."""
+    """Returns the command that runs the tests of the GPU code, several at a time if pytest can."""
     command = [sys.executable, "-m", "pytest", "-m", "gpu", "-p", "no:cacheprovider", "-p", "gpu.outcomes_plugin"]
     command += ["--continue-on-collection-errors"]
     if is_dry:
@@ -148,9 +148,9 @@ def test_command(is_dry: bool) -> list[str]:
 
 
 def run_tests(rows: Rows, command: Sequence[str]) -> Row:
-    """Runs pytest; hands on every few seconds how many tests have passed, and which have failed, and how.
+    """Runs pytest; reports every few seconds how many tests have passed, and which have failed with which error.
 
-    Raises RuntimeError if some have failed, or if none has passed. What pytest prints goes to tests.log."""
+    Raises RuntimeError if some have failed, or if none has passed. The output goes to tests.log."""
     env = {name: value for name, value in os.environ.items() if name != "ACCEL_RL_FAKE_GPUS"}  # tests make their own
     with tempfile.NamedTemporaryFile("r") as file, (rows.out / "tests.log").open("w") as log:
         process = subprocess.Popen(
@@ -173,7 +173,7 @@ def run_tests(rows: Rows, command: Sequence[str]) -> Row:
 
 
 def sum_up(events: Sequence[Row]) -> Row:
-    """Returns how many tests have ended in which way, what those that failed have said, and which are running."""
+    """Returns the numbers of tests by outcome, the errors of failed tests, and the running tests."""
     ended = {each["test"]: each for each in events if each["outcome"] != "begun"}
     counts = Counter(each["outcome"] for each in ended.values())
     verdict = ", ".join(f"{number} {outcome}" for outcome, number in counts.items()) or "no test has ended"

@@ -1,4 +1,4 @@
-"""Measures what single operations cost on the GPU, profiles its kernels, and tries NCCL."""
+"""Measures the cost of single operations on the GPU, profiles its kernels, and tries NCCL."""
 
 import time
 from collections.abc import Callable
@@ -22,13 +22,13 @@ GROUP_SIZES = (8, 56, 112, 224, 448)  # environments that act together
 
 
 def micro(rows: Rows) -> None:
-    """Measures what a group of environments costs the action server, by its size."""
+    """Measures the action server's cost of a group of environments, by its size."""
     for size in GROUP_SIZES[:1] if rows.is_dry else GROUP_SIZES:
         rows.add(f"{size} environments", cost_of_an_act, size, rows.is_dry)
 
 
 def cost_of_an_act(size: int, is_dry: bool) -> Row:
-    """Returns microseconds: of an act, eagerly and as a graph, of uploads, and of all that an act of a group takes."""
+    """Returns microseconds: an act, eagerly and as a graph; uploads; and everything for an act of a group."""
     config = make_config({"algo": "ppo_small", "sampler": "serial"}, is_dry)
     algo, repeats = build_algo(config), 3 if is_dry else 200
     frames = torch.randint(0, 255, (size, *config.spec.observation_shape), dtype=torch.uint8)
@@ -63,7 +63,7 @@ def cost_of_an_act(size: int, is_dry: bool) -> Row:
 
 
 def microseconds(work: Callable[[], object], repeats: int) -> float:
-    """Returns the mean of several calls, each of which is waited for."""
+    """Returns the mean time of several calls, with a wait after each."""
     for _ in range(3):
         work()
     torch.cuda.synchronize()
@@ -75,13 +75,13 @@ def microseconds(work: Callable[[], object], repeats: int) -> float:
 
 
 def profile(rows: Rows) -> None:
-    """Profiles two iterations; the whole table goes to profile_NAME.txt."""
+    """Profiles two iterations; writes the whole table to profile_NAME.txt."""
     for name, settings in PROFILES.items():
         rows.add(name, profile_iterations, name, settings, rows)
 
 
 def profile_iterations(name: str, settings: Row, rows: Rows) -> Row:
-    """Returns how busy two iterations keep the GPU, and which kernels take most of its time.
+    """Returns how busy two iterations keep the GPU, and the kernels that take most of its time.
 
     A dry run profiles operations of the CPU. Raises RuntimeError if the profiler sees no kernels of a real GPU."""
     on_gpu = not rows.is_dry
@@ -96,7 +96,7 @@ def profile_iterations(name: str, settings: Row, rows: Rows) -> Row:
     averages = found.key_averages()
     file = rows.out / f"profile_{name.replace(', ', '_')}.txt"
     file.write_text(averages.table(sort_by=by, row_limit=30, max_name_column_width=70))
-    if on_gpu:  # an operation's time is there once more, as that of the kernels that it has launched
+    if on_gpu:  # an operation's time appears again as that of its kernels
         averages = [each for each in averages if is_kernel(each)]
     kernels = sorted((each.time_range.start, each.time_range.end) for each in found.events() if is_kernel(each))
     if on_gpu and not kernels:
@@ -114,12 +114,12 @@ def profile_iterations(name: str, settings: Row, rows: Rows) -> Row:
 
 
 def is_kernel(event: Any) -> bool:
-    """Tells whether the GPU has worked on a profiler's event: a kernel or a copy, and no label of the program's own."""
+    """Tells whether a profiler's event is work of the GPU (a kernel or a copy), not a label of this program."""
     return event.device_type.name == "CUDA" and not getattr(event, "is_user_annotation", False)
 
 
 def busy_and_longest_gap(intervals: list[tuple[float, float]]) -> tuple[float, float]:
-    """Returns the length of the union of intervals, given in order of their starts, and the longest gap in it."""
+    """Returns the length of the union of intervals, sorted by start, and the longest gap in it."""
     busy, gap, end = 0.0, 0.0, intervals[0][0] if intervals else 0.0
     for first, last in intervals:
         gap = max(gap, first - end)
@@ -129,9 +129,9 @@ def busy_and_longest_gap(intervals: list[tuple[float, float]]) -> tuple[float, f
 
 
 def nccl(rows: Rows) -> None:
-    """Says whether NCCL loads and sums, and whether it can be captured in a graph, which our runs never do.
+    """Says whether NCCL loads and sums, and whether a graph can capture it, which our runs never do.
 
-    With one process, since it refuses two on one GPU; so there is nothing to time."""
+    It has one process, since NCCL refuses two on one GPU, so there is nothing to time."""
     dist.init_process_group("cpu:gloo,cuda:nccl", store=HashStore(), rank=0, world_size=1)
     vector = torch.ones(2_000_000, device=GPU)
     # A sum over one process may enqueue no kernel. Gloo, in a dry run, has no mean.

@@ -1,6 +1,6 @@
-"""A pytest plugin, `-p gpu.outcomes_plugin`: appends each test's beginning and outcome to the file that OUTCOMES names.
+"""A pytest plugin (`-p gpu.outcomes_plugin`) that appends each test's start and outcome to the file named by OUTCOMES.
 
-So a session that is cut short still knows what has failed, and how, and what was running."""
+So a session that is cut short still knows the failed tests, their errors, and the running tests."""
 
 import json
 import os
@@ -23,7 +23,7 @@ class Outcomes:
         self._write(nodeid, "begun")
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.when == "call" or not report.passed:  # what ends before it begins is skipped, or has failed
+        if report.when == "call" or not report.passed:  # a test that ends before its call was skipped or failed
             self._write(report.nodeid, report.outcome, report.longreprtext if report.failed else "")
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:

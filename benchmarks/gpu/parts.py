@@ -1,6 +1,6 @@
-"""The process of one part of a GPU session, which benchmarks/gpu_session.py starts.
+"""The process of one part of a GPU session; benchmarks/gpu_session.py starts it.
 
-checks.py, runs.py, speed.py, kernels.py and peers.py have the parts, rows.py has what they make.
+checks.py, runs.py, speed.py, kernels.py and peers.py have the parts, rows.py has their rows.
 """
 
 import platform
@@ -19,7 +19,7 @@ from gpu.rows import Rows, run_part
 
 
 def probe(rows: Rows) -> None:
-    """Tells which GPUs there are, or why none can be used."""
+    """Names the GPUs, or says why none can be used."""
     try:
         if not num_gpus():
             raise UsageError(f"there is no GPU here: {why_no_gpu()}")

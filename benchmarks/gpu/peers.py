@@ -1,4 +1,4 @@
-"""Lets our training and Stable-Baselines3's take turns on the GPU, under the rules of training_throughput.py."""
+"""Measures our training and Stable-Baselines3's in turns on the GPU, under the rules of training_throughput.py."""
 
 import math
 import os
@@ -24,16 +24,16 @@ from training_contestants import Training
 from training_contests import CONTESTS, Contest, driver_settings
 
 CONTEST_NAMES = ("ppo", "a2c", "dqn")
-# What a GPU is made for, in place of the peers' sizes. 112 environments, as in speed.py.
+# Sizes that suit a GPU, instead of the peers': 112 environments, as in speed.py.
 LARGE: dict[str, Row] = {"ppo": {"envs": 112, "horizon": 16}, "a2c": {"envs": 112}}
 SB3 = {"SB3, processes": "subproc", "SB3, EnvPool": "envpool"}
-REAL, DRY = Schedule(1.0, FULL_ROUNDS), Schedule(0.05, 2)  # seconds of a turn, rounds
+REAL, DRY = Schedule(1.0, FULL_ROUNDS), Schedule(0.05, 2)  # seconds per turn, rounds
 
 
 class Guarded:
-    """A contestant whose failure leaves the others in the contest: from then on its rates are NaN.
+    """A contestant whose failure does not end the contest: its rates are NaN from then on.
 
-    build: makes it. failure: what its row says in place of figures; empty while it takes part."""
+    build: creates it. failure: its row's text in place of figures; empty while it takes part."""
 
     def __init__(self, name: str, build: Callable[[], Training | PeerProcess]):
         self.name = name
@@ -59,7 +59,7 @@ class Guarded:
 
 
 def explain(error: Exception) -> Row:
-    """Returns what a row says of a failure. A package that a peer's process does not find is none."""
+    """Returns a row's text for a failure. A package that a peer's process does not find is not a failure."""
     if not isinstance(error, RunError):
         return describe_error(error)
     *_, last_line = str(error).splitlines()
@@ -72,14 +72,14 @@ def explain(error: Exception) -> Row:
 
 
 def peers(rows: Rows) -> None:
-    """Holds the contests one after the other."""
+    """Runs the contests one after the other."""
     rows.add("machine", lambda: {"text": format_machine(describe_machine())})
     for name in CONTEST_NAMES:
         hold(name, CONTESTS[name], rows)
 
 
 def hold(name: str, contest: Contest, rows: Rows) -> None:
-    """Lets a contest's contestants take turns. Each has a row, which is there after the first round."""
+    """Runs a contest. Each contestant has a row from the first round on."""
     with ExitStack() as stack:
         contestants = [
             stack.enter_context(closing(Guarded(label, build)))
@@ -97,12 +97,12 @@ def hold(name: str, contest: Contest, rows: Rows) -> None:
 
 
 def builders(name: str, settings: Row, is_dry: bool) -> dict[str, Callable[[], Training | PeerProcess]]:
-    """Returns what builds each contestant, by the name of its row."""
+    """Returns the function that builds each contestant, by the name of its row."""
     settings = {**settings, "env": "pong", "device": "cuda:0"}
     sizes = {"ours": settings}
     if name in LARGE:
         sizes[f"ours, {LARGE[name]['envs']} environments"] = settings | LARGE[name]
-    dry: Row = {**small(settings), "frame_shape": [84, 84]} if is_dry else {}  # peers have no other frames
+    dry: Row = {**small(settings), "frame_shape": [84, 84]} if is_dry else {}  # peers have only these frames
     found: dict[str, Callable[[], Training | PeerProcess]] = {
         f"{label}, {precision}": partial(Training, label, {**size, **dry, "precision": setting})
         for label, size in sizes.items()
@@ -127,7 +127,7 @@ def find_python() -> tuple[Path, dict[str, str] | None]:
 
 
 def describe(each: Guarded, contestants: list[Guarded], turns: dict[str, Turns]) -> Row:
-    """Returns the figures of a contestant's turns, with the ratios of its rates to the peers'."""
+    """Returns a contestant's figures, with the ratios of its rates to the peers'."""
     if each.failure:
         return each.failure
     rates, facts = turns[each.name].rates, each.contestant.facts

@@ -1,4 +1,4 @@
-"""Defines rows, the figures that a part of a GPU session finds, and the tables that show them."""
+"""Defines rows, which hold the figures of a part of a GPU session, and the tables that show them."""
 
 import argparse
 import faulthandler
@@ -20,17 +20,16 @@ DETAILS = ("name", "took_s", "complete", "failures", "table")  # not shown by de
 
 
 class Rows:
-    """Makes rows and hands them on.
+    """Makes rows and passes them on.
 
-    put: takes a row; one with a name that was there takes its place, and complete=False in it says that a later call
-    is to make it anew. have: the names of rows that an earlier call has made. out: the folder for files. is_dry: tiny
-    settings, on a fake GPU."""
+    put: takes a row, which replaces an earlier one of its name; complete=False in it makes a later call repeat it.
+    have: the names of rows from an earlier call. out: the folder for files. is_dry: tiny settings on a fake GPU."""
 
     def __init__(self, put: Callable[[Row], object], have: Sequence[str], out: Path, is_dry: bool):
         self.put, self.have, self.out, self.is_dry = put, {*have}, out, is_dry
 
     def add(self, name: str, make: Callable[..., Row], *arguments: Any) -> None:
-        """Makes a row, unless it is there; one that fails has its error, and its traceback is in the part's log."""
+        """Makes a row unless it exists. A row that fails has its error; the part's log has the traceback."""
         if name in self.have:
             return
         print(f"---- {name}")
@@ -44,13 +43,14 @@ class Rows:
 
 
 def describe_error(error: Exception) -> Row:
-    """Returns what a row has in place of figures."""
+    """Returns a row's text for an error, in place of figures."""
     return {"error": f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]}
 
 
 def run_part(parts: Mapping[str, Callable[[Rows], None]]) -> None:
-    """Runs the part that the command line names, in a process of its own: PART --rows FD --out DIR [--have NAMES]
-    [--dry-run]. Each row becomes a line of JSON in the descriptor FD."""
+    """Runs the part of the command line in this process: PART --rows FD --out DIR [--have NAMES] [--dry-run].
+
+    It writes each row as a line of JSON to the descriptor FD."""
     parser = argparse.ArgumentParser()
     parser.add_argument("part", choices=parts)
     parser.add_argument("--rows", type=int, required=True)
@@ -58,14 +58,14 @@ def run_part(parts: Mapping[str, Callable[[Rows], None]]) -> None:
     parser.add_argument("--have", type=json.loads, default=[])
     parser.add_argument("--dry-run", action="store_true")
     options = parser.parse_args()
-    os.set_inheritable(options.rows, False)  # the session waits until nobody can write any more
+    os.set_inheritable(options.rows, False)  # the session waits until no process can write to it
     faulthandler.enable()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that what a part has started is closed
-    faulthandler.register(signal.SIGTERM, all_threads=True, chain=True)  # where a part that is out of time stands
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that a part closes what it has started
+    faulthandler.register(signal.SIGTERM, all_threads=True, chain=True)  # shows where a part is at its time limit
     with os.fdopen(options.rows, "w", buffering=1) as file:
 
         def put(row: Row) -> None:
-            file.write(json.dumps(row) + "\n")  # in one piece: some parts have threads
+            file.write(json.dumps(row) + "\n")  # in one call, since some parts have threads
 
         parts[options.part](Rows(put, options.have, options.out, options.dry_run))
 
@@ -74,12 +74,12 @@ def run_part(parts: Mapping[str, Callable[[Rows], None]]) -> None:
 
 
 def number(name: str, text: str = "{:,.0f}") -> Callable[[Row], str]:
-    """Returns a function that formats one figure of a row; nothing if the row has none."""
+    """Returns a function that formats one figure of a row; an empty text if the row lacks it."""
     return lambda row: text.format(row[name]) if row.get(name) is not None else ""
 
 
 def percent(name: str, part: str | None = None) -> Callable[[Row], str]:
-    """Returns a function that formats a share of a row, or of a part of the row, in percent."""
+    """Returns a function that formats a share of a row, or of a part of it, in percent."""
 
     def show(row: Row) -> str:
         value = (row.get(part, {}) if part else row).get(name)
@@ -89,7 +89,7 @@ def percent(name: str, part: str | None = None) -> Callable[[Row], str]:
 
 
 def ratio_to(peer: str) -> Callable[[Row], str]:
-    """Returns a function that formats a row's rate over a peer's; nothing where that one did not take part."""
+    """Returns a function that formats a row's rate over a peer's; an empty text if the peer did not take part."""
     return lambda row: format_ratio(row["over"][peer]) if peer in row.get("over", {}) else ""
 
 
@@ -159,7 +159,7 @@ def format_rows(part: str, rows: Sequence[Row]) -> str:
 
 
 def show_all(row: Row) -> str:
-    """Shows what a row says, or else all its figures, with their names."""
+    """Returns a row's text, or else all its figures with their names."""
     if "text" in row:
         return str(row["text"])
     return ", ".join(f"{name} {value}" for name, value in row.items() if name not in DETAILS)

@@ -1,4 +1,4 @@
-"""Whole runs of a GPU session: Pong to its end, and several learners."""
+"""Whole runs of a GPU session: Pong until it is won, and several learners."""
 
 import json
 import subprocess
@@ -13,13 +13,13 @@ from accel_rl.hardware.devices import num_gpus
 from gpu.rows import Row, Rows
 
 ROOT = Path(__file__).parents[2]
-WON = 18.0  # a score in Pong
-RATE_S = 5.0  # for which a run's rate is measured
+WON = 18.0  # the score at which Pong counts as won
+RATE_S = 5.0  # the time over which a run's rate is measured
 DRY: Row = {"envs": 4, "horizon": 4, "workers": 2, "decorrelation_steps": 3, "frame_shape": [42, 42]}
 
 
 def pong(rows: Rows) -> None:
-    """Trains ppo_small on Pong; a later call begins again if this one is cut off before it has won."""
+    """Trains ppo_small on Pong; a later call starts again if this one is cut off before it has won."""
     curve: list[list[float]] = []
 
     def row() -> Row:
@@ -46,7 +46,7 @@ def pong(rows: Rows) -> None:
 
 
 def learners(rows: Rows) -> None:
-    """Two learners on one GPU, beside one: gradients by shared memory and Gloo, or a central store."""
+    """Trains two learners on one GPU, and one: gradients by shared memory and Gloo, or a central store."""
     rows.add("1 learner", rate_of_run, rows.is_dry, 1, {"device": "cuda:0"})
     for update in ("all_reduce", "central_store"):
         two = {"devices": "cuda:0", "learners_per_gpu": 2, "update": update}
@@ -54,7 +54,7 @@ def learners(rows: Rows) -> None:
 
 
 def scaling(rows: Rows) -> None:
-    """Learners on GPUs of their own, each with as many environments: NCCL, or a central store."""
+    """Trains learners on one GPU each, with equally many environments: NCCL, or a central store."""
     for update in ("all_reduce", "central_store"):
         for number in [number for number in (1, 2, 4, 8) if number <= num_gpus()]:
             where = {"devices": f"0-{number - 1}" if number > 1 else "0", "update": update}
@@ -62,7 +62,7 @@ def scaling(rows: Rows) -> None:
 
 
 def rate_of_run(is_dry: bool, times_envs: int, where: Row) -> Row:
-    """Returns the rate of A2C on Pong between the first and the last row of its log, some seconds later."""
+    """Returns the rate of A2C on Pong from the first row of its log to the last, some seconds later."""
     seen: list[dict[str, float]] = []
 
     def on_row(metrics: dict[str, float]) -> bool:

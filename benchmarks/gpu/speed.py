@@ -35,7 +35,7 @@ GIB = 2**30
 BASE: Row = {"env": "pong", "device": "cuda:0", "steps": 10**12, "tensorboard": False, "eval_interval_steps": 0}
 BASE |= {"decorrelation_steps": 100}
 REPLAY: Row = {"replay_size": 100_000, "warmup_steps": 4096, "epsilon_steps": 1, "epsilon_final": [0.1]}
-# Of 16 logical CPUs one is the action server's; 112, 224 and 448 environments divide over 14 workers, not over 15.
+# The action server has one of 16 logical CPUs; 112, 224 and 448 environments divide over 14 workers, not over 15.
 PPO: Row = {"algo": "ppo", "envs": 112, "horizon": 16}
 TRAININGS: dict[str, Row] = {
     "a2c 112": {"algo": "a2c", "envs": 112},
@@ -60,7 +60,7 @@ TRAININGS: dict[str, Row] = {
     "ga3c queued 64": {"algo": "ga3c", "envs": 64},
 }
 SAMPLERS = [("alternating", envs) for envs in (112, 224, 448, 896, 16, 128)] + [("serial", 16)]
-SWITCHES: dict[str, Row] = {  # what PPO, or another preset, does otherwise than by default: settings, or one of PATCHES
+SWITCHES: dict[str, Row] = {  # variants of PPO or another preset: settings, or one of PATCHES
     "defaults": {},
     "float32": {"precision": "float32"},
     "TF32": {"precision": "tf32"},
@@ -76,7 +76,7 @@ SWITCHES: dict[str, Row] = {  # what PPO, or another preset, does otherwise than
 }
 
 
-# What a dry run changes, by algorithm.
+# Settings of a dry run, by algorithm.
 DRY_REPLAY: Row = {"warmup_steps": 48, "replay_size": 200, "batch_size": 8, "training_intensity": 1}
 DRY_SETTINGS: dict[str, Row] = {
     "ppo": {"minibatches": 2},
@@ -88,19 +88,19 @@ DRY_SETTINGS: dict[str, Row] = {
 
 
 def make_config(settings: Row, is_dry: bool) -> Config:
-    """Returns a run's settings; in a dry run, of one that takes a moment."""
+    """Returns a run's settings; those of a very short run in a dry run."""
     return check(resolve({**BASE, **settings, **(small(settings) if is_dry else {})}))
 
 
 def small(settings: Row) -> Row:
-    """Returns what makes a run of these settings take a moment."""
+    """Returns the settings that make a run very short."""
     family = next((name for name in DRY_SETTINGS if settings["algo"].startswith(name)), "")
     is_serial = settings.get("sampler") == "serial"
     return {**DRY, **DRY_SETTINGS.get(family, {}), **({"workers": None} if is_serial else {})}
 
 
 class Usage:
-    """Samples how busy the GPU and the CPUs are, several times a second, in a thread."""
+    """A thread that samples how busy the GPU and the CPUs are, several times a second."""
 
     def __init__(self) -> None:
         self._gpu: list[float] = []
@@ -110,19 +110,19 @@ class Usage:
 
     def _sample(self) -> None:
         while not self._is_closed.wait(0.1):
-            os.sched_setaffinity(0, self._cpus)  # not on the core that the action server has for itself
+            os.sched_setaffinity(0, self._cpus)  # not on the action server's own core
             share = gpu_use()
             if share is None:
                 return
             self._gpu.append(share)
 
     def begin(self) -> None:
-        """Begins anew."""
+        """Starts the measurement again."""
         psutil.cpu_percent(None)
         self._gpu.clear()
 
     def shares(self) -> Row:
-        """Returns the mean shares since `begin`; None for the GPU where nothing tells it."""
+        """Returns the mean shares since `begin`; None for the GPU if they are unknown."""
         gpu = self._gpu[2:]  # NVML looks back by some tenths of a second
         mean = round(sum(gpu) / len(gpu), 3) if gpu else None
         return {"gpu_use": mean, "cpu_use": round(psutil.cpu_percent(None) / 100, 3)}
@@ -133,13 +133,13 @@ class Usage:
 
 
 def gpu_use() -> float | None:
-    """Returns the share of time in which the first GPU has worked lately, by NVML or else nvidia-smi; None without."""
+    """Returns the first GPU's recent share of busy time, by NVML or else nvidia-smi; None without these."""
     with contextlib.suppress(ModuleNotFoundError, RuntimeError, AttributeError):
         return torch.cuda.utilization(GPU) / 100
     command = ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits", "-i", "0"]
     try:
         return float(subprocess.run(command, capture_output=True, text=True, timeout=5).stdout) / 100
-    except (OSError, ValueError, subprocess.TimeoutExpired):  # it is missing, says [N/A], or hangs
+    except (OSError, ValueError, subprocess.TimeoutExpired):  # nvidia-smi is missing, says [N/A], or hangs
         return None
 
 
@@ -154,7 +154,7 @@ def training(rows: Rows) -> None:
 
 
 def switches(rows: Rows) -> None:
-    """Measures PPO with each of its means switched off, and with the network compiled."""
+    """Measures PPO with each of its optimizations switched off, and with a compiled network."""
     with closing(Usage()) as usage:
         for name, changes in SWITCHES.items():
             rows.add(name, train_switched, changes, rows.is_dry, usage)
@@ -163,7 +163,7 @@ def switches(rows: Rows) -> None:
 def train_switched(changes: Row, is_dry: bool, usage: Usage) -> Row:
     patches = PATCHES[changes["patch"]] if "patch" in changes else []
     settings = {name: value for name, value in changes.items() if name != "patch"}
-    if is_dry and "network" in settings:  # Inductor has no code for a GPU that is not there
+    if is_dry and "network" in settings:  # Inductor cannot compile for a fake GPU
         settings["network"] = "gpu.speed:plain_nature"
     with contextlib.ExitStack() as stack:
         for module, name, value in patches:
@@ -173,13 +173,13 @@ def train_switched(changes: Row, is_dry: bool, usage: Usage) -> Row:
 
 
 def act_and_wait(server: GpuActionServer, group: int, t: int) -> None:
-    """Acts as a server does that looks at no other group before the GPU has answered."""
+    """Acts like a server that waits for the GPU before it looks at the other group."""
     ACT(server, group, t)
     server.wait_until_acted(group)
 
 
 ACT = GpuActionServer.act
-PATCHES: dict[str, list[tuple[Any, str, Any]]] = {  # attributes that are replaced while a row is measured
+PATCHES: dict[str, list[tuple[Any, str, Any]]] = {  # attributes to replace while a row is measured
     "cast in each call": [(update, "keep_copies", lambda module: None)],
     "no search": [(capture, "searches_convolutions", False)],
     "no epochs": [(update, "MAX_REPEATED", 0)],
@@ -188,7 +188,7 @@ PATCHES: dict[str, list[tuple[Any, str, Any]]] = {  # attributes that are replac
 
 
 def plain_nature(spec: EnvSpec) -> nn.Module:
-    """Returns Nature-CNN as PyTorch's own layers, as a user would write it."""
+    """Returns Nature-CNN in PyTorch's own layers, as a user would write it."""
     (channels, *_), layers = spec.observation_shape, list[nn.Module]()
     for filters, kernel, stride in ((32, 8, 4), (64, 4, 2), (64, 3, 1)):
         layers += [nn.Conv2d(channels, filters, kernel, stride), nn.ReLU()]
@@ -200,12 +200,12 @@ def plain_nature(spec: EnvSpec) -> nn.Module:
 
 
 class Compiled(nn.Module):
-    """A network that Inductor compiles. accel_rl leaves its layers as they are: it looks at registered modules."""
+    """A network that Inductor compiles. accel_rl does not change its layers, since they are not registered modules."""
 
     def __init__(self, network: nn.Module):
         super().__init__()
         self.weights, self.num_features = nn.ParameterList(network.parameters()), 512
-        self.run: Any = [torch.compile(network)]  # in a list, so that it is not registered
+        self.run: Any = [torch.compile(network)]  # in a list, so that it is not registered as a module
 
     def forward(self, image: torch.Tensor) -> torch.Tensor:
         return self.run[0](image)  # type: ignore[no-any-return]
@@ -216,8 +216,8 @@ def compiled_nature(spec: EnvSpec) -> nn.Module:
 
 
 def train_for(settings: Row, is_dry: bool, usage: Usage) -> Row:
-    """Trains past all captures and the warm-up of a replay, and then for MEASURED_S."""
-    gc.collect()  # graphs of the row before hold memory
+    """Trains until all graphs are captured and a replay is warm, and then for MEASURED_S."""
+    gc.collect()  # the last row's graphs hold memory
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     with warm_training(settings, is_dry) as run:
@@ -241,7 +241,7 @@ def train_for(settings: Row, is_dry: bool, usage: Usage) -> Row:
 
 @contextlib.contextmanager
 def warm_training(settings: Row, is_dry: bool) -> Iterator[Training]:
-    """Yields a training that has learned for a while, so that graphs are captured and a replay is filled."""
+    """Yields a training that has learned until graphs are captured and a replay is filled."""
     config = make_config(settings, is_dry)
     with closing(Training("training", config)) as run, pinned(config.plan.server_cpus):
         warm_up = getattr(config.algo, "warmup_steps", 0)
@@ -250,7 +250,7 @@ def warm_training(settings: Row, is_dry: bool) -> Iterator[Training]:
 
 
 def measure(work: Callable[[], int], sampler: Sampler, config: Config, is_dry: bool, usage: Usage) -> tuple[float, Row]:
-    """Repeats work, which returns its agent steps, for MEASURED_S; returns the seconds it took, and a row."""
+    """Repeats work, which returns its agent steps, for MEASURED_S; returns the seconds, and a row."""
     before, steps = dict(sampler.seconds), 0
     usage.begin()
     start = time.perf_counter()

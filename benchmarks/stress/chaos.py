@@ -1,13 +1,12 @@
-"""Trains while faults come at random times, and says what was reported, how long that took, and what was lost.
+"""Trains while faults come at random times, and records the reports, their delays, and lost steps.
 
     python benchmarks/stress/chaos.py [--minutes 60] [--seed N] [--json FILE]
 
-Runs follow each other, each of two learners with workers and a replay, until the time is over; each is struck for a
-quarter of it at most. Every second one is exact: only faults that end it come, it is resumed each time, and its policy
-at the end has to be the one of a run that nothing happened to, bit for bit. In the others environments and workers
-fail, too, which are replaced (--on-env-error restart). After each fault no process may be left that the run has
-started, the error is one line, and the last checkpoint loads; a damaged one is mended by the command that the error
-names."""
+Runs follow each other until the time is over, each with two learners, workers and a replay, and with faults for at most
+a quarter of the time. Every second run is exact: all its faults end it, it is resumed each time, and its final policy
+must equal that of a run without faults, bit for bit. In the other runs, environments and workers also fail and are
+replaced (--on-env-error restart). After each fault that ends a run, no process of it may remain, the error is one line,
+and the last checkpoint loads. If it is damaged, the command that the error names mends it."""
 
 import contextlib
 import itertools
@@ -38,18 +37,18 @@ from accel_rl.processes.child import stop_with_parent
 from accel_rl.run_folder import checkpoint
 from run_processes import name_processes, processes_of
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # where the programs of benchmarks/ lie
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the folder of the programs of benchmarks/
 from command_line import add_json, make_parser, run_program
 
-LIMIT_S, LEARNER_LIMIT_S = 5, 20  # the run's own time limits, for environments and for learners
-WITHIN_S = 30.0  # and within these it has ended, or reported, on a busy machine
+LIMIT_S, LEARNER_LIMIT_S = 5, 20  # the run's own time limits for environments and learners
+WITHIN_S = 30.0  # a run must end or report within this time, also on a busy machine
 BETWEEN_S = (2.0, 12.0)  # from one fault to the next
 STEPS = 12_000
-FAULT = "ACCEL_RL_CHAOS_FAULT"  # names the file in which an environment finds what to do
+FAULT = "ACCEL_RL_CHAOS_FAULT"  # names the file with the fault for an environment
 
 
 class Unruly(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """CartPole until the file that FAULT names says what goes wrong; the first environment that sees it does it."""
+    """CartPole until the file that FAULT names holds a fault; the first environment that sees it commits it."""
 
     def __init__(self) -> None:
         super().__init__(gymnasium.make("CartPole-v1").unwrapped)
@@ -71,8 +70,8 @@ class Unruly(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 @dataclass
 class Report:
-    """What is known of a kind of fault. seconds: until the run had ended or the loss was in its log; steps: that had to
-    be done again; says: the last message."""
+    """The results of a kind of fault. seconds: until the run had ended or its log had the loss. steps: those that had
+    to be repeated. says: the last message."""
 
     times: int = 0
     seconds: list[float] = field(default_factory=list)
@@ -82,7 +81,7 @@ class Report:
 
 
 class Run:
-    """A run, which is started, struck, and resumed until its steps are done. folder: for its own and its output."""
+    """A run that is started, struck, and resumed until its steps are done. folder: for the run's folder and output."""
 
     def __init__(self, folder: Path, exact: bool):
         folder.mkdir(exist_ok=True)
@@ -90,7 +89,7 @@ class Run:
         self.process: subprocess.Popen[bytes] | None = None
         self.log = folder / "output"
         self.is_complete = False
-        self.first_steps = 0  # as far as the table went when the run was begun or resumed
+        self.first_steps = 0  # last step in the table when the run was started or resumed
 
     def begin(self) -> None:
         """Starts the run, or resumes it from its last checkpoint."""
@@ -121,7 +120,7 @@ class Run:
         return self.process is not None and self.process.poll() is None
 
     def pick(self, kind: str, draw: random.Random) -> int | None:
-        """Returns the number of one of the run's processes of a kind; None if there is none now."""
+        """Returns the id of one of the run's processes of a kind; None if there is none."""
         assert self.process
         names = name_processes(self.process.pid, processes_of(self.process.pid))
         pids = [pid for pid, name in names.items() if re.search(kind, name)]
@@ -135,7 +134,7 @@ class Run:
         return 0
 
     def replaced(self) -> int:
-        """Returns how many losses of environments and workers the log tells of."""
+        """Returns the number of lost environments and workers in the log."""
         with contextlib.suppress(OSError):
             text = (self.folder / "log.txt").read_text()
             return len(re.findall("a new process takes over|new environment takes its place", text))
@@ -148,7 +147,7 @@ class Run:
 
 # ---- faults ----
 
-Fault = Callable[[Run, random.Random], bool]  # strikes; returns False if what it strikes is not there
+Fault = Callable[[Run, random.Random], bool]  # strikes; returns False if its target does not exist
 
 
 def signals(kind: str, number: signal.Signals) -> Fault:
@@ -172,7 +171,7 @@ def orders(what: str) -> Fault:
 
 
 def full_disk(run: Run, draw: random.Random) -> bool:
-    """Lets a learner write no file beyond a few bytes: its next checkpoint or replay fails as on a full disk."""
+    """Limits a learner's files to a few bytes: its next checkpoint or replay fails as on a full disk."""
     pid = run.pick("^learner 0$", draw)
     if pid is None or not (run.folder / checkpoint.CHECKPOINT).exists():
         return False
@@ -208,7 +207,7 @@ ENDING: dict[str, Fault] = {
     "a bit of the checkpoint flips": damage,
 }
 IN_EXACT = ENDING | {"a worker is killed": signals(r"worker \d+$", signal.SIGKILL)}
-GOING_ON: dict[str, Fault] = {  # strike a run that has begun: before, its environments are not replaced
+GOING_ON: dict[str, Fault] = {  # faults of a run that has begun; before that, environments are not replaced
     "a worker is killed (replaced)": signals(r"worker \d+$", signal.SIGKILL),
     "a worker is stopped (replaced)": signals(r"worker \d+$", signal.SIGSTOP),
     "an environment raises (replaced)": orders("raises"),
@@ -218,11 +217,11 @@ GOING_ON: dict[str, Fault] = {  # strike a run that has begun: before, its envir
 }
 
 
-# ---- what becomes of the run ----
+# ---- effects on the run ----
 
 
 def wait_for_the_end_of(run: Run) -> None:
-    """Waits until none of the run's processes is left. Raises RunError if one is."""
+    """Waits until none of the run's processes is left. Raises RunError if one remains."""
     deadline = time.monotonic() + WITHIN_S
     while left := [*filter(partial(is_of, run), psutil.process_iter())]:
         if time.monotonic() > deadline:
@@ -246,7 +245,7 @@ def wait_until_it_ends(run: Run) -> None:
 
 
 def wait_until_it_is_told(run: Run, before: int) -> None:
-    """Waits until the run's log tells of one loss more, or the run is complete without what was lost."""
+    """Waits until the run's log names one more loss, or until the run completes without it."""
     deadline = time.monotonic() + LIMIT_S + WITHIN_S
     while run.replaced() == before and not (run.process and run.process.poll() == 0):
         if not run.is_alive or time.monotonic() > deadline:
@@ -255,7 +254,7 @@ def wait_until_it_is_told(run: Run, before: int) -> None:
 
 
 def resume(run: Run) -> int:
-    """Resumes the run that has ended; returns from which step. A damaged checkpoint is replaced as the error says."""
+    """Resumes the ended run; returns its first step. Replaces a damaged checkpoint as the error says."""
     path = run.folder / checkpoint.CHECKPOINT
     if not path.exists():
         run.begin()
@@ -275,7 +274,7 @@ def resume(run: Run) -> int:
 
 
 def strike(run: Run, name: str, fault: Fault, goes_on: bool, draw: random.Random, report: Report) -> None:
-    """Strikes, waits for what becomes of it, and resumes the run if it has ended."""
+    """Strikes, waits for the effect, and resumes the run if it has ended."""
     before, steps, start = run.replaced(), run.steps_done(), time.monotonic()
     if not run.is_alive or (goes_on and steps <= run.first_steps) or not fault(run, draw):
         return
@@ -308,7 +307,7 @@ def policy_of(run: Run) -> dict[str, Any]:
 
 
 def train(exact: bool, draw: random.Random, reports: dict[str, Report], until: float, folder: Path) -> Run:
-    """Trains a run to its end. Faults come until a time, but at least one among all runs; until=0: none."""
+    """Trains a run to its end. Faults come until a time, with at least one among all runs; until=0: none."""
     run = Run(folder, exact)
     run.begin()
     faults = IN_EXACT if exact else ENDING | GOING_ON
@@ -331,7 +330,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, help="of the faults and their times (a random one, which is printed)")
     add_json(parser)
     options = parser.parse_args()
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # else runs ignore it as a shell's background does
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # else runs ignore it, like a shell's background programs
     seed = random.SystemRandom().randrange(10**6) if options.seed is None else options.seed
     draw, reports, runs, wrong = random.Random(seed), dict[str, Report](), [0, 0], list[str]()
     print(format_machine(describe_machine()))
@@ -341,7 +340,7 @@ def main() -> None:
         until = time.monotonic() + 60 * options.minutes
         for number in itertools.takewhile(lambda _: time.monotonic() < until, itertools.count(1)):
             exact = number % 2 == 1
-            quarter = time.monotonic() + 60 * options.minutes / 4  # so that runs of both kinds are struck
+            quarter = time.monotonic() + 60 * options.minutes / 4  # so that faults strike runs of both kinds
             try:
                 run = train(exact, draw, reports, min(until, quarter), Path(scratch) / f"run{number}")
             except RunError as error:

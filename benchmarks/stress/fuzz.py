@@ -1,14 +1,14 @@
-"""Draws settings of `accel-rl train` by chance, and says which of them neither train nor are refused in one line.
+"""Draws random settings of `accel-rl train`, and lists those that neither train nor are refused in one line.
 
 python benchmarks/stress/fuzz.py [--resolve 10000] [--train 1000] [--texts 2000] [--seed 1] [--json FILE]
 
---resolve: so many runs are resolved and checked, as before anything is written: all algorithms, spaces, samplers,
-learners, and whatever else can be set. --train: so many are drawn for one learner in this process, and trained until
-they have learned from three rollouts; all results must be finite. --texts: so many YAML files, experiments and command
-lines, most of them nonsense, are given to `accel-rl`. Whatever is refused must be refused by a UsageError of one line,
-before the run's folder exists. Failures are listed with the settings that repeat them, as few as do; exit status 1.
+--resolve: the number of runs to resolve and check, as before anything is written: all algorithms, spaces, samplers,
+learners, and other settings. --train: the number of runs to draw for one learner in this process and to train until
+they have learned from three rollouts; all results must be finite. --texts: the number of YAML files, experiments and
+command lines, most of them nonsense, for `accel-rl`. A refusal must be a UsageError of one line, before the run's
+folder exists. Failures are listed with the fewest settings that repeat them; then the exit status is 1.
 
-Part after part is drawn from the seed, and --json is written after each.
+The seed draws one part after the other, and --json is written after each.
 """
 
 import itertools
@@ -43,25 +43,25 @@ from accel_rl.errors import UsageError
 from accel_rl.run_folder import checkpoint
 from accel_rl.settings import resolve
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # where the programs of benchmarks/ lie
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the folder of the programs of benchmarks/
 from command_line import add_json, make_parser
 
-PART = 100  # examples that one seed draws
-LIMIT_S = 60.0  # of one example
-LIMIT_BYTES = 8 << 30  # of addresses, besides those in use at the start: what asks for more fails at once
-SCRATCH = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # where to sync costs nothing
+PART = 100  # examples per part
+LIMIT_S = 60.0  # time limit of an example
+LIMIT_BYTES = 8 << 30  # address space besides that in use at the start; a request for more fails at once
+SCRATCH = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # syncing costs nothing there
 
 Try = Callable[[Any, Path], None]
 
 
 class TooSlow(BaseException):
-    """An example has not ended in time."""
+    """An example took too long."""
 
 
 @dataclass
 class Found:
-    """What became of the examples of one kind. refused, failures: by the function that has raised; with a message, and
-    failures with what repeats one, in Python. smallest: these examples themselves."""
+    """The results of one kind of examples. refused, failures: by the function that raised, with a message; failures
+    also with Python code that repeats one. smallest: these examples."""
 
     passed: int = 0
     refused: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -113,8 +113,8 @@ class Options:
 
 
 def attempt(trial: Try, example: Any, limit_s: float = 0) -> BaseException | None:
-    """Tries an example with a folder that does not exist; returns what is raised, an AssertionError if that is no
-    refusal as it should be. limit_s: after which it is too slow, if that is not 0."""
+    """Tries an example with a folder that does not exist; returns the exception. It is an AssertionError if it is not a
+    proper refusal. limit_s: the time limit; 0: none."""
     with tempfile.TemporaryDirectory(dir=SCRATCH) as scratch, time_limit(limit_s) if limit_s else nullcontext():
         folder = Path(scratch) / "run"
         try:
@@ -137,7 +137,7 @@ def resolve_run(run: dict[str, Any], folder: Path) -> None:
 
 
 def train_run(run: dict[str, Any], folder: Path) -> None:
-    """Trains a run. Raises AssertionError if it took fewer steps than it was to, or left what is not finite."""
+    """Trains a run. Raises AssertionError if it took too few steps, or if a result is not finite."""
     with trained(RunRequest(run, out=folder), show=False):
         state = checkpoint.load(folder / checkpoint.CHECKPOINT)
     assert state["steps"] >= int(run["steps"]), "the run has ended early"
@@ -146,7 +146,7 @@ def train_run(run: dict[str, Any], folder: Path) -> None:
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Raises TooSlow in what takes longer."""
+    """Raises TooSlow in a block that takes longer."""
 
     def stop(*_: Any) -> None:
         raise TooSlow(f"takes longer than {seconds:g} s")
@@ -161,18 +161,18 @@ def time_limit(seconds: float) -> Iterator[None]:
 
 
 def where(error: BaseException) -> str:
-    """Returns the file and the function of this package that an error came from, the innermost one."""
+    """Returns the innermost file and function of this package in an error's traceback."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "accel_rl" in Path(frame.filename).parts]
     if not frames:
         message = re.sub(r"\S*/\S*", "FILE", str(error).removeprefix("accel-rl: "))
-        return re.split(r"[\d'=:]", message)[0].strip()[:60]  # of a command, which has left only its message
+        return re.split(r"[\d'=:]", message)[0].strip()[:60]  # a command leaves only its message
     parts = Path(frames[-1].filename).parts
     last = len(parts) - 1 - parts[::-1].index("accel_rl")
     return f"{'/'.join(parts[last:])}: {frames[-1].name}"
 
 
 def shorten(trial: Try, found: Found, place: str) -> None:
-    """Leaves out of a failing run whatever it fails without, too, in the same way."""
+    """Removes from a failing run all settings without which it fails in the same way."""
     first = attempt(trial, found.smallest[place], LIMIT_S)
     for name in [*found.smallest[place]]:
         fewer = {key: value for key, value in found.smallest[place].items() if key != name}
@@ -196,7 +196,7 @@ def draw(strategy: st.SearchStrategy[Any], count: int, seed: int, use: Callable[
 
 
 def probe_quickly() -> None:
-    """Finds out the spaces of this program's environments in this process, and those of others once."""
+    """Probes the spaces of this program's environments in this process, and those of others once."""
     specs: dict[str, EnvSpec] = {}
 
     def probe(env: EnvConfig, timeout_s: float = 60.0) -> EnvSpec:
@@ -211,7 +211,7 @@ def probe_quickly() -> None:
 
 
 def fuzz(options: Options) -> bool:
-    """Runs all kinds, and returns whether nothing has failed."""
+    """Runs all kinds; returns whether nothing has failed."""
     in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (in_use + LIMIT_BYTES, resource.RLIM_INFINITY))
     probe_quickly()
@@ -230,7 +230,7 @@ def fuzz(options: Options) -> bool:
 
     for index, (name, (count, strategy, trial)) in enumerate(kinds.items()):
         for seed in itertools.count((options.seed * len(kinds) + index) * 10**6):
-            # Runs that are refused do not count among those to be trained.
+            # Refused runs do not count as trained.
             if (found[name].passed if name == "train" else found[name].num_examples) >= count:
                 break
             draw(strategy, min(PART, count), seed, partial(found[name].try_example, trial))

@@ -1,4 +1,4 @@
-"""Tiny environments of all spaces, for fuzz.py. Nothing here imports torch, but for a batch on a device."""
+"""Tiny environments of all spaces, for fuzz.py. Only a batch on a device imports torch."""
 
 from typing import Any
 
@@ -50,8 +50,9 @@ REFUSED: dict[str, spaces.Space[Any]] = {
 
 
 class Chance(gymnasium.Env[Any, Any]):
-    """Shows what chance draws from a space, and rewards by chance; a game has `length` steps, at the end of which it is
-    terminated or truncated. masked: some actions are not allowed, in Discrete and MultiDiscrete spaces."""
+    """An environment with random observations and rewards. A game terminates or is truncated after `length` steps.
+
+    masked: some actions of Discrete and MultiDiscrete spaces are not allowed."""
 
     render_mode = "rgb_array"
 
@@ -66,7 +67,7 @@ class Chance(gymnasium.Env[Any, Any]):
         self.observation_space = (OBSERVATIONS | REFUSED)[observations]
         self.action_space = (ACTIONS | REFUSED)[actions]
         self._length, self._truncates, self._steps = length, truncates, 0
-        self._counts: list[int] = []  # of the actions of each choice, if there are masks
+        self._counts: list[int] = []  # numbers of actions of each choice, if there are masks
         if masked and isinstance(self.action_space, spaces.Discrete):
             self._counts = [int(self.action_space.n)]
         elif masked and isinstance(self.action_space, spaces.MultiDiscrete):
@@ -100,7 +101,7 @@ class Chance(gymnasium.Env[Any, Any]):
 
 
 def vector(num_envs: int, **options: Any) -> SyncVectorEnv:
-    """Makes a gymnasium vector environment of them."""
+    """Makes a gymnasium vector environment of these environments."""
     return SyncVectorEnv([lambda: Chance(**options)] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
 
 

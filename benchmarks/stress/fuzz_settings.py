@@ -1,7 +1,7 @@
 """Strategies of hypothesis for the settings of `accel-rl train`: most of them fit together, some are wrong on purpose.
 
-Every field of the settings' classes is drawn, by its type and its rule; what has to fit something else, or would take
-long, is drawn in `sizes` and `of_kind`.
+Every field of the settings' classes is drawn by its type and its rule. `sizes` and `of_kind` draw settings that must
+fit others, or that would take long.
 """
 
 import datetime
@@ -44,7 +44,7 @@ WRAPPERS = ["gymnasium.wrappers:FlattenObservation", "gymnasium.wrappers:RecordE
 HUGE = [10**15, 10**30, 1e300]
 """Larger than any memory, so that nothing is allocated before it is refused."""
 
-# What runs are given by `of_kind` and `sizes`, or what would leave this process or take long.
+# Settings that `of_kind` and `sizes` draw, or that would leave this process or take long.
 NOT_DRAWN = """
 algo preset seed steps schedule_steps env env_options env_preset wrappers simulator reset_mode init_from
 device devices learners_per_gpu share_processors cpus workers envs_per_worker sampling_threads learning_threads
@@ -63,7 +63,7 @@ def one_in(draw: Draw, number: int) -> bool:
 
 
 def valid(field: "Field[Any]", kind: Any) -> st.SearchStrategy[Any]:
-    """Returns what draws values that the field's own rule allows, of ordinary size."""
+    """Returns a strategy for values of ordinary size that the field's own rule allows."""
     rule = field.metadata
     of_none = [st.none()] if isinstance(kind, types.UnionType) else []
     wanted = next(t for t in (typing.get_args(kind) or (kind,)) if t is not type(None)) if of_none else kind
@@ -84,7 +84,7 @@ def valid(field: "Field[Any]", kind: Any) -> st.SearchStrategy[Any]:
 
 
 def wrong() -> st.SearchStrategy[Any]:
-    """Returns what draws values of any kind that YAML has; they are wrong for most settings."""
+    """Returns a strategy for any YAML values, which are wrong for most settings."""
     plain = st.one_of(
         st.none(),
         st.booleans(),
@@ -98,7 +98,7 @@ def wrong() -> st.SearchStrategy[Any]:
 
 @st.composite
 def runs(draw: Draw, in_process: bool = False) -> Values:
-    """Draws the settings of a run, perhaps with a wrong one. in_process: one that this process trains alone."""
+    """Draws a run's settings, perhaps with a wrong one. in_process: for a run that this process trains alone."""
     algo = draw(st.sampled_from(preset_names()))
     is_q, known = settings_of(algo)
     values: Values = {"algo": algo, "tensorboard": False, "report": False, "seed": draw(st.integers(0, 2**40))}
@@ -117,7 +117,7 @@ def runs(draw: Draw, in_process: bool = False) -> Values:
 
 @functools.cache
 def settings_of(algo: str) -> tuple[bool, dict[str, "tuple[Field[Any], Any]"]]:
-    """Returns whether an algorithm learns action values, and all settings of a run with it: fields with their types."""
+    """Returns whether an algorithm learns action values, and all settings of its runs: fields with their types."""
     algo_class = find_algo(algo)[0]
     known: dict[str, tuple[Field[Any], Any]] = {}
     for each in (*RUN_GROUPS.values(), algo_class.Settings):
@@ -127,7 +127,7 @@ def settings_of(algo: str) -> tuple[bool, dict[str, "tuple[Field[Any], Any]"]]:
 
 
 def of_kind(draw: Draw, names: Iterable[str], is_q: bool, in_process: bool) -> Values:
-    """Draws what kind of run it is: environment, sampler, learners, and what depends on these."""
+    """Draws the kind of run: environment, sampler, learners, and settings that depend on these."""
     on_device = one_in(draw, 12)
     finite, action = ("discrete", "from two on", "only one"), "discrete"
     values: Values = {"update": "all_reduce", "devices": None, "device": "cpu", "share_processors": True}
@@ -176,7 +176,7 @@ def of_kind(draw: Draw, names: Iterable[str], is_q: bool, in_process: bool) -> V
         values |= {"dynamic_adjustment": False, "min_training_batch": None}
     optimizer, optimizer_options = draw(st.sampled_from(OPTIMIZERS))
     values |= {"optimizer": optimizer, "optimizer_options": optimizer_options}
-    if optimizer in ("radam", "momentum_sgd", "sgd", "torch.SGD"):  # whose first steps are as large as the gradient
+    if optimizer in ("radam", "momentum_sgd", "sgd", "torch.SGD"):  # their first steps are as large as the gradient
         values["clip_grad_norm"] = draw(st.sampled_from([0.5, 10.0]))
     if optimizer == "adam" and values["update"] == "central_store":
         values["updates_per_exchange"] = draw(st.sampled_from([None, 1, 3]))
@@ -190,7 +190,7 @@ def of_kind(draw: Draw, names: Iterable[str], is_q: bool, in_process: bool) -> V
 
 
 def of_network(draw: Draw, names: Iterable[str], observed: str, has_box: bool, is_discrete: bool) -> Values:
-    """Draws a network that fits what is observed, and the settings of what stands around it."""
+    """Draws a network that fits the observations, and the settings around it."""
     values: Values = {"core": draw(st.sampled_from(["none", "none", "lstm", "gru"]))} if "core" in names else {}
     pictures = ("picture", "channels first")
     if observed in pictures:
@@ -218,7 +218,7 @@ def of_network(draw: Draw, names: Iterable[str], observed: str, has_box: bool, i
 
 
 def sizes(draw: Draw, names: Iterable[str], run: Values) -> Values:
-    """Draws numbers that are small and fit each other, and how many steps three rollouts take that are learned from."""
+    """Draws small numbers that fit each other, and the number of steps of three rollouts that are learned from."""
     learners = len((run["devices"] or "cpu").split(","))
     horizon, local = draw(st.integers(1, 6)), draw(st.sampled_from([1, 2, 3, 4, 6]))
     local += local % 2 if run["sampler"] == "alternating" and not one_in(draw, 20) else 0

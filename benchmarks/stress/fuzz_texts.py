@@ -18,7 +18,7 @@ from accel_rl.experiments.grid import PARTS
 from fuzz_settings import HUGE, one_in, runs, settings_of, wrong
 
 Draw = Callable[[st.SearchStrategy[Any]], Any]
-FILE = "FILE"  # in a command line, stands for the file's path
+FILE = "FILE"  # placeholder for the file's path in a command line
 
 NASTY = [
     *("", "---", "--- 1\n--- 2", "a: 1\na: 2", "? [1]\n: 2", "[1]: 2", "*a", "&a [*a]", "a: &a [*a, *a]", "\t"),
@@ -33,14 +33,14 @@ NASTY = [
 
 
 class Command(NamedTuple):
-    """A command line, and what the file holds that it names."""
+    """A command line, and the contents of the file that it names."""
 
     arguments: tuple[str, ...]
     content: bytes
 
 
 def words() -> st.SearchStrategy[str]:
-    """Returns what draws words of a command line: any but the null character, which no system passes on."""
+    """Returns a strategy for words of a command line: any text without the null character."""
     numbers = st.one_of(st.integers().map(str), st.floats().map(str), st.sampled_from(HUGE).map(str))
     written = st.sampled_from(
         ["9" * 5000, "1e400", "2001-99-99", "{", "{a", "[", "&a", "*a", "!!x y", ":", "a:b", "\udcff"]
@@ -50,7 +50,7 @@ def words() -> st.SearchStrategy[str]:
 
 @st.composite
 def contents(draw: Draw, is_experiment: bool) -> bytes:
-    """Draws what a file holds: any text, a difficult one, or nearly what it should hold."""
+    """Draws a file's contents: any text, a difficult one, or nearly the right one."""
     kind = draw(st.sampled_from(["bytes", "text", "nasty", "values", "nearly", "nearly"]))
     if kind == "bytes":
         return bytes(draw(st.binary(max_size=40)))
@@ -70,7 +70,7 @@ def contents(draw: Draw, is_experiment: bool) -> bytes:
 
 @st.composite
 def experiments(draw: Draw) -> dict[str, Any]:
-    """Draws an experiment, some parts of which may be anything."""
+    """Draws an experiment, with random values in some parts."""
     run = {"env": "CartPole-v1", "steps": 100, "envs": 4}
     grid = [{"algo": draw(st.lists(st.sampled_from(["a2c", "ppo"]), max_size=3)), "learners": draw(st.integers(-1, 3))}]
     row = {"algo": "a2c", draw(st.sampled_from(["hours", "score", "algos"])): draw(st.integers(-2, 3))}
@@ -84,7 +84,7 @@ def experiments(draw: Draw) -> dict[str, Any]:
 
 @st.composite
 def commands(draw: Draw) -> Command:
-    """Draws a command line that trains nothing, whatever it says: what is right only shows which CPUs it would use."""
+    """Draws a command line that never trains: a right one only shows the CPUs that it would use."""
     algo = draw(st.sampled_from(preset_names()))
     flags = [flag_of(name) for name in settings_of(algo)[1]]
     kind = draw(st.sampled_from(["config", "config", "experiment", "flags", "flags", "resume", "command"]))
@@ -106,7 +106,7 @@ def commands(draw: Draw) -> Command:
 
 
 def run_command(command: Command, folder: Path) -> None:
-    """Runs a command in this process. Raises UsageError if it is refused as it should be, AssertionError if not."""
+    """Runs a command in this process. Raises UsageError for a proper refusal, AssertionError for another failure."""
     path = folder.parent / "file.yaml"
     if "--resume" in command.arguments:
         path = folder.parent / "saved"

@@ -1,4 +1,4 @@
-"""Which processes a run consists of, by what they do."""
+"""Names the processes of a run."""
 
 import contextlib
 from collections import Counter
@@ -10,7 +10,7 @@ FORK_SERVER, PROBE = "accel_rl.processes.fork_server", "accel_rl.envs.probe"
 
 
 def processes_of(command: int) -> list[psutil.Process]:
-    """Returns the processes of a run, whose `accel-rl train` has this number, and of whatever it has started."""
+    """Returns the process of `accel-rl train` with this id, and all its descendants."""
     with contextlib.suppress(psutil.NoSuchProcess):
         process = psutil.Process(command)
         return [process, *process.children(recursive=True)]
@@ -18,11 +18,11 @@ def processes_of(command: int) -> list[psutil.Process]:
 
 
 def name_processes(command: int, processes: Sequence[psutil.Process]) -> dict[int, str]:
-    """Returns what each of these processes of a run is, by its number.
+    """Returns the name of each of these processes of a run, by its id.
 
-    "command"; "worker 0", and "workers' fork server", which forks them. Where there are several learners: "learner 0",
-    "learners' fork server", and "learner 0's worker 0" and so on. "probe 0" finds out an environment's spaces; what
-    else there is, an environment's own processes for example, is "other process 0". Processes that end are left out."""
+    Names are "command", "worker 0", and "workers' fork server", which forks them. With several learners: "learner 0",
+    "learners' fork server", "learner 0's worker 0" and so on. "probe 0" finds an environment's spaces. Others, such as
+    an environment's own processes, are "other process 0". Processes that end meanwhile are omitted."""
     children: dict[int, list[psutil.Process]] = {}
     for process in processes:
         with contextlib.suppress(psutil.Error):
@@ -45,7 +45,7 @@ def name_processes(command: int, processes: Sequence[psutil.Process]) -> dict[in
 
 
 def _kind(words: list[str], is_forked: bool) -> str:
-    """Returns what a process with these words in its command is; is_forked: by a fork server, whose words it has."""
+    """Returns the kind of a process by the words of its command. is_forked: a fork server has the same words."""
     if PROBE in words:
         return "probe"
     if FORK_SERVER not in words:

@@ -1,19 +1,18 @@
-"""Trains for half an hour as a user does, and measures from outside whether anything of the run grows or slows down.
+"""Trains for half an hour as a user does, and measures from outside whether the run grows or slows down.
 
 python benchmarks/stress/soak.py --run a2c|dqn|appo [--minutes 30] [--seed 1] [--json FILE] [any flag of accel-rl train]
 
-Looks every ten seconds at each process of `accel-rl train`: anonymous memory, descriptors, threads, mappings; and at
-the run's temporary files, in TMPDIR and /dev/shm. (Memory that no other process shares, USS, would grow for hours where
-nothing is kept: processes that are forked write to one page after another that they share with their parent.) What
-counts is growth an hour in the second half: the median slope between any two looks (Theil-Sen), which one jump does not
-change. Below 1 MB, or 1 of what is counted, it counts as none. Every worker that grows is named with the environments
-that it steps; with as many --workers as --envs, each has its own.
+Every ten seconds it looks at each process of `accel-rl train` (anonymous memory, descriptors, threads, mappings) and at
+the run's temporary files in TMPDIR and /dev/shm. It does not use memory that no other process shares (USS): forked
+processes write to one shared page after the other, so USS would grow for hours without a leak. Growth per hour is
+measured in the second half, as the median slope between any two looks (Theil-Sen), which one jump does not change. Less
+than 1 MB, or 1 of other units, counts as none. A worker that grows is named with its environments; with as many
+--workers as --envs, each has its own.
 
-Once a minute all processes of the run are stopped, and a fixed computation is timed on one thread. The speed is the
-median of time/fps in that minute's rows of progress.csv, which leave evaluations out, over the speed of that
-computation: so a machine that becomes slower for all programs does not look like a run that does. It must be at least
-0.95 of what it was a quarter of the time ago. It says nothing while other programs run, which take more from a run than
-from one thread.
+Once a minute it stops all processes of the run and times a fixed computation on one thread. The speed is the median of
+time/fps in that minute's rows of progress.csv, without evaluations, over the speed of that computation. So a machine
+that becomes slower for all programs does not look like a slower run. The speed must be at least 0.95 of that a quarter
+of the time ago. It means nothing while other programs run, which take more from a run than from one thread.
 
 The runs evaluate about once a minute on 2 cores; --eval-interval-steps changes that. The replay of the DQN run is full
 after the first minutes.
@@ -44,11 +43,11 @@ from accel_rl.processes.spawning import child_environment
 from accel_rl.samplers.env_arrays import assign_envs
 from run_processes import name_processes
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # where the programs of benchmarks/ lie
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the folder of the programs of benchmarks/
 from command_line import make_parser, run_program
 from process_tree import ProcessTree
 
-VERSION = 1  # of the JSON
+VERSION = 1  # version of the JSON format
 RESULTS = "benchmarks/results/soak_{run}.json"
 COMMON = "--env pong --steps 1000000000 --eval-steps 4000"
 RUNS = {
@@ -58,14 +57,14 @@ RUNS = {
     "appo": "--algo appo --devices cpu,cpu --eval-interval-steps 120000 --log-interval-steps 5000",
 }
 UNITS = {"memory": "MB", "descriptors": "descriptors", "threads": "threads", "mappings": "mappings"}
-ALLOWED_PER_HOUR = 1.0  # growth, in these units
-ALLOWED_SPEED = 0.95  # of the last quarter's, over that of the quarter before
+ALLOWED_PER_HOUR = 1.0  # growth in these units
+ALLOWED_SPEED = 0.95  # least speed of the last quarter over that of the quarter before
 END_TIMEOUT_S = 60.0
 
 
 @dataclass
 class Watched:
-    """What was seen of one process: a time in hours for each look, and as many values of each of UNITS."""
+    """The measurements of a process: the time of each look in hours, and a value of each of UNITS."""
 
     name: str
     hours: list[float] = field(default_factory=list)
@@ -77,24 +76,24 @@ class Watched:
             self.values[name].append(value)
 
     def growth(self, since: float) -> dict[str, float]:
-        """Returns how much each value grows an hour, from the time since on, in hours."""
+        """Returns the growth of each value per hour, from the time since [hours] on."""
         return {name: slope(self.hours, values, since) for name, values in self.values.items()}
 
 
 @dataclass
 class Soak:
-    """What was seen of a run. files: temporary ones, by look. speeds: once a minute, steps per second of the run and
-    computations per second of the reference. left: processes and files after its end."""
+    """The measurements of a run. files: temporary files, by look. speeds: steps per second of the run and computations
+    per second of the reference, once a minute. left: processes and files after its end."""
 
     hours: list[float] = field(default_factory=list)
     processes: dict[int, Watched] = field(default_factory=dict)
     files: list[float] = field(default_factory=list)
     speeds: list[tuple[float, float]] = field(default_factory=list)
-    steps: int = 0  # of the run
+    steps: int = 0  # the run's steps
     left: list[str] = field(default_factory=list)
 
     def lasting(self) -> dict[int, Watched]:
-        """Returns the processes that were there throughout the second half, by name."""
+        """Returns the processes that lived throughout the second half, by name."""
         looks = sum(hour >= self.middle for hour in self.hours)
         found = [each for each in self.processes.items() if sum(hour >= self.middle for hour in each[1].hours) == looks]
         return dict(sorted(found, key=lambda each: each[1].name))
@@ -122,7 +121,7 @@ def slope(times: list[float], values: list[float], since: float) -> float:
 
 
 def look_at(process: psutil.Process) -> tuple[dict[str, float], set[str]]:
-    """Returns what a process holds, and its files in /dev/shm."""
+    """Returns a process's values, and its files in /dev/shm."""
     maps, rollup = (Path(f"/proc/{process.pid}/{name}").read_text() for name in ("maps", "smaps_rollup"))
     found = {
         "memory": int(rollup.partition("Anonymous:")[2].split()[0]) / 1024,
@@ -134,7 +133,7 @@ def look_at(process: psutil.Process) -> tuple[dict[str, float], set[str]]:
 
 
 def look(soak: Soak, tree: ProcessTree, scratch: Path, hours: float) -> None:
-    """Adds one look at all processes of the run, or none if one of them ends meanwhile."""
+    """Adds one look at all processes of the run, unless one of them ends meanwhile."""
     processes = tree.processes()
     if tree.process.poll() is not None:
         raise tree.error("has ended")
@@ -152,12 +151,12 @@ def look(soak: Soak, tree: ProcessTree, scratch: Path, hours: float) -> None:
 
 
 def temporary_files(scratch: Path) -> list[str]:
-    """Returns the files in the run's TMPDIR, and those of its folder that have no name of their own yet."""
+    """Returns the files in the run's TMPDIR, and unfinished files in its folder."""
     return [str(path) for pattern in ("tmp/**/*", "run/*.tmp") for path in scratch.glob(pattern)]
 
 
 def reference(seconds: float) -> float:
-    """Returns how many matrix products a second one thread does in this time, with some Python between them."""
+    """Returns the matrix products per second of one thread in this time, with some Python between them."""
     matrix, count = torch.full((256, 256), 1 / 256), 0
     start = time.perf_counter()
     while (passed := time.perf_counter() - start) < seconds:
@@ -168,7 +167,7 @@ def reference(seconds: float) -> float:
 
 
 def watch(tree: ProcessTree, scratch: Path, duration_s: float) -> Soak:
-    """Looks at a run for so long after its first row of progress.csv, and then ends it as a user does."""
+    """Watches a run for this time after its first row of progress.csv, and then ends it as a user does."""
     table = scratch / "run" / "progress.csv"
     while not table.exists():
         if tree.process.poll() is not None:
@@ -207,7 +206,7 @@ def watch(tree: ProcessTree, scratch: Path, duration_s: float) -> Soak:
 
 
 def environments_of(name: str, config: dict[str, Any], names: list[str]) -> str:
-    """Returns which environments a worker steps, in words; names: of all processes of the run."""
+    """Returns a worker's environments, in words; names: those of all processes of the run."""
     *owner, worker = name.split("'s ")
     siblings = sum(other.startswith(f"{owner[0]}'s worker " if owner else "worker ") for other in names)
     num_learners = max(1, sum(re.fullmatch(r"learner \d+", other) is not None for other in names))
@@ -224,7 +223,7 @@ def environments_of(name: str, config: dict[str, Any], names: list[str]) -> str:
 
 
 def judge(soak: Soak, config: dict[str, Any]) -> list[str]:
-    """Returns what is not constant, a sentence each, what grows most first. config: the run's settings."""
+    """Returns a sentence for each value that is not constant, the fastest growth first. config: the run's settings."""
     lasting = soak.lasting()
     names = [process.name for process in lasting.values()]
     found: list[tuple[float, str]] = []
@@ -247,16 +246,16 @@ def judge(soak: Soak, config: dict[str, Any]) -> list[str]:
 
 
 def describe(process: Watched, since: float) -> str:
-    """Returns what a process holds at the end, and its growth an hour from a time on."""
+    """Returns a process's last values, and their growth per hour from a time on."""
     growth = process.growth(since)
     held = (f"{process.values[what][-1]:,.0f} {unit} ({growth[what]:+.2f} an hour)" for what, unit in UNITS.items())
     return f"{process.name}: {', '.join(held)}"
 
 
 def train_and_watch(run: str, seed: int, flags: list[str], duration_s: float) -> tuple[Soak, dict[str, Any], list[str]]:
-    """Trains and returns what was seen, the run's settings, and the words after `accel-rl`.
+    """Trains; returns the measurements, the run's settings, and the arguments of `accel-rl`.
 
-    Raises UsageError for a duration out of range, RunError if the run ends before it, or in another way than asked."""
+    Raises UsageError for a duration out of range, RunError if the run ends too early or in another way."""
     if not 0 < duration_s < float("inf"):
         raise UsageError(f"minutes={duration_s / 60:g} must be greater than 0")
     if not Path("/proc/self/maps").exists():
@@ -278,7 +277,7 @@ def train_and_watch(run: str, seed: int, flags: list[str], duration_s: float) ->
 
 def main() -> None:
     parser = make_parser(__doc__)
-    parser.allow_abbrev = False  # for the flags of accel-rl train
+    parser.allow_abbrev = False  # since the flags of accel-rl train follow
     parser.add_argument("--run", choices=[*RUNS], required=True, help="what trains")
     parser.add_argument("--minutes", type=float, default=30.0, help="duration in minutes (30)")
     parser.add_argument("--seed", type=int, default=1, help="seed of the run (1)")
