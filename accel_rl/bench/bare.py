@@ -1,6 +1,6 @@
-"""Steps environments with random actions and does nothing else: what a simulator can do alone, in this process.
+"""Steps environments in this process with random actions and does nothing else, to measure a simulator alone.
 
-Imports no torch, as the sampler's worker processes.
+It imports no torch, like the sampler's worker processes.
 """
 
 import itertools
@@ -19,13 +19,13 @@ from accel_rl.envs.games.native import NativeBatch
 from accel_rl.envs.spaces.conversion import from_env_action
 from accel_rl.envs.spec import Simulator
 
-NUM_DRAWN = 1000  # steps for which actions are drawn in advance; then they repeat
+NUM_DRAWN = 1000  # actions per environment that are drawn in advance; then they repeat
 
 Work = Callable[[], int]
 
 
 def bare_steps(env: EnvConfig, num_envs: int, seed: int = 0) -> Work:
-    """Returns a function that steps all environments once and returns how many there are.
+    """Returns a function that steps all environments once and returns their number.
 
     Emulation, frames and resets are those of the sampler's workers; Atari games start from prepared states. With the
     same seed, both simulators of Atari games play the same games."""
@@ -36,8 +36,9 @@ def bare_steps(env: EnvConfig, num_envs: int, seed: int = 0) -> Work:
 
 
 def bare_emulation(env: EnvConfig, num_envs: int) -> Work:
-    """Returns a function that plays one step's frames in each of several Atari games, makes no observation of them, and
-    returns how many games there are."""
+    """Returns a function that plays a step's frames in each of several Atari games and returns the number of games.
+
+    It makes no observations."""
     if is_native(env):
         return _native_emulation(env, num_envs)
     simulators = [make_simulator(env, seed, reserve=True) for seed in np.random.SeedSequence(0).spawn(num_envs)]
@@ -61,7 +62,7 @@ def bare_emulation(env: EnvConfig, num_envs: int) -> Work:
 
 
 def draw_actions(space: Any, num_envs: int, seed: int) -> Iterator[list[Any]]:
-    """Yields a random action for each environment, again and again; NUM_DRAWN times they are drawn in advance."""
+    """Yields a random action for each environment, again and again; NUM_DRAWN of them are drawn in advance."""
     space.seed(seed)
     drawn = [[from_env_action(space.sample(), space) for _ in range(num_envs)] for _ in range(NUM_DRAWN)]
     return itertools.cycle(drawn)
@@ -70,7 +71,7 @@ def draw_actions(space: Any, num_envs: int, seed: int) -> Iterator[list[Any]]:
 def _single_steps(simulators: Sequence[Simulator], seed: int) -> Work:
     spec = simulators[0].spec
     memory = np.zeros((len(simulators), *spec.row_shape), spec.row_dtype)
-    rows = [memory[column, ...] for column in range(len(simulators))]  # the ellipsis makes a view, of scalar rows too
+    rows = [memory[column, ...] for column in range(len(simulators))]  # the ellipsis makes a view, also of scalar rows
     for simulator, row in zip(simulators, rows, strict=True):
         simulator.reset(row)
     actions = draw_actions(spec.action_space, len(simulators), seed)

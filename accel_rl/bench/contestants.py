@@ -1,4 +1,4 @@
-"""The contestants of the benchmark of sampling that are this package's own: its sampler, and the network alone."""
+"""The sampling benchmark's contestants of this package: its sampler, and the network alone."""
 
 import time
 
@@ -17,12 +17,12 @@ from accel_rl.rollout import Policy, PolicyStep, RecurrentInputs
 from accel_rl.samplers import AlternatingSampler
 from accel_rl.samplers.base import SamplerConfig, StepHook
 
-PROBED_ENVS = 4  # of `resizing_share`: what a call costs counts less where it steps several
+PROBED_ENVS = 4  # environments of `resizing_share`; with several, the cost of a call counts less
 
 
 class RandomPolicy:
-    """Draws uniformly random actions for at least num_steps steps in advance and repeats them: choosing an action costs
-    next to nothing."""
+    """A policy with uniformly random actions. It draws them for at least num_steps steps in advance and repeats them,
+    so that choosing an action costs almost nothing."""
 
     state_size = 0
 
@@ -45,10 +45,10 @@ class RandomPolicy:
 
 
 class SamplerContestant:
-    """Collects rollouts with this package's sampler.
+    """A contestant that collects rollouts with this package's sampler.
 
-    policy: None for random actions. resizing: what `resizing_share` returns, for the shares of time. server_cpus: where
-    the action server runs (None: anywhere)."""
+    policy: None for random actions. resizing: the result of `resizing_share`, for the shares of time. server_cpus: the
+    action server's CPUs (None: any)."""
 
     def __init__(
         self,
@@ -87,10 +87,9 @@ class SamplerContestant:
         return steps / wall
 
     def time_rounds(self, seconds: float) -> tuple[list[float], list[float]]:
-        """Returns the durations [s] of all rounds, and of those in which a game starts anew.
+        """Returns the durations [s] of all rounds, and of rounds in which a game starts.
 
-        A round is one step of all environments, from one moment at which both groups have received their actions to
-        the next."""
+        A round is one step of all environments: the time between moments when both groups have their actions."""
         every: list[float] = []
         with_reset: list[float] = []
         start = time.perf_counter()
@@ -108,9 +107,9 @@ class SamplerContestant:
 
 
 def sampler_shares(spent: dict[str, float], wall: float, resizing: float) -> Shares:
-    """Returns the shares of time of one turn, as accel_rl.bench.sampling describes them.
+    """Returns a turn's shares of time; accel_rl.bench.sampling describes them.
 
-    spent: the turn's seconds by name, as `sampler.seconds` reports them. wall: the seconds of the whole turn."""
+    spent: the turn's seconds by name, from `sampler.seconds`. wall: the seconds of the whole turn."""
     shares: Shares = {name: spent[name] / wall for name in ("inference", "env_wait", "action_wait") if name in spent}
     if "action_wait" in shares:
         stepping = 1 - shares["action_wait"]
@@ -119,15 +118,16 @@ def sampler_shares(spent: dict[str, float], wall: float, resizing: float) -> Sha
 
 
 def resizing_share(env: EnvConfig, seconds: float) -> float:
-    """Measures which part of a simulator's step is not emulation. Takes 12 turns of this many seconds."""
+    """Measures the fraction of a simulator's step that is not emulation. Takes 12 turns of this many seconds."""
     works = {"step": bare_steps(env, PROBED_ENVS), "emulate": bare_emulation(env, PROBED_ENVS)}
     turns = alternate([Repeated(name, work) for name, work in works.items()], Schedule(seconds, 5), "probe")
     return max(1 - turns["step"].median / turns["emulate"].median, 0.0)
 
 
 def network_alone(spec: EnvSpec, num_envs: int) -> Repeated:
-    """Returns the contestant network-cpu, which does only the network's passes of sampling: batches of half the
-    environments, choosing actions, on as many threads as are used for learning, with no simulation beside it."""
+    """Returns the contestant network-cpu, which makes only the network's passes of sampling.
+
+    It chooses actions for batches of half the environments, on as many threads as learning uses, without simulation."""
     policy, half = ActorCritic(spec), num_envs // 2
     observation = torch.randint(256, (half, *spec.observation_shape), dtype=torch.uint8)
     noise = policy.draw_noise(1, half, torch.Generator())[0]

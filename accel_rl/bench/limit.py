@@ -1,4 +1,4 @@
-"""Measures the simulation limit: bare processes that only simulate. `python -m accel_rl.bench.limit` is one of them.
+"""Measures the simulation limit: bare processes that only simulate. `python -m accel_rl.bench.limit` runs one.
 
 Like the sampler's worker processes, they import no torch.
 """
@@ -20,10 +20,10 @@ from accel_rl.processes.spawning import spawn_connected
 
 
 class SimulationLimit:
-    """Steps environments with random actions in one bare process on each of the given logical CPUs (None: one per
-    core), as far as there are environments for them, and does nothing else.
+    """A contestant that only steps environments, with random actions, in bare processes.
 
-    The simulator is the sampler's: emulation, frame processing and resets (bare.py), but no other process to wait for.
+    It has one process for each of the given logical CPUs (None: one per core) that gets environments. The simulator is
+    the sampler's, with emulation, frame processing and resets (bare.py), but processes wait for no other.
     """
 
     def __init__(
@@ -46,11 +46,11 @@ class SimulationLimit:
         self._receive_rates()
 
     def run(self, seconds: float) -> float:
-        """Takes a turn; returns the steps/s of all processes together."""
+        """Takes a turn; returns the total steps/s of all processes."""
         return sum(self._receive_rates(seconds))
 
     def _receive_rates(self, seconds: float | None = None) -> list[float]:
-        """Returns each process's rate, after it has been asked for one of so many seconds."""
+        """Returns each process's rate over this many seconds."""
         try:
             for _, control in self._workers if seconds else ():
                 control.send(seconds)

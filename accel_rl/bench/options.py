@@ -1,6 +1,6 @@
 """The options of `accel-rl bench`, and how a command declares its options as fields.
 
-The command line imports this module for every command: it stays light."""
+Every command imports this module, so its imports must be light."""
 
 import argparse
 from dataclasses import dataclass, field, fields
@@ -11,7 +11,7 @@ from accel_rl.errors import UsageError
 
 
 def option(default: Any, help_text: str, **argument: Any) -> Any:
-    """Returns the field of an option: its default, its help, and what else `add_argument` takes."""
+    """Returns the field of an option: its default, its help, and other arguments of `add_argument`."""
     return field(default=default, metadata={"help": help_text, **argument})
 
 

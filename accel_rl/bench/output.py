@@ -1,4 +1,4 @@
-"""Which cores a benchmark uses, where its figure goes, and what its JSON file holds."""
+"""Chooses a benchmark's cores and its figure's path, and writes its JSON file."""
 
 import json
 import sys
@@ -13,7 +13,7 @@ from accel_rl.hardware.topology import available_cpus, physical_cores
 
 
 def first_cores(num_cores: int | None) -> list[list[int]]:
-    """Returns the first num_cores of the cores that this process may use (None: all), each a list of its logical CPUs.
+    """Returns the first num_cores of this process's cores (None: all), each a list of its logical CPUs.
 
     Raises UsageError if there are fewer."""
     cores = physical_cores(available_cpus())
@@ -23,17 +23,17 @@ def first_cores(num_cores: int | None) -> list[list[int]]:
 
 
 def describe_run(benchmark: str, version: int, options: Any) -> dict[str, Any]:
-    """Returns what every benchmark's JSON begins with: its name, the version of its fields, machine and options.
+    """Returns the start of every benchmark's JSON: its name, the version of its fields, machine and options.
 
-    options: a dataclass; its paths are left out, since they belong to the machine that the file was written on."""
+    options: a dataclass; its paths are left out, since they belong to this machine only."""
     public = {name: None if isinstance(value, Path) else value for name, value in asdict(options).items()}
     return {"benchmark": benchmark, "version": version, "machine": describe_machine(), "options": public}
 
 
 def figure_path(asked: Path | None, default: Path) -> Path | None:
-    """Returns where a benchmark's figure goes, or None without matplotlib.
+    """Returns the path of a benchmark's figure, or None without matplotlib.
 
-    Raises UsageError if a figure is asked for by name that cannot be drawn."""
+    Raises UsageError if the user names a figure that cannot be drawn."""
     if find_spec("matplotlib"):
         path = asked or default
         if path.suffix != ".png":
@@ -46,9 +46,9 @@ def figure_path(asked: Path | None, default: Path) -> Path | None:
 
 
 def create_parents(*files: Path | None) -> None:
-    """Creates the folders of the files that are named: at the start, so that nothing fails after minutes of work.
+    """Creates the files' folders at the start, so that nothing fails after minutes of work.
 
-    Raises UsageError for one that is a folder."""
+    Raises UsageError for a file that is a folder."""
     for file in files:
         if file and file.is_dir():
             raise UsageError(f"{file} is a folder; name a file")
@@ -57,7 +57,7 @@ def create_parents(*files: Path | None) -> None:
 
 
 def write_json(path: Path | None, result: dict[str, Any]) -> None:
-    """Writes result, if a path is given."""
+    """Writes the result if there is a path."""
     if path:
         create_parents(path)
         path.write_text(json.dumps(result, indent=2) + "\n")

@@ -1,9 +1,8 @@
 """Runs other vector environments on the same game under the same rules, with random actions drawn in advance.
 
-Each returns what a policy needs, stacks of frames, and has as many threads as there are cores. Where a peer can be set
-up in several ways, it is set up the way that was fastest when this was written. With all of them a reset counts as a
-step (gymnasium's NEXT_STEP mode): one step per episode, so a few percent of their rate in a game with short lives, and
-0.1 % in Pong.
+Each returns stacks of frames, as a policy needs, and has as many threads as there are cores. Of several set-ups, it has
+the one that was fastest when this was written. With all of them a reset counts as a step (gymnasium's NEXT_STEP mode).
+This is one step per episode: a few percent of the rate in a game with short lives, 0.1 % in Pong.
 """
 
 import importlib
@@ -25,7 +24,7 @@ from accel_rl.hardware.topology import available_cpus, physical_cores
 
 
 def peer_builders(env: EnvConfig, num_envs: int) -> tuple[dict[str, Builder], dict[str, str]]:
-    """Returns what builds each installed peer, and the command that installs each missing one, both by name."""
+    """Returns the functions that build installed peers, and the commands that install missing ones, by name."""
     half = num_envs // 2
     builders: dict[str, Builder] = {}
     missing = {}
@@ -43,16 +42,16 @@ def peer_builders(env: EnvConfig, num_envs: int) -> tuple[dict[str, Builder], di
 def peer_frame_shape(options: AtariOptions) -> tuple[int, int]:
     """Returns the frame shape (height, width) for peers: at least as large as ours.
 
-    For 104x80 two rows must be cropped, which no peer does; the cheapest frame that is large enough is half the screen.
+    104x80 needs two cropped rows, which no peer does; the cheapest frame that is large enough is half the screen.
     """
     return (105, 80) if options.frame_shape == (104, 80) else options.frame_shape
 
 
 def _threads() -> dict[str, int]:
-    """Returns the threads' options of both C++ pools: one for each core, pinned (offset 0) where that can be right.
+    """Returns the thread options of both C++ pools: a thread for each core, pinned (offset 0) if that can be right.
 
-    Pinning made both faster. They pin thread i to logical CPU offset + i, which is right only if every core has one
-    logical CPU and these are numbered from 0; with -1, threads run wherever this process may."""
+    Pinning made both faster. They pin thread i to logical CPU offset + i. This is right only if every core has one
+    logical CPU, numbered from 0. With -1, threads run on any CPU of this process."""
     cores = physical_cores(available_cpus())
     is_numbered = cores == [[cpu] for cpu in range(len(cores))]
     return {"num_threads": len(cores), "thread_affinity_offset": 0 if is_numbered else -1}
@@ -63,10 +62,10 @@ def _draw(num_actions: int, batch_size: int) -> Array:
 
 
 class EnvPool:
-    """Steps EnvPool's environments; with batch_size < num_envs asynchronously: `recv` returns those that are ready.
+    """A contestant that steps EnvPool's environments. With batch_size < num_envs, `recv` returns those that are ready.
 
-    Of batches of a half, a quarter and an eighth of the environments, halves were the fastest; pinned threads were
-    faster than free ones."""
+    Batches of half the environments were faster than quarters and eighths; pinned threads were faster than free
+    ones."""
 
     def __init__(self, name: str, env: EnvConfig, num_envs: int, batch_size: int):
         import envpool
@@ -98,7 +97,7 @@ class EnvPool:
         self._idle = [self._recv() for _ in range(self._num_batches)]
 
     def _recv(self) -> Array:
-        """Returns the ids of the environments that are ready, [batch_size]."""
+        """Returns the ids of ready environments, [batch_size]."""
         ids: Array = self._pool.recv()[4]["env_id"]
         return ids
 
@@ -111,7 +110,7 @@ class EnvPool:
             waited += time.perf_counter() - before
             self._pool.send(self._actions[batches % NUM_DRAWN], ids)
             batches += 1
-        # Nothing may be left that would be computed in another contestant's turn.
+        # No work may remain for another contestant's turn.
         self._idle = [self._recv() for _ in range(self._num_batches)]
         wall = time.perf_counter() - start
         self.shares = {"env_wait": waited / wall}
@@ -122,10 +121,10 @@ class EnvPool:
 
 
 class AtariVector:
-    """Steps ale-py's AtariVectorEnv, or that of another module; with batch_size < num_envs asynchronously, as EnvPool.
+    """A contestant that steps the AtariVectorEnv of ale-py or another module; batch_size: as for EnvPool.
 
-    Batches of half the environments were faster than quarters, and the mode in which a reset takes a step of its own
-    was faster than the other one."""
+    Batches of half the environments were faster than quarters. The mode in which a reset takes a step was faster than
+    the other one."""
 
     def __init__(self, name: str, env: EnvConfig, num_envs: int, batch_size: int, module: str = "ale_py.vector_env"):
         options = make_options(env.preset, env.options)
@@ -152,8 +151,8 @@ class AtariVector:
         self._actions = _draw(int(getattr(self._envs.single_action_space, "n", 0)), batch_size)
 
     def run(self, seconds: float) -> float:
-        # `send` answers the latest `recv`, so no batch can be kept for later: each turn begins with new games. The
-        # reset returns one batch; the clock starts once the other batches have been reset, too.
+        # `send` answers the latest `recv`, so no batch can be kept for later, and each turn begins with new games. The
+        # reset returns one batch; the clock starts when the other batches are reset, too.
         self._envs.reset()
         for _ in range(self._num_batches - 1):
             self._envs.send(self._actions[0])
@@ -165,7 +164,7 @@ class AtariVector:
             waited += time.perf_counter() - before
             self._envs.send(self._actions[batches % NUM_DRAWN])
             batches += 1
-        for _ in range(self._num_batches):  # nothing may be left to compute
+        for _ in range(self._num_batches):  # no work may remain
             self._envs.recv()
         wall = time.perf_counter() - start
         self.shares = {"env_wait": waited / wall}
@@ -176,10 +175,10 @@ class AtariVector:
 
 
 class GymnasiumAsync:
-    """Steps gymnasium's AsyncVectorEnv, with one process per environment.
+    """A contestant that steps gymnasium's AsyncVectorEnv, with one process per environment.
 
-    It steps our own simulator, whose frames cost less than those of gymnasium's AtariPreprocessing, since vectorization
-    is what is compared. Batches are not copied (copy=False), which is faster."""
+    It steps our own simulator, whose frames cost less than those of gymnasium's AtariPreprocessing, to compare only the
+    vectorization. Batches are not copied (copy=False), which is faster."""
 
     def __init__(self, name: str, env: EnvConfig, num_envs: int):
         from gymnasium.vector import AsyncVectorEnv
@@ -187,7 +186,7 @@ class GymnasiumAsync:
         self.name = name
         self.shares: Shares = {}
         make = partial(make_env, env.env_id, env.preset, simulator=env.simulator, **env.options)
-        # Not forked from this process, which has threads, and pipes whose ends children must not inherit.
+        # Not forked, since this process has threads, and pipes that children must not inherit.
         multiprocessing.set_forkserver_preload(["accel_rl.envs"])
         self._envs = AsyncVectorEnv([make] * num_envs, copy=False, context="forkserver")
         self._actions = _draw(int(getattr(self._envs.single_action_space, "n", 0)), num_envs)

@@ -1,34 +1,34 @@
-"""Measures sampling against the simulation limit and against other vector environments, and where the time goes.
+"""Measures sampling against the simulation limit and other vector environments, and where the time goes.
 
     accel-rl bench sampling [--env pong] [--full] [--json FILE]
 
-First a comparison with --envs-per-core environments per core. The contestants:
+The first part is a comparison with --envs-per-core environments per core. The contestants:
 
     limit              one bare process per core that only simulates (limit.py)
     random             our sampler, random actions, rollouts of --horizon steps
     random-barrier     the same with a barrier every 5 steps: the rollout ends, and all workers pause
     inference-cpu      our sampler with A3C-Net choosing the actions
-    inference-cuda:0   the same on a GPU, one for each GPU. Where there are enough cores, the action server has a core
-                       of its own, and limit-cuda:0 is the limit of the remaining cores
-    network-cpu        only the network, on the same batches, without environments: with the limit it gives the bound
+    inference-cuda:0   the same on each GPU. With enough cores, the action server has its own core, and limit-cuda:0 is
+                       the limit of the remaining cores
+    network-cpu        only the network, on the same batches, without environments; with the limit it gives the bound
     envpool-sync, envpool-async, ale-sync, ale-async, gymnasium-async          peers (peers.py), random actions
 
-Then Table 1 of Stooke & Abbeel 2018, section 5.2: samples/s with A3C-Net by number of simulators, with a barrier every
-five steps (SYNC) and without (ASYNC); and the data of their Figure 2, speed per core over simulators per core. Each
-curve's simulators and its action server share that number of cores. The dashed line is one bare process on one core,
-the dotted line one bare process on each hyperthread of that core.
+The second part is Table 1 of Stooke & Abbeel 2018, section 5.2: samples/s with A3C-Net by number of simulators, with a
+barrier every five steps (SYNC) and without (ASYNC). The third part is the data of their Figure 2, speed per core over
+simulators per core. A curve's simulators and its action server share its number of cores. The dashed line is one bare
+process on one core, the dotted line one bare process on each hyperthread of that core.
 
-Shares of time, as parts of a turn's wall time:
+The shares of a turn's wall time:
 
     inference          the action server was busy: observations, network, writing actions, bookkeeping
     env_wait           the action server waited for environments; a peer's caller waited for its environments
     action_wait        workers waited for actions (mean over the workers)
     resizing           workers made observations: two grey screens, their maximum, resizing
-    emulating          workers did everything else: almost only emulation, besides their bookkeeping
+    emulating          workers did everything else: emulation and a little bookkeeping
 
-The first three are measured in the turn (`sampler.seconds`). The last two divide what action_wait leaves of the
-workers' time, in the proportion that `resizing_share` measures once, in this process alone; so they include the time in
-which a worker was ready while another process had its core. A sampler that does not report action_wait has neither.
+A turn measures the first three (`sampler.seconds`). The last two divide the workers' other time, in the proportion that
+`resizing_share` measures once in this process. So they include time in which a worker was ready while another process
+had its core. A sampler that does not report action_wait has neither.
 """
 
 import statistics
@@ -58,11 +58,11 @@ from accel_rl.hardware.topology import Cpus, read_topology
 from accel_rl.models.actor_critic import ActorCritic
 from accel_rl.samplers.base import SamplerConfig
 
-VERSION = 1  # of the JSON
-ROUNDS_S = 5  # turns' time for timing rounds
+VERSION = 1  # version of the JSON format
+ROUNDS_S = 5  # time for timing rounds, in turns
 BARRIER_STEPS = 5
 SIMS_PER_CORE = (2, 4, 8, 16)
-COMPARISON_S, ROW_S = 90.0, 14.0  # of the default's 4 minutes: the comparison, each row of the table
+COMPARISON_S, ROW_S = 90.0, 14.0  # parts of the default's 4 minutes: the comparison, each row of the table
 DEFAULT_FIGURE = Path("results/sampling.png")
 PROBE_S = 0.05  # a turn of `resizing_share`
 
@@ -71,7 +71,7 @@ Cores = list[list[int]]
 
 
 class Benchmark:
-    """Builds the contestants of one game on the chosen cores, and compares them.
+    """A comparison of one game's contestants on the chosen cores.
 
     Raises UsageError if the environments do not divide among groups and workers."""
 
@@ -94,7 +94,7 @@ class Benchmark:
     def _sampling(
         self, name: str, config: SamplerConfig, device: str | None, server_cpus: Cpus | None = None
     ) -> Callable[[], SamplerContestant]:
-        """device: where the network runs; None: random actions instead."""
+        """Returns our sampler as a contestant. device: the network's; None: random actions."""
 
         def build() -> SamplerContestant:
             policy = None if device is None else ActorCritic(self.spec).to(device)
@@ -128,11 +128,11 @@ class Benchmark:
         ]
 
     def random_contestant(self) -> SamplerContestant:
-        """Builds our sampler with random actions, as it takes part in the comparison."""
+        """Returns the comparison's contestant of our sampler with random actions."""
         return self._sampling("random", self.config, None)()
 
     def reset_round(self) -> Row:
-        """Returns the duration of rounds with a reset over that of all rounds (see SamplerContestant.time_rounds)."""
+        """Returns the duration of rounds with a reset over that of all rounds (SamplerContestant.time_rounds)."""
         with closing(self.random_contestant()) as sampling:
             sampling.time_rounds(self.options.seconds)  # warm-up
             every, with_reset = sampling.time_rounds(ROUNDS_S * self.options.seconds)
@@ -140,7 +140,7 @@ class Benchmark:
         return {"rounds": len(every), "with_reset": len(with_reset), "reset_over_median": found}
 
     def compare(self) -> tuple[dict[str, Turns], dict[str, str]]:
-        """Returns all contestants' turns, and the commands that install those peers that are missing, by name."""
+        """Returns all contestants' turns, and the commands that install missing peers, by name."""
         options, long = self.options, self.config
         barrier = SamplerConfig(long.num_envs, BARRIER_STEPS, long.num_workers)
         builders: list[Builder] = [
@@ -175,7 +175,7 @@ class Benchmark:
         return table, points + lines
 
     def _row(self, num_cores: int, per_core: int) -> dict[str, Turns]:
-        """Compares sampling on the first cores without a barrier, with one (on all cores only), and bare processes."""
+        """Compares sampling without a barrier, with one (on all cores only), and bare processes on the first cores."""
         options, cores = self.options, self.cores[:num_cores]
         whole = num_cores == len(self.cores)
         num_envs, workers = num_cores * per_core, options.workers if whole else None
@@ -196,7 +196,7 @@ class Benchmark:
 
 
 def core_counts(num_cores: int, full: bool) -> list[int]:
-    """Returns the numbers of cores that get a curve: 1, 2, 4, ... and all of them if full, else only all."""
+    """Returns the numbers of cores for curves: all cores and, if full, 1, 2, 4, ..."""
     powers = [2**i for i in range(num_cores.bit_length()) if 2**i < num_cores]
     return [*powers, num_cores] if full else [num_cores]
 
@@ -231,7 +231,7 @@ def ratios(turns: dict[str, Turns]) -> dict[str, dict[str, float]]:
 
 
 def run(options: SamplingOptions) -> dict[str, Any]:
-    """Runs the whole benchmark, prints its tables and writes its files; returns what the JSON holds."""
+    """Runs the whole benchmark, prints its tables and writes its files; returns the contents of the JSON."""
     with pinned(tuple(cpu for core in first_cores(options.cores) for cpu in core)):
         figure = figure_path(options.figure, DEFAULT_FIGURE) if options.table else None
         benchmark = Benchmark(options)

@@ -1,4 +1,4 @@
-"""Formats the results of the benchmark of sampling: Table 1's rows, Figure 2's points, and what is printed."""
+"""Formats the sampling benchmark's results: Table 1's rows, Figure 2's points, and the printed text."""
 
 from typing import Any
 
@@ -22,12 +22,12 @@ def table_row(num_cores: int, per_core: int, turns: dict[str, Turns]) -> Row:
 def figure_point(kind: str, cores: int, per_core: int | None, rate: float) -> Row:
     """Returns one point of Figure 2.
 
-    kind: "sampler", or for a line: one bare "process", or bare processes on all "hyperthreads" of one core."""
+    kind: "sampler"; or, for a line, one bare "process", or bare processes on all "hyperthreads" of one core."""
     return {"kind": kind, "cores": cores, "per_core": per_core, "steps_per_second_per_core": rate / cores}
 
 
 def show(result: dict[str, Any]) -> None:
-    """Prints what the JSON holds."""
+    """Prints the contents of the JSON."""
     options, ratios = result["options"], result["ratios"]
     print(format_machine(result["machine"]))
     print(

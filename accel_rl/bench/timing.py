@@ -1,6 +1,6 @@
-"""Lets contestants take turns, and computes medians of their rates and ratios with intervals.
+"""Runs contestants in turns, and computes medians of their rates and ratios with intervals.
 
-Machines drift, so a rate alone says little; the ratio of two rates from the same round says a lot.
+Machines drift, so a rate alone says little, but the ratio of two rates from the same round says a lot.
 """
 
 import statistics
@@ -21,10 +21,10 @@ Shares = dict[str, float]
 
 
 class Contestant(Protocol):
-    """Competes with others in turns. Between its turns it uses no CPU time: its processes sleep."""
+    """The interface of a contestant. Between its turns its processes sleep and use no CPU time."""
 
     name: str
-    shares: Shares  # of the newest turn; may be empty
+    shares: Shares  # those of the last turn; may be empty
 
     def run(self, seconds: float) -> float:
         """Takes a turn of about this many seconds; returns its rate in steps/s."""
@@ -36,9 +36,9 @@ Builder = Callable[[], Contestant]
 
 
 class Repeated:
-    """Repeats one piece of work, which returns its number of steps, until its turn is over.
+    """A contestant that repeats one piece of work, which returns its number of steps, until its turn is over.
 
-    finish: waits for what the work has left running, as on a GPU. The wait is part of the turn."""
+    finish: waits for work that still runs, as on a GPU. The wait is part of the turn."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Repeated:
 
 @dataclass
 class Turns:
-    """Holds one contestant's rates [steps/s] and shares of time, one entry for every round that counts."""
+    """A contestant's rates [steps/s] and shares of time, one entry for every round that counts."""
 
     rates: list[float] = field(default_factory=list)
     shares: list[Shares] = field(default_factory=list)
@@ -79,8 +79,9 @@ class Turns:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Turns of `seconds` each in `rounds` rounds, or in as many as fit into budget_s, warm-up included: least_rounds or
-    more. building_counts: building the contestants is part of budget_s, too."""
+    """A schedule of turns of `seconds` each in `rounds` rounds, or in as many as fit into budget_s with the warm-up.
+
+    least_rounds: the fewest rounds. building_counts: budget_s includes building the contestants."""
 
     seconds: float
     rounds: int
@@ -91,13 +92,13 @@ class Schedule:
     def rounds_that_fit(self, round_s: float) -> int:
         """Returns the number of rounds.
 
-        round_s: how long the warm-up took. A turn can be longer than asked for, since rollouts are not cut short."""
+        round_s: the warm-up's duration. A turn can be longer than `seconds`, since rollouts are not cut short."""
         fit = min(self.budget_s / round_s - 1, self.rounds)
         return min(max(int(fit), self.least_rounds), self.rounds)
 
 
 def make_schedule(seconds: float, rounds: int | None, full: bool, budget_s: float) -> Schedule:
-    """Returns the rounds that are asked for, FULL_ROUNDS if full, or as many of these as fit into budget_s."""
+    """Returns a schedule with the user's rounds, FULL_ROUNDS if full, or as many as fit into budget_s."""
     if rounds or full:
         return Schedule(seconds, rounds or FULL_ROUNDS)
     return Schedule(seconds, FULL_ROUNDS, budget_s)
@@ -112,9 +113,9 @@ def alternate(
 ) -> dict[str, Turns]:
     """Returns every contestant's turns by its name.
 
-    In each round every contestant takes one turn, in an order that reverses with every round. One more round, for
-    warm-up, comes first and does not count. Progress goes to stderr. on_round: gets the turns so far after each round
-    that counts."""
+    In each round every contestant takes one turn, in an order that reverses with every round. The first round, a
+    warm-up, does not count. Progress goes to stderr. on_round: called with the turns so far after each round that
+    counts."""
     turns = {contestant.name: Turns() for contestant in contestants}
     assert len(turns) == len(contestants), "two contestants have the same name"
     start = clock()
@@ -132,7 +133,7 @@ def alternate(
 
 
 def compare(builders: Iterable[Builder], schedule: Schedule, label: str = "") -> dict[str, Turns]:
-    """Builds all contestants, lets them alternate, and closes them, even after an error."""
+    """Builds all contestants, alternates them, and closes them, even after an error."""
     with ExitStack() as stack:
         start = time.perf_counter()
         contestants = [stack.enter_context(closing(build())) for build in builders]
@@ -151,7 +152,7 @@ def ratio(above: Sequence[float], below: Sequence[float]) -> dict[str, float]:
 
 
 def two_resource_bound(simulation: Sequence[float], network: Sequence[float]) -> list[float]:
-    """Returns for each round the steps/s that no schedule can exceed where simulation and network share the cores.
+    """Returns, for each round, the steps/s that no schedule exceeds if simulation and network share the cores.
 
     A step takes the time of its simulation plus that of its passes through the network, each measured alone on all
     cores: 1 / (1/S + 1/N)."""
@@ -159,5 +160,5 @@ def two_resource_bound(simulation: Sequence[float], network: Sequence[float]) ->
 
 
 def format_ratio(value: dict[str, float]) -> str:
-    """Formats what `ratio` returns."""
+    """Formats a result of `ratio`."""
     return f"{value['median']:.3f} ({value['low']:.3f} to {value['high']:.3f})"

@@ -1,4 +1,4 @@
-"""A whole training as a contestant: of `accel-rl tune`, and of benchmarks."""
+"""A whole training as a contestant, for `accel-rl tune` and benchmarks."""
 
 from contextlib import ExitStack
 
@@ -13,11 +13,11 @@ from accel_rl.training.iteration import Iteration
 
 
 class Training:
-    """Repeats a run's iterations (training/iteration.py), without logging, evaluations and checkpoints.
+    """A run's iterations (training/iteration.py) as a contestant, without logging, evaluations and checkpoints.
 
-    total_steps: valid agent steps so far; sampler, iteration: the run's own. Between turns its processes sleep. With
-    the queued sampler, they do once the training queue and the batches are full: so each turn first learns from as many
-    steps, which do not count."""
+    total_steps: valid agent steps so far. sampler, iteration: the run's own. Between turns its processes sleep. The
+    queued sampler's processes first fill the training queue and the batches; the next turn learns from these steps
+    without counting them."""
 
     def __init__(self, name: str, config: Config):
         self.name, self.config, self.total_steps = name, config, 0
@@ -43,7 +43,7 @@ class Training:
             return self._turn.run(seconds)
 
     def _finish(self) -> None:
-        """Waits for the GPU, so that no work of this turn runs in another contestant's."""
+        """Waits for the GPU, so that no work of this turn runs in another contestant's turn."""
         if self.algo.device.type == "cuda":
             torch.cuda.synchronize(self.algo.device)
 
@@ -58,12 +58,12 @@ class Training:
         return self.count(self.iteration.collect_and_learn(self.total_steps).rollout)
 
     def count(self, rollout: Rollout) -> int:
-        """Adds a rollout's steps to those so far, and returns their number."""
+        """Adds a rollout's steps to total_steps; returns their number."""
         steps = rollout.num_steps
         self.total_steps += steps
         return steps
 
     def close(self) -> None:
-        """Ends its processes and lets go of its memory."""
+        """Ends the processes and frees the memory."""
         self._close()
         del self.algo, self._update, self.sampler, self.iteration, self._turn, self._close

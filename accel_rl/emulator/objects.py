@@ -114,7 +114,7 @@ def update_masks(s):
 
 @jit
 def _pixels(size):
-    """Returns the pixels of a missile or the ball from the register with its width."""
+    """Returns the pixels of a missile or the ball, lowest bit first; the register `size` holds its width."""
     return (1 << (1 << (size >> 4 & 3))) - 1
 
 

@@ -65,7 +65,7 @@ def spawn(
 def spawn_connected(
     module: str, *arguments: object, fds: Iterable[int] = (), **options: Any
 ) -> "tuple[subprocess.Popen[bytes], Connection[Any, Any]]":
-    """Starts `python -m module FD arguments ...`; returns it and this end of a connection, whose other end is FD."""
+    """Starts `python -m module FD arguments ...`, with FD its end of a connection; returns the process and this end."""
     ours, theirs = Pipe()
     try:
         return spawn(module, theirs.fileno(), *arguments, fds=[theirs.fileno(), *fds], **options), ours

@@ -33,7 +33,7 @@ class Axis:
     allowed: tuple[int, ...]
 
     def between(self, value: int) -> list[int]:
-        """Returns, on either side, the middle one of the allowed values between a value and the nearest coarse one."""
+        """Returns the allowed values halfway from a value to the nearest coarse ones below and above; two at most."""
         lower = self.coarse[: bisect_left(self.coarse, value)][-1:]
         upper = self.coarse[bisect_right(self.coarse, value) :][:1]
         sides = [(low, value) for low in lower] + [(value, high) for high in upper]
