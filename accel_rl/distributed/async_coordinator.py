@@ -75,7 +75,7 @@ class _Inbox:
     def __init__(self, connections: "dict[int, Connection[Any, Any]]"):
         self._connections = connections
         self._reports: list[Any] = []
-        self._states: dict[int, tuple[bool, Any]] = {}  # by rank: True if it is the last one, and the newest state
+        self._states: dict[int, tuple[bool, Any]] = {}  # by rank: whether it is the last one, and the newest state
         self._reporting = set(connections)  # ranks whose last report has not arrived
         self._error: Exception | None = None
         self._changed = threading.Condition()

@@ -46,7 +46,7 @@ def learn(job: LearnerJob) -> Request:
             trainer.close()
 
 
-# ---- a process of its own ----
+# ---- a learner's own process ----
 
 
 @dataclass

@@ -68,7 +68,7 @@ class RollCall:
                 if COLLECTIVES.value != count:
                     count, since = COLLECTIVES.value, time.monotonic()
                 elif time.monotonic() - since > self._timeout_s:
-                    since = time.monotonic()  # nobody is late while all of them evaluate
+                    since = time.monotonic()  # no learner is late while all evaluate
                     # Gloo's collectives time out by themselves: then the main thread asks as well, and ends the run.
                     if (absent := self._ask()) and not self._is_over.wait(2 * POLL_S):
                         self._report(LostError(absent, f"Timed out waiting {self._timeout_s:g} s"))

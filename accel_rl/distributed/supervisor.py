@@ -44,7 +44,7 @@ class WatchedLearner:
     is_ready: bool = False  # able to stop in good order
     is_done: bool = False
     is_gone: bool = False
-    failure: tuple[str, str] | None = None  # its kind, and what happened
+    failure: tuple[str, str] | None = None  # its kind and a description
     lost: LostError | None = None  # its error that names other learners
     row: Row | None = None  # a row of the log; the learner waits until it is handled
 
@@ -128,7 +128,7 @@ def started_learners(
         fds = {fd for setup in setups for fd in setup.fds()}
         server = ForkServer(program, fds, "the process that starts the learners {how}")
         resources.callback(server.close)
-        for connection in inherited:  # else nobody would notice that the other end is gone
+        for connection in inherited:  # else reading would not notice that the other end is gone
             connection.close()
         processes = [server.launch(setup, setup.fds()) for setup in setups]
         server.release_fds()
@@ -189,7 +189,7 @@ def _fail_late(learners: list[WatchedLearner], timeout_s: float) -> list[Watched
 
 
 def _answer_rows(learners: list[WatchedLearner], control: Control, callbacks: Callbacks) -> None:
-    """Calls the callbacks with the rows from learners, and then lets the learners go on."""
+    """Calls the callbacks with the rows from learners, and then lets the learners continue."""
     for learner in learners:
         if learner.row is not None:
             callbacks(learner.row)

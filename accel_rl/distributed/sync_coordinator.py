@@ -21,7 +21,7 @@ from accel_rl.training.log import logger
 from accel_rl.updates.all_reduce import COLLECTIVES
 
 RENDEZVOUS_TIMEOUT = timedelta(minutes=5)  # from the first learner's arrival to the last one's
-NCCL_SPARE_S = 60.0  # NCCL's time-out ends the process and names nobody: the roll call must be sooner
+NCCL_SPARE_S = 60.0  # NCCL's time-out ends the process without a name, so the roll call must be sooner
 
 
 class SyncCoordinator(Coordinator):

@@ -59,7 +59,7 @@ class JobOptions:
 
 @dataclass
 class Work:
-    """The work of a job: it trains a task in a process of its own. It is pickled before it begins.
+    """The work of a job: it trains a task in a separate process. It is pickled before it begins.
 
     placement: the run's settings for its machine; cwd: the folder of its relative paths; patience_s: the wait for the
     cluster to end the job after somebody else has stopped the run."""

@@ -1,10 +1,10 @@
 """An experiment: a grid of settings and seeds, next to the numbers of a paper. This is its YAML file:
 
 title: ...
-settings: {env: breakout, steps: 50_000_000}    # of all runs, as for `accel-rl train`
+settings: {env: breakout, steps: 50_000_000}    # for all runs, as for `accel-rl train`
 grid:                                           # all combinations of the lists in each block
   - algo: [a2c, ppo]                            # a list is varied, and part of the runs' names
-    learners: [1, 2, 4, 8]                      # of a run, each on a device (default: 1)
+    learners: [1, 2, 4, 8]                      # per run, each on a device (default: 1)
     envs_per_learner: 16                        # a single value is not varied; this one means envs = learners x 16
 seeds: [1, 2]                                   # every combination is run with each of them
 paper:

@@ -94,7 +94,7 @@ class Study:
     @contextlib.contextmanager
     def _using_database(self) -> Iterator[None]:
         try:
-            if hasattr(self, "_study") and not self._path.exists():  # SQLite would go on writing to a removed file
+            if hasattr(self, "_study") and not self._path.exists():  # SQLite would continue to write to a removed file
                 raise FileNotFoundError("it is gone")
             yield
         except Exception as error:  # Optuna, SQLAlchemy and SQLite have their own

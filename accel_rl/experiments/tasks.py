@@ -1,4 +1,4 @@
-"""Trains runs to their ends, each in a process of its own, wherever an executor starts it."""
+"""Trains runs to their ends, each in a separate process that an executor starts."""
 
 import contextlib
 import csv

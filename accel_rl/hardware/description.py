@@ -32,7 +32,7 @@ def describe_machine(with_gpus: bool = True) -> dict[str, Any]:
 
 
 def cpu_model() -> str:
-    """Returns the processor's name, as far as the system knows it."""
+    """Returns the processor's name, if the system knows it."""
     model = platform.processor() or platform.machine()
     if sys.platform == "linux":
         lines = Path("/proc/cpuinfo").read_text().splitlines()

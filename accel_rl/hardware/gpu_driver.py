@@ -12,14 +12,14 @@ NVIDIA, DISPLAY_CLASS = "0x10de", "0x03"  # on the PCI bus
 
 
 def has_nvidia_gpu(root: Path = Path("/")) -> bool:
-    """Returns whether the machine has a GPU of NVIDIA, as far as its PCI bus or the driver tells."""
+    """Returns whether the machine has an NVIDIA GPU, according to its PCI bus or the driver."""
     vendors = [folder for folder in (root / PCI_DEVICES).glob("*") if _read(folder / "vendor") == NVIDIA]
     on_bus = any(_read(folder / "class").startswith(DISPLAY_CLASS) for folder in vendors)
     return on_bus or any((root / "proc/driver/nvidia/gpus").glob("*"))
 
 
 def why_no_gpu() -> str:
-    """Returns what `--device cuda` needs here; nothing if there is a GPU, whatever else may be wrong with it."""
+    """Returns what `--device cuda` lacks here; an empty text if there is a GPU, also if it has other problems."""
     import torch
 
     if num_gpus():

@@ -11,7 +11,7 @@ from accel_rl.hardware.topology import control_groups
 if TYPE_CHECKING:
     import torch
 
-USABLE_SHARE = 0.95  # the rest of free memory stays free for whatever else grows
+USABLE_SHARE = 0.95  # the rest of free memory stays free for other growth
 
 ROOT = Path("/")  # the folder of /proc and /sys
 # Limit, usage, and the field of memory.stat that counts reclaimable files, of control groups of version 2 and of 1.

@@ -13,7 +13,7 @@ from accel_rl.hardware.topology import Cpus, CpuTopology, count, read_topology, 
 MAX_LEARNING_THREADS = 16  # the networks of this field gain nothing from more
 MAX_SAMPLING_THREADS = 2  # the batches are half the environments
 LEAST_CORES_TO_RESERVE_ONE = 4
-LEAST_FLOPS_PER_THREAD = 75e6  # in an update; with fewer, waiting costs more than threads gain
+LEAST_FLOPS_PER_THREAD = 75e6  # per update; with fewer, waiting costs more than a thread gains
 LEAST_ENVS_BESIDE_NETWORK = 8  # for each worker that shares two logical CPUs with the network
 
 

@@ -21,7 +21,7 @@ Network = Callable[[EnvSpec], nn.Module]
 
 
 class Encoder(nn.Module):
-    """A trunk and, unless core is "none", a recurrent core behind it.
+    """A trunk and, unless core is "none", a recurrent core after it.
 
     The core sees num_extra_inputs numbers in addition to the features. A trunk may declare its number of features F as
     `num_features`; otherwise it is run once on zeros to find F."""

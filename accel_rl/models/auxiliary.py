@@ -12,7 +12,7 @@ from accel_rl.models.layers import Linear
 from accel_rl.models.trunks import initialize, linear
 
 NUM_MAPS = 32
-KERNEL, STRIDE = 4, 2  # of the deconvolutions
+KERNEL, STRIDE = 4, 2  # deconvolutions
 
 
 class PixelControlHead(nn.Module):

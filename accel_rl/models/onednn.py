@@ -48,7 +48,7 @@ def pack_product(weight: Tensor, num_samples: int) -> Tensor:
     return torch.ops.mkldnn._reorder_linear_weight(weight, num_samples)  # type: ignore[no-any-return]
 
 
-# ---- what works here ----
+# ---- operations that work on this machine ----
 
 
 @cache

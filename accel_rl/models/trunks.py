@@ -93,8 +93,8 @@ class _Flatten(nn.Module):
 
 
 def same_padding(size: int, kernel: int, stride: int) -> tuple[int, int]:
-    """Returns how many zeros TensorFlow's padding "SAME" adds before and behind rows or columns of this size, so that
-    ceil(size / stride) remain. The larger half of an odd number is behind."""
+    """Returns how many zeros TensorFlow's padding "SAME" adds before and after rows or columns of this size, so that
+    ceil(size / stride) remain. The larger half of an odd number comes after."""
     missing = max((math.ceil(size / stride) - 1) * stride + kernel - size, 0)
     return missing // 2, missing - missing // 2
 
@@ -175,7 +175,7 @@ class ConvNet(nn.Module):
 
 
 def _padding(size: int, kernel: int, stride: int, padding: int | str) -> tuple[int, int]:
-    """Returns the zeros before and behind rows or columns of this size."""
+    """Returns the number of zeros before and after rows or columns of this size."""
     return same_padding(size, kernel, stride) if padding == "same" else (int(padding), int(padding))
 
 

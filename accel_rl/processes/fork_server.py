@@ -271,7 +271,7 @@ def _serve(control: "Connection[Any, Any]", prepare: str, inherited: set[int], p
 
 
 def _fork() -> int:
-    """Forks a child that ends with this process, and has a global NumPy generator of its own."""
+    """Forks a child that ends with this process, and has its own global NumPy generator."""
     parent = os.getpid()
     pid = os.fork()
     if pid == 0:

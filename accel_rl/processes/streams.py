@@ -8,7 +8,7 @@ from typing import Any
 
 
 def secure_streams() -> None:
-    """Gives a process of ours streams that it can always write to."""
+    """Gives one of our processes streams that it can always write to."""
     open_closed_streams()
     drop_what_fails("stdout", "stderr")
 
@@ -32,7 +32,7 @@ def drop_what_fails(*names: str) -> None:
     A disk may be full, a pipe may be full or without a reader, a terminal gone."""
     for name in names:
         stream = getattr(sys, name)
-        if stream is not None and stream is getattr(sys, f"__{name}__"):  # else somebody has put his own there
+        if stream is not None and stream is getattr(sys, f"__{name}__"):  # else another program has replaced it
             with contextlib.suppress(OSError):
                 stream.flush()
             file = io.BufferedWriter(_DroppingFile(stream.fileno(), "w", closefd=False))

@@ -21,7 +21,7 @@ from accel_rl.stacks import sliding_stacks
 
 
 class SequenceBatch(NamedTuple):
-    """A batch of b sequences of at most L steps, time first. Values behind the end of a sequence are arbitrary.
+    """A batch of b sequences of at most L steps, time first. Values after the end of a sequence are arbitrary.
 
     frames [h + L + 1, b, *row]: the frames before each step and after the last one, after h = frame_stack - 1 rows of
         history. Rows older than the episode are blank. After the last step of an episode comes its true last frame.

@@ -101,7 +101,7 @@ def _damaged_record(path: Path) -> str | None:
 
 
 def _way_out(path: Path, trust: bool) -> str:
-    """Returns what to do about a damaged file of a run, as the end of a message; nothing if there is no way out."""
+    """Returns the way out of a damaged file as the end of a message; an empty text if there is none."""
     previous = path.with_name(PREVIOUS)
     try:
         state = _load(previous, True, trust)

@@ -30,7 +30,7 @@ class InitialPolicy:
     """The values that a new run takes from a trained policy.
 
     tensors: the network's, by name. statistics: the algorithm's shared buffers outside of the network. inherited: the
-    names of all shared buffers in these two. summary: one line on what is taken and what begins anew."""
+    names of all shared buffers in these two. summary: one line on what is taken and what starts fresh."""
 
     tensors: Tensors
     statistics: Tensors
@@ -173,7 +173,7 @@ def _check_trunk(
 def _summarize(
     source: Path, found: Tensors, wanted: Tensors, taken: list[str], beside: Tensors, takes_statistics: bool
 ) -> str:
-    """Returns in one line what is taken, what begins anew, and what is left."""
+    """Returns one line on what is taken, what starts fresh, and what is left out."""
     statistics = [f"statistics of {part}s" for part in dict.fromkeys(map(_part, beside))]
     new = [part for part in dict.fromkeys(map(_part, wanted)) if part not in taken]
     left = [part for part in dict.fromkeys(map(_part, found)) if part not in taken + new]

@@ -28,7 +28,7 @@ def add_settings(command: argparse.ArgumentParser, arguments: list[str]) -> None
     algo_class, presets = find_algo(algo)
     settings = algo_class.Settings
     names = [field.name for field in fields(settings)]
-    added = inspect.get_annotations(settings) if ":" in algo else {}  # by an algorithm of the user's
+    added = inspect.get_annotations(settings) if ":" in algo else {}  # fields of the user's own algorithm
     shown = [*run_setting_names(), *names] if "--help-all" in arguments else added
     for title, group in (RUN_GROUPS | {f"algorithm {algo}": settings}).items():
         add_flags(command.add_argument_group(f"settings of {title}"), group, presets, shown)

@@ -58,7 +58,7 @@ class Exchange:
             gradient.mul_(norm.clamp(max=self.clip_grad_norm) / (norm + CLIP_EPSILON))
         return norm
 
-    # ---- what algorithms ask of the learners that update together ----
+    # ---- the interface for algorithms: values of all learners that update together ----
 
     def sum(self, value: Tensor) -> Tensor:
         """Returns the sum over all learners that update together."""

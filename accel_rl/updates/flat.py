@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-SPARE = 64  # numbers behind the gradient, summed over learners together with it
+SPARE = 64  # numbers after the gradient that are summed over learners with it
 
 
 class FlatParameters:
@@ -50,7 +50,7 @@ class FlatParameters:
         self.gradient.zero_()
 
     def tail(self, count: int) -> Tensor:
-        """Returns the first `count` numbers behind the gradient. Raises ValueError if there is room for fewer."""
+        """Returns the first `count` numbers after the gradient. Raises ValueError if there is room for fewer."""
         if count > SPARE:
             raise ValueError(
                 f"{count} numbers do not fit behind the gradient: there is room for {SPARE}; log fewer terms"

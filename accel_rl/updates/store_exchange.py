@@ -194,7 +194,7 @@ class StoreExchange(Exchange):
                 self._base[name][span].copy_(local[span])
         self._seen[chunk] = part.version
 
-    # ---- what else learners share ----
+    # ---- other values that learners share ----
 
     def sync_target(self, target: nn.Module, count: int) -> None:
         self._wait_for_gpu()

@@ -183,7 +183,7 @@ class Update:
     def _in_graph(
         self, losses: Sequence[Loss], batches: Sequence[Any], num_samples: Tensor, learning_rate: Tensor
     ) -> PackedTerms:
-        """Does what a CUDA graph can hold: the whole update, or everything up to the gradient."""
+        """Does the part that a CUDA graph can hold: the whole update, or everything up to the gradient."""
         terms = self._gradient([*map(LossPart, losses, batches)], num_samples)
         return pack(self._apply(terms, num_samples, learning_rate) if self._graph_is_all else terms)
 
@@ -214,11 +214,11 @@ class Update:
     # ---- checkpoints ----
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what all learners share."""
+        """Returns the state that all learners share."""
         return self.exchange.state_dict()
 
     def local_state_dict(self) -> dict[str, Any]:
-        """Returns what belongs to this learner alone."""
+        """Returns the state of this learner alone."""
         return self.exchange.local_state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
