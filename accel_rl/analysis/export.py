@@ -74,7 +74,10 @@ def export(agent: TrainedPolicy, path: str | Path, format: str) -> ExportedFile:
         outputs = policy.outputs(*inputs)
         exported = ExportedFile(path, describe_inputs(policy), _describe(outputs), is_checked=True)
         write, load = (_to_onnx, _load_onnx) if format == "onnx" else (_to_torchscript, _load_torchscript)
-        content = write(policy, inputs, _metadata(agent, exported))
+        metadata = {"algo": agent.config.run.algo, "env": agent.config.run.env}
+        metadata |= {f"input {name}": text for name, text in exported.inputs.items()}
+        metadata |= {f"output {name}": text for name, text in exported.outputs.items()}
+        content = write(policy, inputs, metadata)
     run = load(content, policy.input_names)
     if run is not None:
         _check(policy, run)
@@ -99,14 +102,6 @@ def _describe(tensors: dict[str, Tensor]) -> dict[str, str]:
         name: f"{str(tensor.dtype).removeprefix('torch.')} [{', '.join(['N', *map(str, tensor.shape[1:])])}]"
         for name, tensor in tensors.items()
     }
-
-
-def _metadata(agent: TrainedPolicy, described: ExportedFile) -> dict[str, str]:
-    """Returns the file's content besides the network, as texts."""
-    run = agent.config.run
-    texts = {"algo": run.algo, "env": run.env}
-    texts |= {f"input {name}": text for name, text in described.inputs.items()}
-    return texts | {f"output {name}": text for name, text in described.outputs.items()}
 
 
 @contextlib.contextmanager

@@ -1,9 +1,9 @@
 """Learning curves of runs, finished or not: score over agent steps and over wall time, with its spread."""
 
+import contextlib
 import csv
 import json
 import math
-import os
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from accel_rl.config.sources import read_yaml
-from accel_rl.errors import UsageError
+from accel_rl.errors import RunError, UsageError
+from accel_rl.run_folder.atomic import write_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -59,8 +60,7 @@ class Series(NamedTuple):
 
 @dataclass(frozen=True)
 class Run:
-    """A run's settings and log: its score in training and in evaluation. columns: all numbers of progress.csv, by
-    column name."""
+    """A run's settings and its scores in training and in evaluation. columns: all of progress.csv, by name."""
 
     config: dict[str, Any]
     score: Series
@@ -78,29 +78,19 @@ class Curve:
     style: str  # of its line
 
 
-def plot_runs(run_dirs: Sequence[Path], out: Path) -> None:
-    """Draws the runs' learning curves (see make_figure) to the file out (.png, .pdf, .svg, ...).
-
-    Raises UsageError if a folder holds no run or score, out cannot be written, or matplotlib is missing."""
-    save(make_figure(run_dirs), out)
-
-
 def save(figure: "Figure", out: Path) -> None:
     """Writes the whole figure or nothing. Raises UsageError if out cannot be written or has an unknown format."""
     formats = figure.canvas.get_supported_filetypes()
     format = out.suffix[1:].lower()
     if format not in formats:
         raise UsageError(f"cannot write a figure to {out}: its name must end in .{', .'.join(sorted(formats))}")
-    unfinished = out.with_name(f".{out.name}.{os.getpid()}")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(unfinished, format=format)
-        os.replace(unfinished, out)
+        write_file(out, lambda file: figure.savefig(file, format=format), "figure")
     except OSError as error:
-        raise UsageError(f"cannot write {out}: {error.strerror or error}") from error
-    finally:
-        if unfinished.is_file():
-            unfinished.unlink()
+        raise UsageError(f"cannot write {out}: {error.strerror}") from error
+    except RunError as error:
+        raise UsageError(str(error)) from error
 
 
 def make_figure(run_dirs: Sequence[Path]) -> "Figure":
@@ -109,7 +99,8 @@ def make_figure(run_dirs: Sequence[Path]) -> "Figure":
     Runs that differ only in seed and folder become one curve: their mean where all of them have scores
     (linear interpolation between log rows, no extrapolation) and its pointwise 95 % confidence interval,
     +- t(n - 1) * standard error over the n runs. Each run is also drawn as a thin line, unless there are more curves
-    than colours. A single run is drawn as it was logged. Dots are evaluations. Raises UsageError as plot_runs does."""
+    than colours. A single run is drawn as it was logged. Dots are evaluations. Raises UsageError if a folder holds no
+    run or score, or matplotlib is missing."""
     figure = new_figure(width=12)
     if not run_dirs:
         raise UsageError("no run folder to plot was given")
@@ -190,14 +181,12 @@ def read_log(run_dir: Path) -> Run:
 
 
 def _column(rows: list[dict[str, str]], name: str) -> Floats:
-    return np.array([_number(row.get(name)) for row in rows], np.float64)
-
-
-def _number(cell: str | None) -> float:
-    try:
-        return float(cell or math.nan)
-    except ValueError:
-        return math.nan
+    """Returns a column's numbers [N]; nan for other cells."""
+    numbers = np.full(len(rows), math.nan)
+    for index, row in enumerate(rows):
+        with contextlib.suppress(ValueError):
+            numbers[index] = float(row.get(name) or math.nan)
+    return numbers
 
 
 def group_runs(runs: Sequence[Run]) -> list[Curve]:

@@ -1,13 +1,12 @@
-"""The contestants of the benchmark of sampling that are this package's own: its sampler, and the network alone."""
+"""This package's own contestants in the benchmark of sampling: its sampler, and the network alone."""
 
 import time
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from accel_rl.bench.bare import NUM_DRAWN, bare_emulation, bare_steps
-from accel_rl.bench.timing import Repeated, Schedule, Shares, alternate
+from accel_rl.bench.limit import NUM_DRAWN
+from accel_rl.bench.timing import Repeated, Shares
 from accel_rl.envs import EnvConfig, EnvSpec
 from accel_rl.envs.batches.batch_simulator import BatchConfig
 from accel_rl.hardware.placement import MAX_LEARNING_THREADS, MAX_SAMPLING_THREADS, pinned
@@ -15,9 +14,7 @@ from accel_rl.hardware.topology import Cpus, available_cpus
 from accel_rl.models.actor_critic import ActorCritic
 from accel_rl.rollout import Policy, PolicyStep, RecurrentInputs
 from accel_rl.samplers import AlternatingSampler
-from accel_rl.samplers.base import SamplerConfig, StepHook
-
-PROBED_ENVS = 4  # of `resizing_share`: what a call costs counts less where it steps several
+from accel_rl.samplers.base import SamplerConfig
 
 
 class RandomPolicy:
@@ -47,8 +44,7 @@ class RandomPolicy:
 class SamplerContestant:
     """Collects rollouts with this package's sampler.
 
-    policy: None for random actions. resizing: what `resizing_share` returns, for the shares of time. server_cpus: where
-    the action server runs (None: anywhere)."""
+    policy: None for random actions. server_cpus: where the action server runs (None: anywhere)."""
 
     def __init__(
         self,
@@ -58,13 +54,14 @@ class SamplerContestant:
         config: SamplerConfig,
         policy: Policy | None,
         device: str = "cpu",
-        resizing: float = 0.0,
         server_cpus: Cpus | None = None,
     ):
-        self.name, self._resizing, self._server_cpus = name, resizing, server_cpus
+        self.name, self._server_cpus = name, server_cpus
         self.shares: Shares = {}
-        self._threads = 1 if policy is None else sampling_threads(device)
-        policy = policy or RandomPolicy(count_actions(spec), config.num_envs, config.horizon)
+        # As many threads as in a training run.
+        self._threads = min(len(available_cpus()), MAX_SAMPLING_THREADS) if policy and device == "cpu" else 1
+        num_actions = int(getattr(spec.action_space, "n", 0))
+        policy = policy or RandomPolicy(num_actions, config.num_envs, config.horizon)
         batch = BatchConfig(env, seed=0, reset_mode="reserve")
         with pinned(server_cpus):
             self._sampler = AlternatingSampler(spec, batch, policy, config, device)
@@ -82,47 +79,13 @@ class SamplerContestant:
             while time.perf_counter() - start < seconds:
                 steps += self.collect()
             wall = time.perf_counter() - start
-        spent = {name: total - before[name] for name, total in self._sampler.seconds.items()}
-        self.shares = sampler_shares(spent, wall, self._resizing)
+        spent = self._sampler.seconds
+        names = ("inference", "env_wait", "action_wait")
+        self.shares = {name: (spent[name] - before[name]) / wall for name in names if name in spent}
         return steps / wall
-
-    def time_rounds(self, seconds: float) -> tuple[list[float], list[float]]:
-        """Returns the durations [s] of all rounds, and of those in which a game starts anew.
-
-        A round is one step of all environments, from one moment at which both groups have received their actions to
-        the next."""
-        every: list[float] = []
-        with_reset: list[float] = []
-        start = time.perf_counter()
-        while time.perf_counter() - start < seconds:
-            served: list[float] = []
-            rollout = self._sampler.collect(StepHook(lambda t, served=served: served.append(time.perf_counter())))  # type: ignore[misc]
-            durations = np.diff(served)
-            has_reset = rollout.reset[1 : len(served)].any(1).numpy()
-            every += durations.tolist()
-            with_reset += durations[has_reset].tolist()
-        return every, with_reset
 
     def close(self) -> None:
         self._sampler.close()
-
-
-def sampler_shares(spent: dict[str, float], wall: float, resizing: float) -> Shares:
-    """Returns the shares of time of one turn, as accel_rl.bench.sampling describes them.
-
-    spent: the turn's seconds by name, as `sampler.seconds` reports them. wall: the seconds of the whole turn."""
-    shares: Shares = {name: spent[name] / wall for name in ("inference", "env_wait", "action_wait") if name in spent}
-    if "action_wait" in shares:
-        stepping = 1 - shares["action_wait"]
-        shares |= {"resizing": stepping * resizing, "emulating": stepping * (1 - resizing)}
-    return shares
-
-
-def resizing_share(env: EnvConfig, seconds: float) -> float:
-    """Measures which part of a simulator's step is not emulation. Takes 12 turns of this many seconds."""
-    works = {"step": bare_steps(env, PROBED_ENVS), "emulate": bare_emulation(env, PROBED_ENVS)}
-    turns = alternate([Repeated(name, work) for name, work in works.items()], Schedule(seconds, 5), "probe")
-    return max(1 - turns["step"].median / turns["emulate"].median, 0.0)
 
 
 def network_alone(spec: EnvSpec, num_envs: int) -> Repeated:
@@ -140,13 +103,3 @@ def network_alone(spec: EnvSpec, num_envs: int) -> Repeated:
         return 2 * half
 
     return Repeated("network-cpu", two_batches)
-
-
-def sampling_threads(device: str) -> int:
-    """Returns the network's number of threads, as a training run sets it (accel_rl.hardware.placement)."""
-    return min(len(available_cpus()), MAX_SAMPLING_THREADS) if device == "cpu" else 1
-
-
-def count_actions(spec: EnvSpec) -> int:
-    """Returns the number of discrete actions."""
-    return int(getattr(spec.action_space, "n", 0))

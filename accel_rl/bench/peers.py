@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from accel_rl.bench.bare import NUM_DRAWN
+from accel_rl.bench.limit import NUM_DRAWN
 from accel_rl.bench.timing import Builder, Shares
 from accel_rl.config.atari_options import AtariOptions
 from accel_rl.envs import EnvConfig, make_env

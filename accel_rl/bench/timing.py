@@ -79,14 +79,14 @@ class Turns:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Turns of `seconds` each in `rounds` rounds, or in as many as fit into budget_s, warm-up included: least_rounds or
-    more. building_counts: building the contestants is part of budget_s, too."""
+    """Turns of `seconds` each in `rounds` rounds, or in as many as fit into budget_s, but at least in least_rounds.
+
+    budget_s includes the warm-up and, in `compare`, building the contestants."""
 
     seconds: float
     rounds: int
     budget_s: float = float("inf")
     least_rounds: int = LEAST_ROUNDS
-    building_counts: bool = False
 
     def rounds_that_fit(self, round_s: float) -> int:
         """Returns the number of rounds.
@@ -136,9 +136,8 @@ def compare(builders: Iterable[Builder], schedule: Schedule, label: str = "") ->
     with ExitStack() as stack:
         start = time.perf_counter()
         contestants = [stack.enter_context(closing(build())) for build in builders]
-        if schedule.building_counts:
-            schedule = replace(schedule, budget_s=schedule.budget_s - (time.perf_counter() - start))
-        return alternate(contestants, schedule, label)
+        left_s = schedule.budget_s - (time.perf_counter() - start)
+        return alternate(contestants, replace(schedule, budget_s=left_s), label)
 
 
 def ratio(above: Sequence[float], below: Sequence[float]) -> dict[str, float]:

@@ -32,8 +32,8 @@ DAY_MIN = 24 * 60
 
 @dataclass(frozen=True)
 class JobOptions:
-    """The options of a job. cpus, gpus: logical CPUs and GPUs (0 or 1) for each of a run's learners; cluster: its name
-    in submitit; passed_on: further options of submitit or Ray."""
+    """The options of a job. cpus, gpus: logical CPUs and GPUs (0 or 1) for each of a run's learners. cluster: its name
+    in submitit. passed_on: further options of submitit or Ray."""
 
     cpus: int = 4
     gpus: int = 1
@@ -52,17 +52,13 @@ class JobOptions:
             raise UsageError(f"job: gpus={options.gpus!r} must be 0 or 1, for each learner")
         return options
 
-    def resources(self, learners: int) -> tuple[int, int]:
-        """Returns a run's logical CPUs and GPUs."""
-        return self.cpus * learners, self.gpus * learners
-
 
 @dataclass
 class Work:
     """The work of a job: it trains a task in a process of its own. It is pickled before it begins.
 
-    placement: the run's settings for its machine; cwd: the folder of its relative paths; patience_s: the wait for the
-    cluster to end the job after somebody else has stopped the run."""
+    placement: the run's settings for its machine. cwd: the folder of its relative paths. patience_s: how long to wait
+    until the cluster ends the job of a run that was stopped."""
 
     task: Task
     placement: dict[str, Any]
@@ -146,7 +142,7 @@ class SlurmExecutor(ClusterExecutor):
         if time.monotonic() < self._next_at:
             return None
         self._submitit = self._submitit or self._make(self._folder)
-        cpus, gpus = self.options.resources(task.learners)
+        cpus, gpus = self.options.cpus * task.learners, self.options.gpus * task.learners
         self._submitit.update_parameters(
             name=task.name, nodes=1, tasks_per_node=1, cpus_per_task=cpus, gpus_per_node=gpus, stderr_to_stdout=True
         )
@@ -231,7 +227,7 @@ class RayExecutor(ClusterExecutor):
     def start(self, task: Task) -> "RayJob":
         import ray
 
-        cpus, gpus = self.options.resources(task.learners)
+        cpus, gpus = self.options.cpus * task.learners, self.options.gpus * task.learners
         nodes: Any = ray.nodes()  # type: ignore[no-untyped-call]
         has = [node["Resources"] for node in nodes if node["Alive"]]
         fits = any(node.get("CPU", 0) >= cpus and node.get("GPU", 0) >= gpus for node in has)

@@ -145,11 +145,10 @@ def _combinations(settings: dict[str, Any], block: dict[str, Any]) -> list[Combi
         if value == []:
             raise UsageError(f"{name}: [] leaves no combination; give it at least one value")
     lists = [value if isinstance(value, list) else [value] for value in block.values()]
-    return [_combination(settings, block, values) for values in itertools.product(*lists)]
+    return [_combination(settings, block, dict(zip(block, each, strict=True))) for each in itertools.product(*lists)]
 
 
-def _combination(settings: dict[str, Any], block: dict[str, Any], chosen: tuple[Any, ...]) -> Combination:
-    own = dict(zip(block, chosen, strict=True))
+def _combination(settings: dict[str, Any], block: dict[str, Any], own: dict[str, Any]) -> Combination:
     values = {**settings, **own}
     learners = count("learners", values.get("learners", 1))
     for_train = {name: value for name, value in values.items() if name not in ("learners", "envs_per_learner")}
@@ -169,9 +168,8 @@ def _paper(value: Any, combinations: tuple[Combination, ...]) -> Paper:
     rows = _list_of(dict, "paper's rows", parts["rows"]) if "rows" in parts else []
     for row in rows:
         numbers = {name: row[name] for name in MEASURES if name in row}
-        if not numbers or not all(
-            _is_number(value) and (value > 0 or name == "score") for name, value in numbers.items()
-        ):
+        are_numbers = all(isinstance(each, int | float) and not isinstance(each, bool) for each in numbers.values())
+        if not numbers or not are_numbers or any(each <= 0 for name, each in numbers.items() if name != "score"):
             raise UsageError(f"paper's row {row} must have at least one number: {', '.join(MEASURES)}")
         if not any(_matches(row, combination) for combination in combinations):
             raise UsageError(f"paper's row {row} matches no combination of the grid")
@@ -200,10 +198,6 @@ def _list_of(kind: type, name: str, value: Any) -> list[Any]:
         example = "`- algo: [a2c, ppo]`" if kind is dict else "[1, 2, 3]"
         raise UsageError(f"{name}={value!r} must be a list, as in {example}")
     return value
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def count(name: str, value: Any, least: int = 1) -> int:

@@ -73,8 +73,12 @@ def make_page(
     comparisons = compare([record.folder for record in scored]) if len(scored) > 1 else []
     if comparisons:
         figures["profiles"] = performance_profiles(comparisons)
+    envs = [section["env"] for section in sections]
+    title = f"{envs[0] if len(envs) == 1 else paths[0].resolve().name}: {len(records)} runs"
+    if len(records) == 1:
+        title = f"{records[0].run.config['algo']} on {envs[0]}, seed {records[0].run.config['seed']}"
     return templates.get_template("page.html").render(
-        title=_title(records, paths),
+        title=title,
         version=__version__,
         problems=problems,
         sections=sections,
@@ -116,15 +120,6 @@ def load_templates(*folders: Path) -> "Environment":
 
 def _missing(error: ModuleNotFoundError) -> UsageError:
     return UsageError(f"a page needs {error.name}; install it with: pip install accel-rl[report]")
-
-
-def _title(records: Sequence[RunRecord], paths: Sequence[Path]) -> str:
-    if len(records) == 1:
-        config = records[0].run.config
-        return f"{config['algo']} on {config['env']}, seed {config['seed']}"
-    envs = {record.env for record in records}
-    subject = envs.pop() if len(envs) == 1 else paths[0].resolve().name
-    return f"{subject}: {len(records)} runs"
 
 
 # ---- tables ----

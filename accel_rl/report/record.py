@@ -83,7 +83,10 @@ def find_records(
     experiment."""
     records: dict[Path, RunRecord] = {}
     problems = []
-    inside = {path: [] if (path / "config.yaml").exists() else _runs_inside(path) for path in paths}
+    inside = {
+        path: [] if (path / "config.yaml").exists() else sorted(file.parent for file in path.glob("*/config.yaml"))
+        for path in paths
+    }
     for path, folders in inside.items():
         for folder in folders or [path]:
             try:
@@ -98,10 +101,6 @@ def find_records(
     if len(envs) > 1 and not any(inside.values()):
         raise UsageError(f"these are runs of {' and '.join(envs)}: give those of one, or an experiment's folder")
     return list(records.values()), problems
-
-
-def _runs_inside(folder: Path) -> list[Path]:
-    return sorted(file.parent for file in folder.glob("*/config.yaml"))
 
 
 def warnings(lines: Iterable[str]) -> list[str]:

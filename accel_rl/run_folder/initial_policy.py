@@ -30,7 +30,7 @@ class InitialPolicy:
     """The values that a new run takes from a trained policy.
 
     tensors: the network's, by name. statistics: the algorithm's shared buffers outside of the network. inherited: the
-    names of all shared buffers in these two. summary: one line on what is taken and what begins anew."""
+    names of the shared buffers in both. summary: one line of text on what is taken and what begins anew."""
 
     tensors: Tensors
     statistics: Tensors
@@ -112,23 +112,15 @@ def _locate(source: Path) -> tuple[Path, Path | None]:
 
 def _check_observations(trained: EnvSpec, wanted: EnvSpec) -> None:
     """Raises UsageError if two networks see different observations."""
-    shown = [_show_observations(spec) for spec in (trained, wanted)]
+    shown = [f"{s.frame_stack or ''} {s.nested_space or s.observation_space}".strip() for s in (trained, wanted)]
     for name in ("observation_space", "nested_space", "frame_stack"):
         if getattr(trained, name) != getattr(wanted, name):
             raise UsageError(f"the policy was trained on observations {shown[0]}, but here they are {shown[1]}")
 
 
-def _show_observations(spec: EnvSpec) -> str:
-    return f"{spec.frame_stack or ''} {spec.nested_space or spec.observation_space}".strip()
-
-
 def _part(name: str) -> str:
     """Returns the part of a network with this tensor, such as encoder.trunk, policy_head or norm.moments."""
     return ".".join(name.split(".")[:-1][:2]) or name
-
-
-def _of_part(tensors: Tensors, part: str) -> Tensors:
-    return {name: value for name, value in tensors.items() if _part(name) == part}
 
 
 def _fitting_parts(found: Tensors, wanted: Tensors, has_same_outputs: bool) -> list[str]:
@@ -158,7 +150,7 @@ def _check_trunk(
     if taken and (TRUNK in taken or not has_trunk):
         return
     if has_trunk:
-        found, wanted = (_of_part(tensors, TRUNK) for tensors in (found, wanted))
+        found, wanted = ({name: own[name] for name in own if _part(name) == TRUNK} for own in (found, wanted))
     shapes = {name: value.shape for name, value in found.items()}
     difference = policy_file.find_difference(shapes, wanted) or "its numbers are of another type"
     others = {name: trained.get(name) or None for name in TRUNK_SETTINGS}

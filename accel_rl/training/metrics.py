@@ -33,20 +33,12 @@ class MetricsBuffer:
     def __init__(self) -> None:
         self.statistics = UpdateStatistics()
         self._row_started = time.perf_counter()
-        self._clear()
-
-    def _clear(self) -> None:
         self._games: list[Game] = []
         self._seconds: dict[str, float] = {}
         self._bytes_moved = 0
 
     def add(
-        self,
-        steps: int,
-        games: list[Game],
-        stats: list[dict[str, Tensor]],
-        seconds: dict[str, float],
-        bytes_moved: int = 0,
+        self, steps: int, games: list[Game], stats: list[dict[str, Tensor]], seconds: dict[str, float], bytes_moved: int
     ) -> None:
         """Adds one rollout and the updates during and after it. steps: of the run so far, these included."""
         self._games.extend(games)
@@ -69,7 +61,7 @@ class MetricsBuffer:
         wall_s = max(now - self._row_started, 1e-9)
         report = IntervalMetrics(self._games, self.statistics.flush(), self._seconds, wall_s, self._bytes_moved, counts)
         self._row_started = now
-        self._clear()
+        self._games, self._seconds, self._bytes_moved = [], {}, 0
         return report
 
     def get_state(self) -> dict[str, Any]:

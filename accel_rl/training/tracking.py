@@ -113,8 +113,7 @@ class Tracker:
             return
         with self._forgiven():
             if not self._has_failed:
-                self._add_pictures(self._run)
-                self._add_policy(self._run)
+                self._add_files(self._run)
         with self._forgiven():
             self._finish(self._run, status)
 
@@ -133,7 +132,8 @@ class Tracker:
         finally:
             kill.cancel()
 
-    def _add_pictures(self, run: "wandb.Run") -> None:
+    def _add_files(self, run: "wandb.Run") -> None:
+        """Adds the pictures and the policy in the run's folder."""
         import wandb
 
         makers = {
@@ -144,10 +144,6 @@ class Tracker:
         paths = [path for name in makers if (path := self._folder / name).is_file()]
         if paths:
             run.log({path.stem: makers[path.name](str(path)) for path in paths})
-
-    def _add_policy(self, run: "wandb.Run") -> None:
-        import wandb
-
         names = (policy_file.DESCRIPTION, policy_file.LAST, policy_file.BEST)
         paths = [path for name in names if (path := self._folder / name).is_file()]
         if (self._folder / policy_file.LAST) in paths:
