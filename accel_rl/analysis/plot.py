@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from accel_rl.config.sources import read_yaml
-from accel_rl.errors import RunError, UsageError
+from accel_rl.errors import RunError, UsageError, needs_extra
 from accel_rl.run_folder.atomic import write_file
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ NOT_SETTINGS = (
     "final_games",
 )
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#808080")  # Okabe & Ito 2008
-LINE_STYLES = ("-", "--", ":", "-.")  # for the second, third, ... round through the colours
+LINE_STYLES = ("-", "--", ":", "-.")  # one for each round through the colours
 MAX_LEGEND_WIDTH, MAX_LABEL_WIDTH, LEGEND_HANDLE_WIDTH = 140, 58, 11  # characters
 # 97.5 % quantiles of Student's t for 1 to 30 degrees of freedom.
 T_QUANTILES = (
@@ -75,7 +75,7 @@ class Curve:
     label: str
     runs: list[Run]
     color: str
-    style: str  # of its line
+    line_style: str  # in matplotlib's notation
 
 
 def save(figure: "Figure", out: Path) -> None:
@@ -116,10 +116,8 @@ def make_figure(run_dirs: Sequence[Path]) -> "Figure":
 
 def new_figure(width: float, height: float = 5) -> "Figure":
     """Makes an empty figure. width, height: in inches of 100 pixels. Raises UsageError if matplotlib is missing."""
-    try:
+    with needs_extra("drawing", "plot"):
         from matplotlib.figure import Figure
-    except ModuleNotFoundError as error:
-        raise UsageError("drawing needs matplotlib; install it with: pip install accel-rl[plot]") from error
     return Figure(figsize=(width, height), dpi=100, layout="constrained", facecolor="white")
 
 
@@ -223,7 +221,7 @@ def mean_and_interval(xs: list[Floats], values: list[Floats]) -> tuple[Floats, F
     x = x[(x >= max(run_x[0] for run_x in xs)) & (x <= min(run_x[-1] for run_x in xs))]
     value = np.stack([np.interp(x, *points) for points in zip(xs, values, strict=True)])  # [n, X]
     n = len(value)
-    t = T_QUANTILES[min(n - 1, len(T_QUANTILES)) - 1]  # for more runs than the table's, 4 % too wide at most
+    t = T_QUANTILES[min(n - 1, len(T_QUANTILES)) - 1]  # beyond the table at most 4 % too wide
     return x, value.mean(0), t * value.std(0, ddof=1) / math.sqrt(n)
 
 
@@ -231,7 +229,7 @@ def draw_over(axes: "Axes", curves: list[Curve], x_of: Callable[[Series], Floats
     """Draws the curves into axes, as make_figure describes it. x_of: returns a series' x values [N]."""
     bands = []
     for curve in curves:
-        color, style = curve.color, curve.style
+        color, style = curve.color, curve.line_style
         xs, values = [x_of(run.score) for run in curve.runs], [run.score.value for run in curve.runs]
         if len(curve.runs) == 1:
             x, mean = xs[0], values[0]

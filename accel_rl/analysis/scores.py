@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 Floats = npt.NDArray[np.float64]
 ByGame = Mapping[str, Floats]
-"""The runs' scores of each game; of an interval or a profile, human-normalized ones."""
+"""The scores of runs by game; human-normalized in intervals and profiles."""
 
 NUM_RESAMPLES = 2000
 LEVEL = 0.95  # the level of confidence intervals
@@ -107,10 +107,12 @@ def performance_profile(scores: ByGame, thresholds: Floats) -> Floats:
     return np.asarray((pooled(scores)[:, None] > thresholds).mean(0), np.float64)
 
 
-def resamples(scores: ByGame, count: int = NUM_RESAMPLES, seed: int = 0) -> Iterable[ByGame]:
-    """Yields `count` resamples: for each game, as many of its runs, drawn with replacement (stratified bootstrap)."""
-    generator = np.random.default_rng(seed)
-    for _ in range(count):
+def resamples(scores: ByGame) -> Iterable[ByGame]:
+    """Yields NUM_RESAMPLES resamples, the same in every call (stratified bootstrap).
+
+    A resample has as many runs of each game as there are, drawn with replacement."""
+    generator = np.random.default_rng(0)
+    for _ in range(NUM_RESAMPLES):
         yield {game: generator.choice(values, len(values)) for game, values in scores.items()}
 
 
@@ -225,12 +227,12 @@ class Profile(NamedTuple):
 def profiles(comparisons: Sequence[Comparison]) -> list[Profile]:
     """Returns each setting's performance profile over the same thresholds, from 0 to the highest score of all."""
     thresholds = np.linspace(0, max(1.0, *(float(pooled(each.scores).max()) for each in comparisons)), 201)
-    found = []
+    curves = []
     for each in comparisons:
         drawn = np.stack([performance_profile(resample, thresholds) for resample in resamples(each.scores)])
         low, high = np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
-        found.append(Profile(thresholds, performance_profile(each.scores, thresholds), low, high))
-    return found
+        curves.append(Profile(thresholds, performance_profile(each.scores, thresholds), low, high))
+    return curves
 
 
 def make_figure(comparisons: Sequence[Comparison]) -> "Figure":

@@ -1,5 +1,5 @@
 """The benchmark of `accel-rl bench`: contestants take turns in one run, since only ratios count.
 
-timing.py holds the turns and their statistics, sampling.py the benchmark of the paper's figure, training.py a training
-that takes turns in `accel-rl tune`. Other benchmarks are in the repository's folder benchmarks/.
+timing.py holds the turns and their statistics, sampling.py the benchmark of the paper's figure. Other benchmarks are in
+the repository's folder benchmarks/.
 """

@@ -53,8 +53,8 @@ class SamplerContestant:
         spec: EnvSpec,
         config: SamplerConfig,
         policy: Policy | None,
-        device: str = "cpu",
-        server_cpus: Cpus | None = None,
+        device: str,
+        server_cpus: Cpus | None,
     ):
         self.name, self._server_cpus = name, server_cpus
         self.shares: Shares = {}

@@ -1,4 +1,4 @@
-"""Which cores a benchmark uses, where its figure goes, and what its JSON file holds."""
+"""Selects the cores of a benchmark, and writes its files."""
 
 import json
 import sys
@@ -23,7 +23,7 @@ def first_cores(num_cores: int | None) -> list[list[int]]:
 
 
 def describe_run(benchmark: str, version: int, options: Any) -> dict[str, Any]:
-    """Returns what every benchmark's JSON begins with: its name, the version of its fields, machine and options.
+    """Returns the head of a benchmark's JSON: its name, the version of its fields, machine and options.
 
     options: a dataclass; its paths are left out, since they belong to the machine that the file was written on."""
     public = {name: None if isinstance(value, Path) else value for name, value in asdict(options).items()}

@@ -59,10 +59,10 @@ from accel_rl.hardware.topology import Cpus, read_topology
 from accel_rl.models.actor_critic import ActorCritic
 from accel_rl.samplers.base import SamplerConfig
 
-VERSION = 2  # of the JSON
+VERSION = 2  # changes with the fields of the JSON
 BARRIER_STEPS = 5
 SIMS_PER_CORE = (2, 4, 8, 16)
-COMPARISON_S, ROW_S = 90.0, 14.0  # of the default's 4 minutes: the comparison, each row of the table
+COMPARISON_S, ROW_S = 90.0, 14.0  # time for the comparison and for each row of the table, without --full
 DEFAULT_FIGURE = Path("results/sampling.png")
 
 Row = dict[str, Any]
@@ -245,15 +245,15 @@ def run(options: SamplingOptions) -> dict[str, Any]:
 def ratios(turns: dict[str, Turns]) -> dict[str, dict[str, float]]:
     """Returns the ratios of contestants to the limit, inference-cpu to the bound, and our sampler to each peer."""
     rates = {name: turn.rates for name, turn in turns.items()}
-    found = {f"{name} / limit": ratio(rates[name], rates["limit"]) for name in rates if name != "limit"}
+    computed = {f"{name} / limit": ratio(rates[name], rates["limit"]) for name in rates if name != "limit"}
     bound = two_resource_bound(rates["limit"], rates["network-cpu"])
-    found["inference-cpu / bound"] = ratio(rates["inference-cpu"], bound)
+    computed["inference-cpu / bound"] = ratio(rates["inference-cpu"], bound)
     for gpu in [name.removeprefix("limit-") for name in rates if name.startswith("limit-")]:
-        found[f"inference-{gpu} / limit-{gpu}"] = ratio(rates[f"inference-{gpu}"], rates[f"limit-{gpu}"])
+        computed[f"inference-{gpu} / limit-{gpu}"] = ratio(rates[f"inference-{gpu}"], rates[f"limit-{gpu}"])
     for name in rates:
         if name.startswith(("envpool", "ale", "gymnasium")):
-            found[f"random / {name}"] = ratio(rates["random"], rates[name])
-    return found
+            computed[f"random / {name}"] = ratio(rates["random"], rates[name])
+    return computed
 
 
 def table_row(num_cores: int, per_core: int, turns: dict[str, Turns]) -> Row:

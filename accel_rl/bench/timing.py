@@ -24,7 +24,7 @@ class Contestant(Protocol):
     """Competes with others in turns. Between its turns it uses no CPU time: its processes sleep."""
 
     name: str
-    shares: Shares  # of the newest turn; may be empty
+    shares: Shares  # the newest turn's; may be empty
 
     def run(self, seconds: float) -> float:
         """Takes a turn of about this many seconds; returns its rate in steps/s."""

@@ -1,10 +1,10 @@
 """An experiment: a grid of settings and seeds, next to the numbers of a paper. This is its YAML file:
 
 title: ...
-settings: {env: breakout, steps: 50_000_000}    # of all runs, as for `accel-rl train`
+settings: {env: breakout, steps: 50_000_000}    # all runs have these, named as for `accel-rl train`
 grid:                                           # all combinations of the lists in each block
   - algo: [a2c, ppo]                            # a list is varied, and part of the runs' names
-    learners: [1, 2, 4, 8]                      # of a run, each on a device (default: 1)
+    learners: [1, 2, 4, 8]                      # learners of a run, each on a device (default: 1)
     envs_per_learner: 16                        # a single value is not varied; this one means envs = learners x 16
 seeds: [1, 2]                                   # every combination is run with each of them
 paper:
@@ -38,9 +38,9 @@ SET_ELSEWHERE = {
 class Combination:
     """One row of the table: runs that differ only in their seeds."""
 
-    values: dict[str, Any]  # from the file: those of all runs and those of this combination
-    varied: dict[str, Any]  # values that distinguish it from other combinations
-    settings: dict[str, Any]  # for `accel-rl train`, without devices and seed
+    values: dict[str, Any]  # all values that the file has for it
+    varied: dict[str, Any]  # those that distinguish it from other combinations
+    settings: dict[str, Any]  # the arguments of `accel-rl train`, without devices and seed
 
     @property
     def learners(self) -> int:
@@ -105,8 +105,8 @@ class Experiment:
         return [ExperimentRun(combination, seed) for seed in self.seeds]
 
 
-def read_experiment(path: Path, given: dict[str, Any] | None = None) -> Experiment:
-    """Reads an experiment's file. given: settings for all runs, which replace the file's.
+def read_experiment(path: Path, overrides: dict[str, Any] | None = None) -> Experiment:
+    """Reads an experiment's file. overrides: settings for all runs, which replace the file's.
 
     Raises UsageError if the file is not an experiment's. Does not check that the settings exist and fit together, which
     depends on environments and algorithms."""
@@ -116,10 +116,10 @@ def read_experiment(path: Path, given: dict[str, Any] | None = None) -> Experime
             if part not in PARTS:
                 raise unknown("part", str(part), PARTS, f"(an experiment has {', '.join(PARTS)})")
         blocks = [mapping("grid", block) for block in _list_of(dict, "grid", values.get("grid"))]
-        for name in given or {}:
+        for name in overrides or {}:
             if any(name in block for block in blocks):
                 raise UsageError(f"{name} is varied by the grid; omit --{name.replace('_', '-')}")
-        settings = {**mapping("settings", values.get("settings")), **(given or {})}
+        settings = {**mapping("settings", values.get("settings")), **(overrides or {})}
         combinations = tuple(combination for block in blocks for combination in _combinations(settings, block))
         seeds = tuple(count("seeds", seed, least=0) for seed in _list_of(int, "seeds", values.get("seeds", [0])))
         experiment = Experiment(

@@ -91,12 +91,12 @@ def _row(experiment: Experiment, combination: Combination, folder: Path) -> dict
 
 def _machines(experiment: Experiment, folder: Path) -> list[dict[str, Any]]:
     """Returns the machines of the runs, from their folders, each once."""
-    found: list[dict[str, Any]] = []
+    machines: list[dict[str, Any]] = []
     for run in experiment.runs:
         with contextlib.suppress(OSError, ValueError):
             machine = json.loads((folder / run.name / "machine.json").read_text())
-            found += [] if machine in found else [machine]
-    return found
+            machines += [] if machine in machines else [machine]
+    return machines
 
 
 def _ratio(value: float | None, reference: float | None) -> float | None:

@@ -27,7 +27,7 @@ from accel_rl.run_folder.lock import is_being_written
 from accel_rl.settings.resolve import Config
 
 TAIL_LINES = 10  # lines shown of a failed run's console output
-LAST_WRITER_S = 60.0
+LAST_WRITER_S = 60.0  # the longest wait for an earlier process to write its checkpoint
 NO_RESULT = 255  # the status of a run whose result the cluster does not know
 LEFT_TO_THE_MACHINE = ("precision", "max_agents")  # settings that the machine decides unless they are given
 UNDECIDED = (None, "auto", "fast")

@@ -12,7 +12,7 @@ from accel_rl.analysis.scores import Comparison, pooled, profiles
 Trace = dict[str, Any]
 Figure = dict[str, Any]
 
-MAX_POINTS = 50_000  # for all lines of a page: about a megabyte
+MAX_POINTS = 50_000  # all lines of a page together; about a megabyte
 NOTHING = Series(np.empty(0), np.empty(0), np.empty(0))
 DASHES = {"-": "solid", "--": "dash", ":": "dot", "-.": "dashdot"}  # by matplotlib's names
 STEPS = "agent steps"
@@ -115,7 +115,7 @@ def _draw(
                     look = {"line": {"color": curve.color, "width": 1}, "opacity": 0.35, "showlegend": False}
                     seed = as_text(f", seed {run.config.get('seed')}")
                     lines.append({**_line(run_x, value, name + seed, most), **look, "legendgroup": name})
-        line = {"color": curve.color, "dash": DASHES[curve.style]}
+        line = {"color": curve.color, "dash": DASHES[curve.line_style]}
         lines.append({**_line(x, mean, name, most), "line": line, "marker": {"color": curve.color}})
     return [*bands, *lines]
 

@@ -74,9 +74,7 @@ def read_record(folder: Path) -> RunRecord:
     )
 
 
-def find_records(
-    paths: Sequence[Path], read: Callable[[Path], RunRecord] = read_record
-) -> tuple[list[RunRecord], list[str]]:
+def find_records(paths: Sequence[Path], read: Callable[[Path], RunRecord]) -> tuple[list[RunRecord], list[str]]:
     """Reads the runs in these folders, each once; returns them, and texts on an experiment's runs that it cannot read.
 
     Raises UsageError for a folder that holds neither a run nor runs, and for runs of several environments outside of an

@@ -51,11 +51,11 @@ CHANGEABLE = (
 ANY_MACHINE = {"device": "auto", "devices": None, "learners_per_gpu": 1, "cpus": "all", "workers": None}
 """Settings that replace those of the machine a run was on, so that it can be opened on another one."""
 
-NOT_FINITE = "not_finite.txt"  # in the folder of a run whose numbers were no longer finite, until its next checkpoint
+NOT_FINITE = "not_finite.txt"  # marks a run whose numbers were no longer finite, until its next checkpoint
 CHANGEABLE_AFTER_FAILURE = ("learning_rate", "clip_grad_norm")  # such a run may change them, too
 
-TRACKER = "wandb"  # a folder in a run's, where the package of Weights & Biases keeps its files
-JOB = "job.txt"  # in a run's folder: names the learners that write there, if torchrun started them
+TRACKER = "wandb"  # the folder in a run's where the package of Weights & Biases keeps its files
+JOB = "job.txt"  # names the learners that write to a run's folder, if torchrun started them
 SEEN_WITHIN_S = 10.0  # the longest time until a network disk shows another machine's writes
 
 
@@ -126,7 +126,7 @@ def _clear(folder: Path) -> None:
 
 def reopen(
     folder: Path,
-    given: dict[str, Any],
+    changes: dict[str, Any],
     out: str | Path | None,
     config_file: str | Path | None,
     trust: bool = False,
@@ -134,17 +134,17 @@ def reopen(
 ) -> tuple[Config, dict[str, Any]]:
     """Returns a run's configuration and last checkpoint.
 
-    given: settings that differ from the run's. trust: loads even another user's checkpoint. make_env: a function that
+    changes: settings that differ from the run's. trust: loads even another user's checkpoint. make_env: a function that
     makes the run's environments, if it has no name. Raises UsageError if the checkpoint is missing, damaged or another
     user's, or for settings that would change the run."""
     saved = read_settings(folder)
-    given, function = _with_function(folder, saved, given, make_env)
+    changes, function = _with_function(folder, saved, changes, make_env)
     if out is not None or config_file is not None:
         raise UsageError("a resumed run continues in its own folder with its own settings; omit --out and --config")
     state = checkpoint.load(folder / CHECKPOINT, trust=trust, parts=checkpoint.PARTS)
-    is_elsewhere = launched_rank_info() or given.keys() & {"device", "devices", "learners_per_gpu"}
+    is_elsewhere = launched_rank_info() or changes.keys() & {"device", "devices", "learners_per_gpu"}
     base = saved | ANY_MACHINE if is_elsewhere else saved
-    wanted = resolve(overlay(base, given), spec=state["spec"], function=function)
+    wanted = resolve(overlay(base, changes), spec=state["spec"], function=function)
     envs = [env for learner in state["learners"] for env in learner["sampler"].get("envs") or ()]
     was_ale = any(is_ale_state(env["simulator"]) for env in envs)
     if was_ale and wanted.run.simulator == "auto" and wanted.env.simulator == "native":
@@ -171,7 +171,7 @@ def summarized_steps(folder: Path) -> int:
 
 
 def _with_function(
-    folder: Path, saved: dict[str, Any], given: dict[str, Any], make_env: MakeEnv | None
+    folder: Path, saved: dict[str, Any], changes: dict[str, Any], make_env: MakeEnv | None
 ) -> tuple[dict[str, Any], bytes | None]:
     """Returns the settings with the name of the environment's function; and the function, pickled, if it must be sent.
 
@@ -179,15 +179,15 @@ def _with_function(
     had_function = str(saved.get("env")).startswith(FUNCTION)
     if make_env is not None:
         name, function = as_setting(make_env, by_value=had_function)
-        return given | {"env": name}, function
+        return changes | {"env": name}, function
     if had_function:
         raise missing_function(saved["env"], f"resume={str(folder)!r}, ")
-    return given, None
+    return changes, None
 
 
-def is_finished(folder: Path, given: dict[str, Any], trust: bool = False) -> bool:
+def is_finished(folder: Path, changes: dict[str, Any], trust: bool = False) -> bool:
     """Tells whether the run's last checkpoint has all the steps of the run."""
-    steps = pick(RunSettings, read_settings(folder) | given).steps
+    steps = pick(RunSettings, read_settings(folder) | changes).steps
     state = checkpoint.load(folder / CHECKPOINT, mapped=True, trust=trust, parts=("steps",))
     return bool(state["steps"] >= steps)
 

@@ -11,7 +11,7 @@ import psutil
 
 from accel_rl.errors import UsageError
 
-LOCK = "lock"  # in the folder: which process writes there, or was the last to
+LOCK = "lock"  # the file that names the process that writes to the folder, or was the last to
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Policies without code: files in a run's folder for those who only want to use its policy.
+"""Files in a run's folder that hold its policy and no code.
 
 policy.json: the run's settings, and the spaces of its environment; it stays the same over a run, so that it fits both
 other files. policy.safetensors: the network's tensors at the last checkpoint; best.safetensors: those of the best
@@ -229,10 +229,10 @@ def read_tensors(path: Path, wanted: Mapping[str, Tensor] | None = None) -> tupl
             metadata = tensor_file.metadata() or {}
             _check_format(path, metadata.get("format"))
             names = tensor_file.keys()
-            found = {name: torch.Size(tensor_file.get_slice(name).get_shape()) for name in names}
-            if wanted is not None and (problem := find_difference(found, wanted)):
+            shapes = {name: torch.Size(tensor_file.get_slice(name).get_shape()) for name in names}
+            if wanted is not None and (problem := find_difference(shapes, wanted)):
                 raise UsageError(f"{path} does not fit the network that {DESCRIPTION} describes: {problem}")
-            tensors = {name: tensor_file.get_tensor(name) for name in found}
+            tensors = {name: tensor_file.get_tensor(name) for name in shapes}
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror or error}") from None
     except SafetensorError as error:
@@ -267,15 +267,15 @@ def check_finite(path: Path, tensors: Mapping[str, Tensor]) -> None:
             raise UsageError(f"{path} is of no use: {name} holds values that are not finite{_other(path)}")
 
 
-def find_difference(found: Mapping[str, torch.Size], wanted: Mapping[str, Tensor]) -> str | None:
+def find_difference(shapes: Mapping[str, torch.Size], wanted: Mapping[str, Tensor]) -> str | None:
     """Returns, as text, how a file's tensors (given by their shapes) differ from a network's; None if they do not."""
-    if missing := wanted.keys() - found.keys():
+    if missing := wanted.keys() - shapes.keys():
         return f"it lacks {min(missing)}"
-    if more := found.keys() - wanted.keys():
+    if more := shapes.keys() - wanted.keys():
         return f"{min(more)} is none of the network's tensors"
-    if wrong := [name for name, shape in found.items() if shape != wanted[name].shape]:
+    if wrong := [name for name, shape in shapes.items() if shape != wanted[name].shape]:
         name = min(wrong)
-        return f"{name} has shape {list(found[name])}, the network's {list(wanted[name].shape)}"
+        return f"{name} has shape {list(shapes[name])}, the network's {list(wanted[name].shape)}"
     return None
 
 

@@ -142,7 +142,7 @@ def build_algo_and_update(
     return algo, update
 
 
-def find_network(name: str | None, layer_norm: bool = False) -> Network | None:
+def find_network(name: str | None, layer_norm: bool) -> Network | None:
     """Finds a trunk's factory. name: one of NETWORKS, or package.module:factory; None: the default one.
 
     Raises UsageError if there is none, or if layer_norm is set for the user's own layers."""

@@ -31,7 +31,7 @@ class Console:
         self._first_step = self._steps = self._shown_steps = steps
         self._total_steps = total_steps
         self._started = self._shown = time.monotonic()
-        self._scores: dict[str, float] | None = None  # in the last row; None before the first
+        self._scores: dict[str, float] | None = None  # the last row's; None before the first row
         self._has_learned: bool | None = None  # None before the first row
         self._curve: list[float] = []  # the training score of each row
         self._shares: dict[str, float] = {}
@@ -149,7 +149,7 @@ class Console:
 def sparkline(values: Sequence[float], width: int) -> str:
     """Draws numbers as a line of at most width characters; the last number is always shown."""
     first = len(values) - 1
-    chosen = [values[first - round(first * i / (width - 1))] for i in range(width)] if first >= width else values[::-1]
-    low, high = min(chosen, default=0), max(chosen, default=0)
+    drawn = [values[first - round(first * i / (width - 1))] for i in range(width)] if first >= width else values[::-1]
+    low, high = min(drawn, default=0), max(drawn, default=0)
     scale = (len(BARS) - 1) / (high - low) if high > low else 0
-    return "".join(BARS[round((value - low) * scale)] for value in reversed(chosen))
+    return "".join(BARS[round((value - low) * scale)] for value in reversed(drawn))

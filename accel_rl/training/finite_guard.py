@@ -56,9 +56,9 @@ class FiniteGuard:
     def _flaw_of_parameters(self, steps: int) -> str | None:
         learned = [(f"parameter {name}", value) for name, value in self.policy.named_parameters()]
         remembered = [(f"update.{name}", value) for name, value in _tensors(self.update.state_dict())]
-        if not (found := first_not_finite([*learned, *remembered])):
+        if not (flaw := first_not_finite([*learned, *remembered])):
             return None
-        return f"after update {self.statistics.num_updates} (agent step {steps}): {found[0]} is {found[1]}"
+        return f"after update {self.statistics.num_updates} (agent step {steps}): {flaw[0]} is {flaw[1]}"
 
     def _explain(self, flaw: str) -> str:
         """Returns a message with the flaw and how to continue; writes it to NOT_FINITE."""

@@ -89,12 +89,12 @@ def shares(reports: list[IntervalMetrics]) -> dict[str, float]:
     passes of two groups at once, or of learners that share a GPU, count twice."""
     names = {name: None for report in reports for name in report.seconds}
     parts = {name: [report.seconds.get(name, 0.0) / report.wall_s for report in reports] for name in names}
-    found = {name: fmean(values) for name, values in parts.items()}
+    result = {name: fmean(values) for name, values in parts.items()}
     if len(exchange := parts.get("exchange", [])) > 1:
-        found |= {"exchange": min(exchange), "straggler": fmean(exchange) - min(exchange)}
-    if "gpu_wait" in found:
-        found["gpu_idle"] = max(0.0, 1.0 - found["gpu"])
-    return found
+        result |= {"exchange": min(exchange), "straggler": fmean(exchange) - min(exchange)}
+    if "gpu_wait" in result:
+        result["gpu_idle"] = max(0.0, 1.0 - result["gpu"])
+    return result
 
 
 # ---- statistics of updates ----
@@ -169,13 +169,13 @@ class UpdateStatistics:
 
 def _first_not_finite(values: dict[str, list[float]], last_update: int, steps: int) -> NotFinite | None:
     """Finds a rollout's first value that is not finite: by update, then in the order of computation."""
-    found = [
+    candidates = [
         (last_update - len(numbers) + 1 + entry, order, name, number)
         for order, (name, numbers) in enumerate(values.items())
         for entry, number in enumerate(numbers)
         if not math.isfinite(number)
     ]
-    if not found:
+    if not candidates:
         return None
-    update, _, name, number = min(found)
+    update, _, name, number = min(candidates)
     return NotFinite(update, steps, name, number)

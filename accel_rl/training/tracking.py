@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from accel_rl.errors import UsageError
+from accel_rl.errors import UsageError, needs_extra
 from accel_rl.run_folder import policy_file
 from accel_rl.run_folder.directory import TRACKER
 from accel_rl.settings.resolve import Config
@@ -19,10 +19,10 @@ from accel_rl.training.log import logged, logger
 if TYPE_CHECKING:
     import wandb
 
-ID = "id.txt"  # in its folder; lets a resumed run continue the same W&B run
+ID = "id.txt"  # the file with which a resumed run continues the same W&B run
 BEGIN_TIMEOUT_S = 30.0
-END_TIMEOUT_S = 300.0  # for the rest of the upload
-KILL_AFTER_S = 330.0  # for the package's own process, if that hangs at the end
+END_TIMEOUT_S = 300.0  # the wait for the rest of the upload
+KILL_AFTER_S = 330.0  # the package's own process is killed if it hangs at the end
 WITHOUT_ACCOUNT = ("offline", "dryrun", "disabled")  # values of WANDB_MODE
 
 
@@ -30,10 +30,8 @@ def check(config: Config) -> None:
     """Raises UsageError if this learner tracks the run but the package or an account's key is missing."""
     if config.run.track == "none" or config.rank_info.rank:
         return
-    try:
+    with needs_extra("track=wandb", "wandb"):
         import wandb
-    except ImportError as error:
-        raise UsageError(f"track=wandb needs {error.name}; install it with: pip install accel-rl[wandb]") from None
     with generators_kept():
         try:
             mode = wandb.setup(_settings()).settings.mode

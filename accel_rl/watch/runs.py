@@ -120,14 +120,14 @@ def stamp(folder: Path) -> Stamp:
 
 
 def _stamp(folder: Path, names: list[str]) -> Stamp:
-    found = []
+    stamps = []
     for name in names:
         try:
             stat = os.stat(os.path.join(folder, name))
         except OSError:  # it is not there yet, or was removed
             continue
-        found.append((name, stat.st_mtime_ns, stat.st_size))
-    return tuple(found)
+        stamps.append((name, stat.st_mtime_ns, stat.st_size))
+    return tuple(stamps)
 
 
 def address(folder: Path) -> str:

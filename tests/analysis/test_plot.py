@@ -166,6 +166,6 @@ def test_errors_name_what_is_wrong(tmp_path, monkeypatch):
         save(make_figure([run]), run / "progress.csv" / "out.png")
     for module in ("matplotlib", "matplotlib.figure"):
         monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(UsageError, match=r"pip install accel-rl\[plot\]"):
+    with pytest.raises(UsageError, match=r"pip install 'accel-rl\[plot\]'"):
         save(make_figure([run]), tmp_path / "out.png")
     assert not list(tmp_path.glob("*out*"))

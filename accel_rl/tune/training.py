@@ -15,9 +15,8 @@ from accel_rl.training.iteration import Iteration
 class Training:
     """Repeats a run's iterations (training/iteration.py), without logging, evaluations and checkpoints.
 
-    total_steps: valid agent steps so far; sampler, iteration: the run's own. Between turns its processes sleep. With
-    the queued sampler, they do once the training queue and the batches are full: so each turn first learns from as many
-    steps, which do not count."""
+    total_steps: valid agent steps so far. Between turns the run's processes sleep. Those of the queued sampler first
+    fill its queues: so a turn begins by learning from as many steps, which do not count."""
 
     def __init__(self, name: str, config: Config):
         self.name, self.config, self.total_steps = name, config, 0
