@@ -169,15 +169,15 @@ def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
 def describe_inputs(policy: ExportablePolicy) -> dict[str, str]:
     """Returns the type, shape and meaning of each input, in words."""
     spec = policy.spec
-    what = ""
+    meaning = ""
     if spec.nested_space is not None:
-        what = f": rows of gymnasium.spaces.flatten of {remaining_space(spec.nested_space)}"
+        meaning = f": rows of gymnasium.spaces.flatten of {remaining_space(spec.nested_space)}"
     elif spec.frame_stack:
-        what = ": the newest frames, oldest first"
+        meaning = ": the newest frames, oldest first"
     elif spec.is_picture:
-        what = ": pictures as the environment returns them"
+        meaning = ": pictures as the environment returns them"
     shape = ", ".join(["N", *map(str, spec.picture_shape or spec.observation_shape)])
-    texts = {"observation": f"{spec.row_dtype} [{shape}]{what}"}
+    texts = {"observation": f"{spec.row_dtype} [{shape}]{meaning}"}
     if spec.mask_size:
         texts["action_mask"] = f"bool [N, {spec.mask_size}]: which actions are allowed"
     if policy.state_size:

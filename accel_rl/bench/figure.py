@@ -13,7 +13,7 @@ LINES = {"process": ("--", "one bare process"), "hyperthreads": (":", "one bare 
 def draw_sampling(result: dict[str, Any], out: Path) -> None:
     """Draws the points in result["figure_2"] into out (.png), 1050 x 675 pixels.
 
-    result: what accel_rl.bench.sampling.run returns."""
+    result: as accel_rl.bench.sampling.run returns it."""
     points, options = result["figure_2"], result["options"]
     figure = new_figure(width=10.5, height=6.75)
     axes = figure.subplots()

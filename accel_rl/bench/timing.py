@@ -38,7 +38,7 @@ Builder = Callable[[], Contestant]
 class Repeated:
     """Repeats one piece of work, which returns its number of steps, until its turn is over.
 
-    finish: waits for what the work has left running, as on a GPU. The wait is part of the turn."""
+    finish: waits until no work is left running on a GPU. The wait is part of the turn."""
 
     def __init__(
         self,

@@ -15,6 +15,7 @@ paper:
 """
 
 import itertools
+import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,10 +52,10 @@ class Combination:
         parts = [value if isinstance(value, str) else f"{name}{value}" for name, value in self.varied.items()]
         return re.sub(r"[^\w.-]+", "_", "-".join(parts or [str(self.settings.get("algo", "a2c"))]))
 
-    def differs_only_in_learners(self, other: "Combination") -> bool:
-        """Tells whether the two are points of one curve over the number of learners."""
-        first, second = ({**c.values, "learners": None} for c in (self, other))
-        return first == second
+    @property
+    def family(self) -> str:
+        """A text that is the same for the points of one curve over the number of learners."""
+        return json.dumps({**self.values, "learners": None}, sort_keys=True, default=str)
 
 
 @dataclass(frozen=True)

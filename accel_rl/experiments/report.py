@@ -47,9 +47,9 @@ def summarize(experiment: Experiment, folder: Path) -> dict[str, Any]:
     paper's number of steps (or the run's own) at that rate, and the speed-up over one learner."""
     rows = [_row(experiment, combination, folder) for combination in experiment.combinations]
     pairs = list(zip(experiment.combinations, rows, strict=True))
-    alone = [pair for pair in pairs if pair[0].learners == 1]
+    rows_of_one_learner = {combination.family: row for combination, row in pairs if combination.learners == 1}
     for combination, row in pairs:
-        one_learner = next((other for c, other in alone if c.differs_only_in_learners(combination)), None)
+        one_learner = rows_of_one_learner.get(combination.family)
         row["speed_up"] = _ratio(row["steps_per_second"], one_learner["steps_per_second"]) if one_learner else None
         paper, reference = row["paper"], one_learner["paper"] if one_learner else {}
         by_rate = _ratio(paper.get("steps_per_second"), reference.get("steps_per_second"))
@@ -210,13 +210,10 @@ def make_figure(experiment: Experiment, result: dict[str, Any], folder: Path) ->
 
 def _families(experiment: Experiment) -> list[list[Combination]]:
     """Groups the combinations that differ only in their number of learners, fewest learners first."""
-    families: list[list[Combination]] = []
+    families: dict[str, list[Combination]] = {}
     for combination in experiment.combinations:
-        family = next((f for f in families if f[0].differs_only_in_learners(combination)), None)
-        if family is None:
-            families.append(family := [])
-        family.append(combination)
-    return [sorted(family, key=lambda c: c.learners) for family in families]
+        families.setdefault(combination.family, []).append(combination)
+    return [sorted(family, key=lambda c: c.learners) for family in families.values()]
 
 
 def _draw_speed(

@@ -11,7 +11,7 @@ search:                                         # the possible values of each se
 trials: 16
 generation: 8                                   # trials proposed together, from the results of earlier ones
 halving: {first: 12_500, factor: 2}             # the better half of a generation goes on to 25,000 steps, and so on
-seed: 0                                         # decides what is proposed
+seed: 0                                         # decides the proposals
 """
 
 import contextlib

@@ -96,12 +96,12 @@ def _draw(
     series_of: Callable[[Run], Series],
     x_of: Callable[[Series], Floats],
     most: int,
-    what: str = "",
+    suffix: str = "",
 ) -> list[Trace]:
-    """Returns the intervals of means, and then the lines, of one quantity. what: a text added to the names."""
+    """Returns the intervals of means, and then the lines, of one quantity. suffix: the end of their names."""
     bands, lines = [], []
     for curve in curves:
-        name = as_text(curve.label) + what
+        name = as_text(curve.label) + suffix
         logged = [(run, series_of(run)) for run in curve.runs if series_of(run).value.size]
         if not logged:
             continue

@@ -30,7 +30,7 @@ class InitialPolicy:
     """The values that a new run takes from a trained policy.
 
     tensors: the network's, by name. statistics: the algorithm's shared buffers outside of the network. inherited: the
-    names of the shared buffers in both. summary: one line of text on what is taken and what begins anew."""
+    names of all shared buffers among them. summary: a line of text on what is taken and what begins anew."""
 
     tensors: Tensors
     statistics: Tensors

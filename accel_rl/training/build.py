@@ -39,8 +39,8 @@ FLOPS_PER_WEIGHT = 6  # per sample of an update: a multiplication and an additio
 def check(config: Config, devices: Sequence[str] | None = None) -> Config:
     """Checks a run before anything of it is written or started; returns it with its precision and threads adjusted.
 
-    The precision is one that its policy has. Unless the user chose the number of learning threads, it is at most what
-    the updates keep busy. devices: those of the learners whose memory is counted, by this learner's names for them
+    The policy can compute in the resulting precision. The updates keep the resulting number of learning threads busy,
+    unless the user chose it. devices: count the memory of learners on these devices, named as this learner names them
     (None: all on this machine). Raises UsageError for settings that do not fit together; RunError if a GPU is out of
     memory."""
     with advice_on_memory(config):

@@ -30,7 +30,7 @@ class Checkpointer:
         Raises RunError if the disk refuses, or if the state is not finite; the checkpoint before then stays."""
         learner = self.learner
         if is_last:
-            self._pull()  # and hand over what other learners do not have yet
+            self._pull()  # and hand over updates that other learners do not have yet
         learner.guard.check(learner.steps)
         learner.coordinator.check_parameters_agree(learner.update.parameters.values, learner.steps)
         state = {
