@@ -52,6 +52,10 @@ class JobOptions:
             raise UsageError(f"job: gpus={options.gpus!r} must be 0 or 1, for each learner")
         return options
 
+    def resources(self, learners: int) -> tuple[int, int]:
+        """Returns a run's logical CPUs and GPUs."""
+        return self.cpus * learners, self.gpus * learners
+
 
 @dataclass
 class Work:
@@ -140,7 +144,7 @@ class SlurmExecutor(ClusterExecutor):
         if time.monotonic() < self._next_at:
             return None
         self._submitit = self._submitit or self._make(self._folder)
-        cpus, gpus = self.options.cpus * task.learners, self.options.gpus * task.learners
+        cpus, gpus = self.options.resources(task.learners)
         self._submitit.update_parameters(
             name=task.name, nodes=1, tasks_per_node=1, cpus_per_task=cpus, gpus_per_node=gpus, stderr_to_stdout=True
         )
@@ -223,7 +227,7 @@ class RayExecutor(ClusterExecutor):
     def start(self, task: Task) -> "RayJob":
         import ray
 
-        cpus, gpus = self.options.cpus * task.learners, self.options.gpus * task.learners
+        cpus, gpus = self.options.resources(task.learners)
         nodes: Any = ray.nodes()  # type: ignore[no-untyped-call]
         has = [node["Resources"] for node in nodes if node["Alive"]]
         fits = any(node.get("CPU", 0) >= cpus and node.get("GPU", 0) >= gpus for node in has)
