@@ -5,7 +5,6 @@ import time
 import torch
 from torch import Tensor
 
-from accel_rl.bench.limit import NUM_DRAWN
 from accel_rl.bench.timing import Repeated, Shares
 from accel_rl.envs import EnvConfig, EnvSpec
 from accel_rl.envs.batches.batch_simulator import BatchConfig
@@ -18,20 +17,16 @@ from accel_rl.samplers.base import SamplerConfig
 
 
 class RandomPolicy:
-    """Draws uniformly random actions for at least num_steps steps in advance and repeats them: choosing an action costs
-    next to nothing."""
+    """Draws uniformly random actions, a rollout's at once: choosing an action costs next to nothing."""
 
     state_size = 0
 
-    def __init__(self, num_actions: int, num_envs: int, num_steps: int):
-        self._drawn = torch.randint(num_actions, (max(num_steps, NUM_DRAWN), num_envs))
-        self._next = 0
+    def __init__(self, num_actions: int):
+        self._num_actions = num_actions
 
     def draw_noise(self, num_steps: int, num_envs: int, generator: torch.Generator) -> Tensor:
         """Returns the next actions as noise, [num_steps, num_envs]."""
-        first = self._next if self._next + num_steps <= len(self._drawn) else 0
-        self._next = first + num_steps
-        return self._drawn[first : self._next]
+        return torch.randint(self._num_actions, (num_steps, num_envs), generator=generator)
 
     def act(
         self, observation: Tensor, noise: Tensor | None, recurrent_inputs: RecurrentInputs | None = None
@@ -60,8 +55,7 @@ class SamplerContestant:
         self.shares: Shares = {}
         # As many threads as in a training run.
         self._threads = min(len(available_cpus()), MAX_SAMPLING_THREADS) if policy and device == "cpu" else 1
-        num_actions = int(getattr(spec.action_space, "n", 0))
-        policy = policy or RandomPolicy(num_actions, config.num_envs, config.horizon)
+        policy = policy or RandomPolicy(int(getattr(spec.action_space, "n", 0)))
         batch = BatchConfig(env, seed=0, reset_mode="reserve")
         with pinned(server_cpus):
             self._sampler = AlternatingSampler(spec, batch, policy, config, device)

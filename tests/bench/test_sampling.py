@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 pytest.importorskip("matplotlib")
 
 from accel_rl.bench import sampling
-from accel_rl.bench.contestants import RandomPolicy
 from accel_rl.bench.figure import draw_sampling
 from accel_rl.bench.limit import SimulationLimit, bare_steps
 from accel_rl.bench.peers import peer_builders, peer_frame_shape
@@ -123,15 +121,6 @@ def test_a_curve_for_powers_of_two_and_for_all_cores() -> None:
     assert sampling.core_counts(8, full=True) == [1, 2, 4, 8]
     assert sampling.core_counts(1, full=True) == [1]
     assert sampling.core_counts(6, full=False) == [6]
-
-
-def test_random_actions_differ_from_rollout_to_rollout() -> None:
-    """Would catch rollouts of five steps that repeat the same five actions, which is another way to play."""
-    policy = RandomPolicy(6, num_envs=2, num_steps=5)
-    drawn = [policy.draw_noise(300, 2, torch.Generator()) for _ in range(4)]
-    assert all(actions.shape == (300, 2) for actions in drawn)
-    assert not torch.equal(drawn[0], drawn[1])
-    assert torch.equal(drawn[0], drawn[3]), "after 1000 steps it begins again"
 
 
 def test_figure_has_a_curve_for_each_number_of_cores(result: Any, tmp_path: Path) -> None:
