@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from accel_rl.errors import RunError, UsageError
@@ -56,9 +55,11 @@ class FiniteGuard:
     def _flaw_of_parameters(self, steps: int) -> str | None:
         learned = [(f"parameter {name}", value) for name, value in self.policy.named_parameters()]
         remembered = [(f"update.{name}", value) for name, value in _tensors(self.update.state_dict())]
-        if not (flaw := first_not_finite([*learned, *remembered])):
-            return None
-        return f"after update {self.statistics.num_updates} (agent step {steps}): {flaw[0]} is {flaw[1]}"
+        for name, value in [*learned, *remembered]:
+            if not value.isfinite().all():
+                flaw = value[~value.isfinite()][0].item()
+                return f"after update {self.statistics.num_updates} (agent step {steps}): {name} is {flaw}"
+        return None
 
     def _explain(self, flaw: str) -> str:
         """Returns a message with the flaw and how to continue; writes it to NOT_FINITE."""
@@ -73,19 +74,6 @@ class FiniteGuard:
         with contextlib.suppress(OSError):
             (self.folder / NOT_FINITE).write_text(message + "\n")
         return message
-
-
-def first_not_finite(tensors: Iterable[tuple[str, Tensor]]) -> tuple[str, float] | None:
-    """Returns the name of the first tensor with a nan or infinite value, and that value. Waits for a GPU once."""
-    named = [(name, tensor.detach()) for name, tensor in tensors]
-    by_device: dict[torch.device, list[Tensor]] = {}
-    for _, tensor in named:
-        by_device.setdefault(tensor.device, []).append(tensor.isfinite().all())
-    answers = {device: iter(torch.stack(fine).tolist()) for device, fine in by_device.items()}
-    for name, tensor in named:
-        if not next(answers[tensor.device]):
-            return name, tensor[~tensor.isfinite()][0].item()
-    return None
 
 
 def _tensors(state: dict[str, Any], prefix: str = "") -> Iterable[tuple[str, Tensor]]:
