@@ -1,7 +1,8 @@
-"""The two kinds of failure that a user meets, and an error that suggests the nearest names."""
+"""The two kinds of failure a user meets, and helpers for their messages."""
 
+import contextlib
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 
 class UsageError(ValueError):
@@ -19,3 +20,12 @@ def unknown(kind: str, name: str, known: Iterable[str], way_out: str = "") -> Us
     nearest = difflib.get_close_matches(name.lower(), by_lower, n=3, cutoff=0.5)
     hint = f"; did you mean {' or '.join(by_lower[match] for match in nearest)}?" if nearest else ""
     return UsageError(f"unknown {kind} {name!r}{hint}{' ' + way_out if way_out else ''}")
+
+
+@contextlib.contextmanager
+def needs_extra(what: str, extra: str) -> Iterator[None]:
+    """Raises UsageError where a `with` block imports a package that is missing. extra: the one that installs it."""
+    try:
+        yield
+    except ImportError as error:
+        raise UsageError(f"{what} needs {error.name}; install it with: pip install 'accel-rl[{extra}]'") from None

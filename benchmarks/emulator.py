@@ -26,7 +26,7 @@ from typing import Any
 import ale_py
 import numpy as np
 
-from accel_rl.bench.bare import bare_steps
+from accel_rl.bench.limit import bare_steps
 from accel_rl.bench.output import describe_run, write_json
 from accel_rl.bench.peers import AtariVector, peer_builders
 from accel_rl.bench.timing import Builder, Repeated, compare, ratio
@@ -87,7 +87,7 @@ def measure(part: str, options: EmulatorOptions) -> list[Row]:
             with pinned(tuple(cpus) if part == "vector" else tuple(cpus[:1])):
                 schedule = options.schedule(BUDGET_S[part] / (len(presets) * len(chosen)))
                 builders = contestants(part, EnvConfig(game, preset))
-                turns = compare(builders, replace(schedule, building_counts=True), f"{part}, {game}")
+                turns = compare(builders, schedule, f"{part}, {game}")
             rates = {name: turn.rates for name, turn in turns.items()}
             peer = max((name for name in turns if name.startswith("ale")), key=lambda name: turns[name].median)
             ratios = {name: ratio(rates[name], rates[peer]) for name in rates}

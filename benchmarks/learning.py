@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import accel_rl
-from accel_rl.analysis.plot import plot_runs
+from accel_rl.analysis.plot import make_figure, save
 from accel_rl.bench.output import write_json
 from accel_rl.hardware.description import describe_machine, format_machine
 from command_line import make_parser, run_program
@@ -46,7 +46,7 @@ def main() -> None:
             shutil.copy(folder / "progress.csv", f"{options.out}_s{seed}.csv")
             folders.append(folder)
             print(f"seed {seed}: final policy {evaluation['mean_reward']:.1f}, {summary['fps']:,.0f} steps/s")
-        plot_runs(folders, options.out.with_suffix(".png"))
+        save(make_figure(folders), options.out.with_suffix(".png"))
     print(format_machine(describe_machine()))
     write_json(options.out.with_suffix(".json"), {"machine": describe_machine(), "settings": settings, "runs": runs})
 

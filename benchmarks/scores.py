@@ -14,6 +14,7 @@ benchmarks/results/scores/README.md.
 import json
 import shlex
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,9 @@ import yaml
 
 from accel_rl.analysis.plot import COLORS, new_figure, save, tidy
 from accel_rl.analysis.scores import (
-    MINUTES,
-    STEPS,
+    Interval,
     ScoredRun,
-    as_json,
     compare,
-    difference,
     format_table,
     human_scores,
     interval,
@@ -45,8 +43,9 @@ PAGE, FIGURE = Path("docs/results.md"), Path("docs/results.png")
 TRIALS = FOLDER / "README.md"
 BEGIN, END = "<!-- by benchmarks/scores.py page -->\n", "<!-- end -->\n"
 GAMES = ("pong", "breakout", "beam_rider", "seaquest", "space_invaders", "qbert", "enduro")
-MOST_POINTS = 300  # points of a kept curve
-MOST_MISSING = 0.02  # fraction of a column's steps or minutes, since rollouts need not divide them
+MOST_POINTS = 300  # of a curve that is kept
+STEPS, MINUTES = 0, 1  # columns of a curve
+MOST_MISSING = 0.02  # of the last step or minute of a table's column, which rollouts need not divide
 
 Values = dict[str, Any]
 
@@ -65,6 +64,12 @@ def add(paths: Sequence[Path], how: str, setting: str | None, command: str | Non
             runs = {each["seed"]: each for each in kept["runs"]} | {run.seed: as_json([run])["runs"][0] | about}
             _write(file, kept | {"runs": [runs[seed] for seed in sorted(runs)]})
             print(f"{file}: seed {run.seed}, {len(run.curve)} points, score {run.score:.1f}")
+
+
+def as_json(runs: Sequence[ScoredRun]) -> Values:
+    """Returns the runs of one setting on one game in the form of a file of scores."""
+    rounded = [asdict(run) | {"curve": np.round(run.curve, 3).tolist()} for run in runs]
+    return {"game": runs[0].game, "setting": runs[0].setting, "runs": rounded}
 
 
 def _machine(path: Path) -> str:
@@ -174,9 +179,20 @@ def _cell(values: Sequence[float | None]) -> str:
 
 
 def _at(run: ScoredRun, column: int, value: float) -> float | None:
-    """Returns the training score after this many steps or minutes; the last score if the run ended just before."""
-    last = run.curve[-1, column] if len(run.curve) else 0.0
-    return run.at(column, min(value, last) if last > value * (1 - MOST_MISSING) else value)
+    """Returns the training score after this many steps or minutes; the last one, if it stopped just before.
+
+    Returns None if the run was shorter, or had no score yet."""
+    reached = run.curve[:, column]
+    if not len(reached):
+        return None
+    wanted = min(value, reached[-1]) if reached[-1] > value * (1 - MOST_MISSING) else value
+    return float(np.interp(wanted, reached, run.curve[:, 2])) if reached[0] <= wanted <= reached[-1] else None
+
+
+def difference(ours: Sequence[float], theirs: Sequence[float]) -> Interval:
+    """Returns the difference of two means, ours minus theirs, with its bootstrap interval."""
+    both = {"ours": np.array(ours), "theirs": np.array(theirs)}
+    return interval(both, lambda drawn: float(drawn["ours"].mean() - drawn["theirs"].mean()))
 
 
 def _row(runs: Sequence[ScoredRun]) -> list[str]:

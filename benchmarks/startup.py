@@ -28,7 +28,7 @@ def main() -> None:
     options = parser.parse_args()
     env, num_envs = EnvConfig(options.env), options.workers * options.envs_per_worker
     spec = probe_spec(env)
-    policy = RandomPolicy(int(spec.action_space.n), num_envs, 5)  # type: ignore[attr-defined]
+    policy = RandomPolicy(int(spec.action_space.n))  # type: ignore[attr-defined]
     config = SamplerConfig(num_envs, 5, options.workers, env_timeout_s=120.0, env_build_timeout_s=600.0)
     seconds: dict[str, list[float]] = {"up": [], "first_rollout": [], "close": []}
     for _ in range(options.rounds):

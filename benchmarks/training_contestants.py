@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-import accel_rl.bench.training
+import accel_rl.tune.training
 from accel_rl.algos.base import frozen_copy
 from accel_rl.algos.dqn import DQN
 from accel_rl.bench.timing import Repeated
@@ -16,8 +16,8 @@ from accel_rl.training.build import build_algo, build_update, check
 Settings = dict[str, Any]
 
 
-class Training(accel_rl.bench.training.Training):
-    """A training like that of `accel-rl tune` that counts its updates and offers its parts as contestants.
+class Training(accel_rl.tune.training.Training):
+    """A training as `accel-rl tune` has it, which counts its updates, and whose parts are contestants of their own.
 
     A Q-learning algorithm first warms up until it has learned once. `steps` and `updates` count from there, with the
     updates that `network` makes."""

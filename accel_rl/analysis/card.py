@@ -33,7 +33,8 @@ def write_card(run_dir: Path, out: Path, best: bool = False, trust: bool = False
     interval. best, trust: as for load. Replaces a folder that this function has written. Raises UsageError if out is
     anything else, or the policy cannot be loaded or played; RunError if the disk refuses."""
     readme = out / "README.md"
-    if out.exists() and not (out.is_dir() and (not any(out.iterdir()) or _is_card(readme))):
+    is_card = readme.is_file() and f"library_name: {LIBRARY}" in readme.read_text(errors="replace")
+    if out.exists() and not is_card and not (out.is_dir() and not any(out.iterdir())):
         raise UsageError(f"{out} is there already and is no model card's folder; give the card another --out")
     agent = load(run_dir, best, trust)
     seed = agent.config.run.seed + FINAL_SEED
@@ -56,10 +57,6 @@ def write_card(run_dir: Path, out: Path, best: bool = False, trust: bool = False
         except OSError as error:
             raise RunError(f"could not write the card's folder {out}: {error.strerror}") from error
     return mean
-
-
-def _is_card(readme: Path) -> bool:
-    return readme.is_file() and f"library_name: {LIBRARY}" in readme.read_text(errors="replace")
 
 
 def _make_video(agent: TrainedPolicy, path: Path, seed: int) -> list[str]:

@@ -122,15 +122,14 @@ def _export(options: argparse.Namespace) -> None:
 
 
 def _plot(options: argparse.Namespace) -> None:
+    from accel_rl.analysis import plot
+
     if options.scores:
-        from accel_rl.analysis.plot import save
         from accel_rl.analysis.scores import compare, format_table, make_figure
 
         comparisons = compare(options.run_dirs)
-        save(make_figure(comparisons), options.out)
+        plot.save(make_figure(comparisons), options.out)
         print(format_table(comparisons))
     else:
-        from accel_rl.analysis.plot import plot_runs
-
-        plot_runs(options.run_dirs, options.out)
+        plot.save(plot.make_figure(options.run_dirs), options.out)
     print(options.out)

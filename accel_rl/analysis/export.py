@@ -23,7 +23,7 @@ from torch.export import ExportedProgram
 
 from accel_rl.analysis.exportable import ExportablePolicy, describe_inputs, sample_inputs
 from accel_rl.analysis.trained_policy import TrainedPolicy
-from accel_rl.errors import RunError, UsageError, unknown
+from accel_rl.errors import RunError, UsageError, needs_extra, unknown
 from accel_rl.models.masks import DISALLOWED
 from accel_rl.run_folder.atomic import write_file
 
@@ -74,7 +74,10 @@ def export(agent: TrainedPolicy, path: str | Path, format: str) -> ExportedFile:
         outputs = policy.outputs(*inputs)
         exported = ExportedFile(path, describe_inputs(policy), _describe(outputs), is_checked=True)
         write, load = (_to_onnx, _load_onnx) if format == "onnx" else (_to_torchscript, _load_torchscript)
-        content = write(policy, inputs, _metadata(agent, exported))
+        metadata = {"algo": agent.config.run.algo, "env": agent.config.run.env}
+        metadata |= {f"input {name}": text for name, text in exported.inputs.items()}
+        metadata |= {f"output {name}": text for name, text in exported.outputs.items()}
+        content = write(policy, inputs, metadata)
     run = load(content, policy.input_names)
     if run is not None:
         _check(policy, run)
@@ -87,11 +90,9 @@ def check_format(format: str) -> None:
     if format not in SUFFIXES:
         raise unknown("format", format, (*SUFFIXES, "card"), "(there are onnx, torchscript, card)")
     if format == "onnx":
-        try:
+        with needs_extra("format=onnx", "export"):
             import onnx  # noqa: F401
             import onnxscript  # noqa: F401
-        except ImportError as error:
-            raise UsageError(f'ONNX files need the package {error.name}: pip install "accel-rl[export]"') from None
 
 
 def _describe(tensors: dict[str, Tensor]) -> dict[str, str]:
@@ -99,14 +100,6 @@ def _describe(tensors: dict[str, Tensor]) -> dict[str, str]:
         name: f"{str(tensor.dtype).removeprefix('torch.')} [{', '.join(['N', *map(str, tensor.shape[1:])])}]"
         for name, tensor in tensors.items()
     }
-
-
-def _metadata(agent: TrainedPolicy, described: ExportedFile) -> dict[str, str]:
-    """Returns the file's content besides the network, as texts."""
-    run = agent.config.run
-    texts = {"algo": run.algo, "env": run.env}
-    texts |= {f"input {name}": text for name, text in described.inputs.items()}
-    return texts | {f"output {name}": text for name, text in described.outputs.items()}
 
 
 @contextlib.contextmanager
@@ -235,8 +228,8 @@ def _check(policy: ExportablePolicy, run: Run) -> None:
         with torch.no_grad():
             expected = policy.outputs(*inputs)
             try:
-                found = dict(zip(expected, run(inputs), strict=True))
-                problem = find_difference(policy, found, expected)
+                actual = dict(zip(expected, run(inputs), strict=True))
+                problem = find_difference(policy, actual, expected)
             except Exception as error:  # another program may raise anything
                 said = str(error).strip() or repr(error)
                 problem = f"with {num_samples} observations, {said.splitlines()[-1]}"
@@ -247,7 +240,7 @@ def _check(policy: ExportablePolicy, run: Run) -> None:
             )
 
 
-def find_difference(policy: ExportablePolicy, found: dict[str, Tensor], expected: dict[str, Tensor]) -> str | None:
+def find_difference(policy: ExportablePolicy, actual: dict[str, Tensor], expected: dict[str, Tensor]) -> str | None:
     """Returns a text on how a file's outputs [N, ...] differ from the policy's by more than rounding, or None.
 
     Rounding may decide between actions with nearly equal scores."""
@@ -255,18 +248,18 @@ def find_difference(policy: ExportablePolicy, found: dict[str, Tensor], expected
         name: TOLERANCE * max(1.0, float(values[values != DISALLOWED].abs().max())) for name, values in expected.items()
     }
     for name, values in expected.items():
-        if found[name].shape != values.shape or found[name].dtype != values.dtype:
-            kinds = [f"{tensor.dtype} {[*tensor.shape]}" for tensor in (found[name], values)]
+        if actual[name].shape != values.shape or actual[name].dtype != values.dtype:
+            kinds = [f"{tensor.dtype} {[*tensor.shape]}" for tensor in (actual[name], values)]
             return f"{name} is {kinds[0]} instead of {kinds[1]}"
-        is_close = torch.allclose(found[name], values, rtol=0.0, atol=tolerances[name], equal_nan=True)
+        is_close = torch.allclose(actual[name], values, rtol=0.0, atol=tolerances[name], equal_nan=True)
         if values.is_floating_point() and not is_close:
-            return f"{name} differs by up to {float((found[name] - values).abs().max()):.3g}"
+            return f"{name} differs by up to {float((actual[name] - values).abs().max()):.3g}"
     for part in policy.parts:
         action = f"action{part.suffix}"
         scores = "q_values" if "q_values" in expected else f"logits{part.suffix}"
         if expected[action].is_floating_point():
             continue
-        is_worse = (part.regret(found[action], expected[scores]) > 2 * tolerances[scores]).any(-1)
+        is_worse = (part.regret(actual[action], expected[scores]) > 2 * tolerances[scores]).any(-1)
         if is_worse.any():
             return f"{action} differs for {int(is_worse.sum())} of {len(is_worse)} observations"
     return None

@@ -68,18 +68,18 @@ class ExportablePolicy(nn.Module):
 
     def outputs(self, *inputs: Tensor) -> dict[str, Tensor]:
         """Returns the outputs of `forward`, by name and in the same order."""
-        given = dict(zip(self.input_names, inputs, strict=True))
-        observation = given["observation"]
+        by_name = dict(zip(self.input_names, inputs, strict=True))
+        observation = by_name["observation"]
         if self.spec.picture_shape:
             observation = to_images(observation, self.spec.picture_shape)
         if self.spec.mask_size:
-            observation = to_rows(observation, given["action_mask"])
+            observation = to_rows(observation, by_name["action_mask"])
         recurrent_inputs = None
         if self.policy.state_size:
             sizes = [self.policy.state_size, self.num_action_numbers]
-            core_state, action = torch.split(given["state"], sizes, -1)
+            core_state, action = torch.split(by_name["state"], sizes, -1)
             previous_action = action.reshape(-1, *self.spec.action_shape).to(_torch_dtype(self.spec.action_dtype))
-            recurrent_inputs = RecurrentInputs(core_state, previous_action, given["reward"], given["episode_start"])
+            recurrent_inputs = RecurrentInputs(core_state, previous_action, by_name["reward"], by_name["episode_start"])
         parameters, value, next_state = self.policy.step(observation, recurrent_inputs)
         if isinstance(self.policy, QNetwork):
             action = parameters.argmax(-1)
@@ -87,8 +87,9 @@ class ExportablePolicy(nn.Module):
         else:
             action, outputs = self.policy.distribution.mode(parameters), {}
             scores: dict[str, Tensor] = {}
-            for part, (distribution, chosen, own) in zip(self.parts, self._by_part(action, parameters), strict=True):
-                outputs[f"action{part.suffix}"] = part(chosen)
+            by_part = self._by_part(action, parameters)
+            for part, (distribution, own_action, own) in zip(self.parts, by_part, strict=True):
+                outputs[f"action{part.suffix}"] = part(own_action)
                 scores |= part.scores(distribution, own)
             outputs |= scores | {"value": value}
         if next_state is not None:
@@ -156,8 +157,8 @@ class ActionPart(nn.Module):
         regrets = []
         for own, choice in zip(torch.split(scores, nums_choices(self.space), -1), choices, strict=True):
             last = own.shape[-1] - 1
-            chosen = own.gather(-1, choice.clamp(0, last).unsqueeze(-1)).squeeze(-1)
-            regrets.append((own.amax(-1) - chosen).masked_fill((choice < 0) | (choice > last), math.inf))
+            score = own.gather(-1, choice.clamp(0, last).unsqueeze(-1)).squeeze(-1)
+            regrets.append((own.amax(-1) - score).masked_fill((choice < 0) | (choice > last), math.inf))
         return torch.stack(regrets, -1)
 
 
@@ -168,15 +169,15 @@ def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
 def describe_inputs(policy: ExportablePolicy) -> dict[str, str]:
     """Returns the type, shape and meaning of each input, in words."""
     spec = policy.spec
-    what = ""
+    meaning = ""
     if spec.nested_space is not None:
-        what = f": rows of gymnasium.spaces.flatten of {remaining_space(spec.nested_space)}"
+        meaning = f": rows of gymnasium.spaces.flatten of {remaining_space(spec.nested_space)}"
     elif spec.frame_stack:
-        what = ": the newest frames, oldest first"
+        meaning = ": the newest frames, oldest first"
     elif spec.is_picture:
-        what = ": pictures as the environment returns them"
+        meaning = ": pictures as the environment returns them"
     shape = ", ".join(["N", *map(str, spec.picture_shape or spec.observation_shape)])
-    texts = {"observation": f"{spec.row_dtype} [{shape}]{what}"}
+    texts = {"observation": f"{spec.row_dtype} [{shape}]{meaning}"}
     if spec.mask_size:
         texts["action_mask"] = f"bool [N, {spec.mask_size}]: which actions are allowed"
     if policy.state_size:

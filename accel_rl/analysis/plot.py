@@ -1,9 +1,9 @@
 """Learning curves of runs, finished or not: score over agent steps and over wall time, with its spread."""
 
+import contextlib
 import csv
 import json
 import math
-import os
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from accel_rl.config.sources import read_yaml
-from accel_rl.errors import UsageError
+from accel_rl.errors import RunError, UsageError, needs_extra
+from accel_rl.run_folder.atomic import write_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -40,7 +41,7 @@ NOT_SETTINGS = (
     "final_games",
 )
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#808080")  # Okabe & Ito 2008
-LINE_STYLES = ("-", "--", ":", "-.")  # for the second, third, ... round through the colours
+LINE_STYLES = ("-", "--", ":", "-.")  # one for each round through the colours
 MAX_LEGEND_WIDTH, MAX_LABEL_WIDTH, LEGEND_HANDLE_WIDTH = 140, 58, 11  # characters
 # 97.5 % quantiles of Student's t for 1 to 30 degrees of freedom.
 T_QUANTILES = (
@@ -59,8 +60,7 @@ class Series(NamedTuple):
 
 @dataclass(frozen=True)
 class Run:
-    """A run's settings and log: its score in training and in evaluation. columns: all numbers of progress.csv, by
-    column name."""
+    """A run's settings and its scores in training and in evaluation. columns: all of progress.csv, by name."""
 
     config: dict[str, Any]
     score: Series
@@ -75,14 +75,7 @@ class Curve:
     label: str
     runs: list[Run]
     color: str
-    style: str  # of its line
-
-
-def plot_runs(run_dirs: Sequence[Path], out: Path) -> None:
-    """Draws the runs' learning curves (see make_figure) to the file out (.png, .pdf, .svg, ...).
-
-    Raises UsageError if a folder holds no run or score, out cannot be written, or matplotlib is missing."""
-    save(make_figure(run_dirs), out)
+    line_style: str  # in matplotlib's notation
 
 
 def save(figure: "Figure", out: Path) -> None:
@@ -91,16 +84,13 @@ def save(figure: "Figure", out: Path) -> None:
     format = out.suffix[1:].lower()
     if format not in formats:
         raise UsageError(f"cannot write a figure to {out}: its name must end in .{', .'.join(sorted(formats))}")
-    unfinished = out.with_name(f".{out.name}.{os.getpid()}")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(unfinished, format=format)
-        os.replace(unfinished, out)
+        write_file(out, lambda file: figure.savefig(file, format=format), "figure")
     except OSError as error:
-        raise UsageError(f"cannot write {out}: {error.strerror or error}") from error
-    finally:
-        if unfinished.is_file():
-            unfinished.unlink()
+        raise UsageError(f"cannot write {out}: {error.strerror}") from error
+    except RunError as error:
+        raise UsageError(str(error)) from error
 
 
 def make_figure(run_dirs: Sequence[Path]) -> "Figure":
@@ -109,7 +99,8 @@ def make_figure(run_dirs: Sequence[Path]) -> "Figure":
     Runs that differ only in seed and folder become one curve: their mean where all of them have scores
     (linear interpolation between log rows, no extrapolation) and its pointwise 95 % confidence interval,
     +- t(n - 1) * standard error over the n runs. Each run is also drawn as a thin line, unless there are more curves
-    than colours. A single run is drawn as it was logged. Dots are evaluations. Raises UsageError as plot_runs does."""
+    than colours. A single run is drawn as it was logged. Dots are evaluations. Raises UsageError if a folder holds no
+    run or score, or matplotlib is missing."""
     figure = new_figure(width=12)
     if not run_dirs:
         raise UsageError("no run folder to plot was given")
@@ -125,10 +116,8 @@ def make_figure(run_dirs: Sequence[Path]) -> "Figure":
 
 def new_figure(width: float, height: float = 5) -> "Figure":
     """Makes an empty figure. width, height: in inches of 100 pixels. Raises UsageError if matplotlib is missing."""
-    try:
+    with needs_extra("drawing", "plot"):
         from matplotlib.figure import Figure
-    except ModuleNotFoundError as error:
-        raise UsageError("drawing needs matplotlib; install it with: pip install accel-rl[plot]") from error
     return Figure(figsize=(width, height), dpi=100, layout="constrained", facecolor="white")
 
 
@@ -190,14 +179,12 @@ def read_log(run_dir: Path) -> Run:
 
 
 def _column(rows: list[dict[str, str]], name: str) -> Floats:
-    return np.array([_number(row.get(name)) for row in rows], np.float64)
-
-
-def _number(cell: str | None) -> float:
-    try:
-        return float(cell or math.nan)
-    except ValueError:
-        return math.nan
+    """Returns a column's numbers [N]; nan for other cells."""
+    numbers = np.full(len(rows), math.nan)
+    for index, row in enumerate(rows):
+        with contextlib.suppress(ValueError):
+            numbers[index] = float(row.get(name) or math.nan)
+    return numbers
 
 
 def group_runs(runs: Sequence[Run]) -> list[Curve]:
@@ -234,7 +221,7 @@ def mean_and_interval(xs: list[Floats], values: list[Floats]) -> tuple[Floats, F
     x = x[(x >= max(run_x[0] for run_x in xs)) & (x <= min(run_x[-1] for run_x in xs))]
     value = np.stack([np.interp(x, *points) for points in zip(xs, values, strict=True)])  # [n, X]
     n = len(value)
-    t = T_QUANTILES[min(n - 1, len(T_QUANTILES)) - 1]  # for more runs than the table's, 4 % too wide at most
+    t = T_QUANTILES[min(n - 1, len(T_QUANTILES)) - 1]  # beyond the table at most 4 % too wide
     return x, value.mean(0), t * value.std(0, ddof=1) / math.sqrt(n)
 
 
@@ -242,7 +229,7 @@ def draw_over(axes: "Axes", curves: list[Curve], x_of: Callable[[Series], Floats
     """Draws the curves into axes, as make_figure describes it. x_of: returns a series' x values [N]."""
     bands = []
     for curve in curves:
-        color, style = curve.color, curve.style
+        color, style = curve.color, curve.line_style
         xs, values = [x_of(run.score) for run in curve.runs], [run.score.value for run in curve.runs]
         if len(curve.runs) == 1:
             x, mean = xs[0], values[0]

@@ -5,7 +5,7 @@ profiles."""
 import csv
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,11 +22,10 @@ if TYPE_CHECKING:
 
 Floats = npt.NDArray[np.float64]
 ByGame = Mapping[str, Floats]
-"""The runs' scores of each game; of an interval or a profile, human-normalized ones."""
+"""The scores of runs by game; human-normalized in intervals and profiles."""
 
 NUM_RESAMPLES = 2000
 LEVEL = 0.95  # the level of confidence intervals
-STEPS, MINUTES = 0, 1  # columns of a curve
 
 
 @dataclass(frozen=True)
@@ -46,14 +45,6 @@ class ScoredRun:
     def score(self) -> float:
         """The final policy's score if there is one, else the last one of training."""
         return float(self.curve[-1, 2]) if self.final is None else self.final
-
-    def at(self, column: int, value: float) -> float | None:
-        """Returns the training score at this number of agent steps (column STEPS) or minutes (MINUTES); None if the run
-        was shorter, or had no score yet."""
-        reached = self.curve[:, column]
-        if not len(reached) or not reached[0] <= value <= reached[-1]:
-            return None
-        return float(np.interp(value, reached, self.curve[:, 2]))
 
 
 # ---- statistics ----
@@ -116,10 +107,12 @@ def performance_profile(scores: ByGame, thresholds: Floats) -> Floats:
     return np.asarray((pooled(scores)[:, None] > thresholds).mean(0), np.float64)
 
 
-def resamples(scores: ByGame, count: int = NUM_RESAMPLES, seed: int = 0) -> Iterable[ByGame]:
-    """Yields `count` resamples: for each game, as many of its runs, drawn with replacement (stratified bootstrap)."""
-    generator = np.random.default_rng(seed)
-    for _ in range(count):
+def resamples(scores: ByGame) -> Iterable[ByGame]:
+    """Yields NUM_RESAMPLES resamples, the same in every call (stratified bootstrap).
+
+    A resample has as many runs of each game as there are, drawn with replacement."""
+    generator = np.random.default_rng(0)
+    for _ in range(NUM_RESAMPLES):
         yield {game: generator.choice(values, len(values)) for game, values in scores.items()}
 
 
@@ -130,19 +123,14 @@ def interval(scores: ByGame, statistic: Callable[[ByGame], float]) -> Interval:
     return Interval(statistic(scores), float(low), float(high))
 
 
-def difference(ours: npt.ArrayLike, theirs: npt.ArrayLike) -> Interval:
-    """Returns the difference of two means, ours minus theirs, with its bootstrap interval; scores [N] and [M]."""
-    both = {"ours": np.asarray(ours, np.float64), "theirs": np.asarray(theirs, np.float64)}
-    return interval(both, lambda drawn: float(drawn["ours"].mean() - drawn["theirs"].mean()))
-
-
 # ---- files ----
 
 
 def read_scores(path: Path) -> list[ScoredRun]:
-    """Reads the folder of an Atari run, or a file of scores (see `as_json`).
+    """Reads the folder of an Atari run, or a file of scores: JSON with game, setting, and runs.
 
-    Raises UsageError for anything else, for a run without a score yet, and for a file that holds runs of two games."""
+    A run in a file has a seed, a curve and a final score, as in ScoredRun. Raises UsageError for anything else, for a
+    run without a score yet, and for a file that holds runs of two games."""
     try:
         if path.is_dir():
             return [_read_folder(path)]
@@ -186,19 +174,6 @@ def _read_folder(folder: Path) -> ScoredRun:
         final = float(run.evaluation.value[-1])
     setting = str(run.config.get("preset") or run.config["algo"])
     return ScoredRun(game, setting, int(run.config["seed"]), curve, final)
-
-
-def as_json(runs: Sequence[ScoredRun]) -> dict[str, Any]:
-    """Returns the runs of one setting on one game in the form of a file of scores.
-
-    Raises UsageError for runs of several settings or games."""
-    kinds = {(run.game, run.setting) for run in runs}
-    if len(kinds) != 1:
-        found = ", ".join(sorted(f"{setting} on {game}" for game, setting in kinds))
-        raise UsageError(f"a file of scores holds one setting on one game, but these are {found}")
-    ((game, setting),) = kinds
-    rounded = [asdict(run) | {"curve": np.round(run.curve, 3).tolist()} for run in runs]
-    return {"game": game, "setting": setting, "runs": rounded}
 
 
 # ---- table and figure ----
@@ -252,12 +227,12 @@ class Profile(NamedTuple):
 def profiles(comparisons: Sequence[Comparison]) -> list[Profile]:
     """Returns each setting's performance profile over the same thresholds, from 0 to the highest score of all."""
     thresholds = np.linspace(0, max(1.0, *(float(pooled(each.scores).max()) for each in comparisons)), 201)
-    found = []
+    curves = []
     for each in comparisons:
         drawn = np.stack([performance_profile(resample, thresholds) for resample in resamples(each.scores)])
         low, high = np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
-        found.append(Profile(thresholds, performance_profile(each.scores, thresholds), low, high))
-    return found
+        curves.append(Profile(thresholds, performance_profile(each.scores, thresholds), low, high))
+    return curves
 
 
 def make_figure(comparisons: Sequence[Comparison]) -> "Figure":

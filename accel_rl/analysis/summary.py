@@ -5,7 +5,7 @@ import shlex
 from dataclasses import asdict
 from pathlib import Path
 
-from accel_rl.analysis.plot import plot_runs
+from accel_rl.analysis.plot import make_figure, save
 from accel_rl.analysis.trained_policy import load
 from accel_rl.analysis.video import record_video
 from accel_rl.config.sources import read_settings
@@ -23,7 +23,7 @@ def print_summary(folder: Path) -> None:
     settings, summary = read_settings(folder), json.loads((folder / "summary.json").read_text())
     picture = folder / "learning_curve.png"
     try:
-        plot_runs([folder], picture)
+        save(make_figure([folder]), picture)
     except UsageError as error:
         picture = Path(f"none: {error}")
     score, evaluated = summary["ep_rew_mean"], summary["eval_mean_reward"]

@@ -30,10 +30,10 @@ from accel_rl.training.build import build_algo, build_sampler
 from accel_rl.training.evaluation import Evaluation
 
 SPARE_NUMBERS = 2**22  # numbers that a network may have beyond those in its file
-MOST_CHARACTERS = 200  # of another error, in a message
+MOST_CHARACTERS = 200  # shown of an unexpected error
 
 State = tuple[Array, Array]
-"""What a recurrent policy keeps of N games: its recurrent state float32 [N, S], its last actions [N, *A]."""
+"""A recurrent policy's memory of N games: its recurrent state float32 [N, S] and its last actions [N, *A]."""
 
 
 def load(run_dir: str | Path, best: bool = False, trust: bool = False) -> "TrainedPolicy":
@@ -110,10 +110,10 @@ class TrainedPolicy:
         policy: Any = self.policy
         noise = None if deterministic else policy.draw_noise(1, len(batch), self._generator)[0]
         inputs = self._recurrent_inputs(len(batch), state, episode_start, reward) if policy.state_size else None
-        chosen, _, recurrent = policy.act(batch, noise, inputs)
-        chosen = chosen.cpu().numpy()
-        next_state = None if recurrent is None else (recurrent.cpu().numpy(), chosen)
-        return to_env_action(chosen if is_batch else chosen[0], self.config.spec.action_space), next_state
+        actions, _, recurrent = policy.act(batch, noise, inputs)
+        actions = actions.cpu().numpy()
+        next_state = None if recurrent is None else (recurrent.cpu().numpy(), actions)
+        return to_env_action(actions if is_batch else actions[0], self.config.spec.action_space), next_state
 
     def player(self, env: gymnasium.Env[Any, Any]) -> Callable[[Any, float, Any], Any]:
         """Returns act(observation, last reward, info) for one game of env from its start. It acts like the run's

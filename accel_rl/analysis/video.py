@@ -3,7 +3,6 @@
 import math
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from accel_rl.errors import RunError, UsageError
+from accel_rl.rollout import Game
 
 Picture = npt.NDArray[np.uint8]
 
@@ -22,14 +22,6 @@ STRIP_HEIGHT = 40  # pixels
 DEFAULT_FPS = 30
 
 
-@dataclass(frozen=True)
-class GameRecord:
-    """A recorded game."""
-
-    score: float  # sum of raw rewards
-    length: int  # steps
-
-
 def record_video(
     env: gymnasium.Env[Any, Any],
     act: Callable[[Any, float, Any], Any],
@@ -37,7 +29,7 @@ def record_video(
     *,
     max_steps: int = 27_000,
     seed: int | None = None,
-) -> GameRecord:
+) -> Game:
     """Plays one whole game, over all its lives but at most max_steps; writes it to out, an MP4 of length + 1 frames.
 
     env renders RGB arrays [H, W, 3]; `act(observation, reward, info)` returns the action, with the last step's reward.
@@ -67,13 +59,16 @@ def record_video(
                         observation, info = env.reset()
         finally:
             writer.release()
-        if _count_frames(unfinished) != length + 1:  # OpenCV does not report failed writes
+        video = cv2.VideoCapture(str(unfinished))
+        num_frames = int(video.get(cv2.CAP_PROP_FRAME_COUNT))
+        video.release()
+        if num_frames != length + 1:  # OpenCV does not report failed writes
             raise RunError(f"the video {out} could not be written completely; is the disk full?")
         os.replace(unfinished, out)
     finally:
         if unfinished.is_file():
             unfinished.unlink()
-    return GameRecord(score, length)
+    return Game(0, score, length)
 
 
 def compose(picture: Picture, score: float, step: int) -> Picture:
@@ -132,11 +127,3 @@ def _open_writer(path: Path, fps: float, frame: Picture) -> cv2.VideoWriter:
     raise UsageError(
         f"cannot write a video to {path.parent}: OpenCV opens none with any of the codecs {', '.join(CODECS)}"
     )
-
-
-def _count_frames(path: Path) -> int:
-    video = cv2.VideoCapture(str(path))
-    try:
-        return int(video.get(cv2.CAP_PROP_FRAME_COUNT))
-    finally:
-        video.release()

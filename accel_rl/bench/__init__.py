@@ -1,5 +1,5 @@
-"""The benchmarks of `accel-rl bench`: contestants take turns in one run, since only ratios count.
+"""The benchmark of `accel-rl bench`: contestants take turns in one run, since only ratios count.
 
-timing.py has turns and their statistics, training.py a training that takes turns, sampling.py the benchmark of the
-paper's figure. Importing the package imports no torch. The repository's folder benchmarks/ has programs for developers.
+timing.py holds the turns and their statistics, sampling.py the benchmark of the paper's figure. Other benchmarks are in
+the repository's folder benchmarks/.
 """

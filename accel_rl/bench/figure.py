@@ -3,10 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullLocator
+from matplotlib.ticker import NullLocator
 
-from accel_rl.analysis.plot import COLORS
+from accel_rl.analysis.plot import COLORS, new_figure, tidy
 
 LINES = {"process": ("--", "one bare process"), "hyperthreads": (":", "one bare process per hyperthread")}
 
@@ -14,9 +13,9 @@ LINES = {"process": ("--", "one bare process"), "hyperthreads": (":", "one bare 
 def draw_sampling(result: dict[str, Any], out: Path) -> None:
     """Draws the points in result["figure_2"] into out (.png), 1050 x 675 pixels.
 
-    result: what accel_rl.bench.sampling.run returns."""
+    result: as accel_rl.bench.sampling.run returns it."""
     points, options = result["figure_2"], result["options"]
-    figure = Figure(figsize=(7, 4.5), dpi=150, layout="constrained", facecolor="white")
+    figure = new_figure(width=10.5, height=6.75)
     axes = figure.subplots()
     curves = [point for point in points if point["kind"] == "sampler"]
     for index, cores in enumerate(sorted({point["cores"] for point in curves})):
@@ -32,14 +31,12 @@ def draw_sampling(result: dict[str, Any], out: Path) -> None:
         for point in points:
             if point["kind"] == kind:
                 axes.axhline(point["steps_per_second_per_core"], color="#444444", linestyle=style, label=label)
+    tidy(axes)
     ticks = sorted({point["per_core"] for point in curves})
     axes.set_xscale("log", base=2)
     axes.set_xticks(ticks, [str(tick) for tick in ticks])
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     axes.set_ylim(bottom=0)
-    axes.grid(color="#dddddd", linewidth=0.6)
-    axes.spines[["top", "right"]].set_visible(False)
     axes.set(xlabel="simulators per core", ylabel="samples per second and core")
     axes.set_title(
         f"{options['env']} ({options['env_preset']}), A3C-Net on {options['device']}", loc="left", fontweight="bold"

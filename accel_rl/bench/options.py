@@ -19,14 +19,6 @@ def _count(default: int | None, help_text: str) -> Any:
     return option(default, help_text, type=int, metavar="N")
 
 
-def _file(help_text: str) -> Any:
-    return option(None, help_text, type=Path, metavar="FILE")
-
-
-def _seconds(default: float, help_text: str) -> Any:
-    return option(default, help_text, type=float, metavar="S")
-
-
 def switch(help_text: str) -> Any:
     return option(False, help_text, action="store_true")
 
@@ -35,16 +27,6 @@ def add_options(parser: argparse.ArgumentParser, options: type) -> None:
     """Adds one argument for each field of the options of a benchmark."""
     for each in fields(options):
         parser.add_argument(f"--{each.name.replace('_', '-')}", default=each.default, **each.metadata)
-
-
-def _check(options: Any, *counts: str) -> None:
-    """Raises UsageError for a number that is not positive."""
-    for name in counts:
-        value = getattr(options, name)
-        if value is not None and value < 1:
-            raise UsageError(f"{name}={value} must be at least 1")
-    if not 0 < options.seconds < float("inf"):
-        raise UsageError(f"seconds={options.seconds} must be greater than 0")
 
 
 @dataclass(frozen=True)
@@ -62,7 +44,7 @@ class SamplingOptions:
         None, "simulator processes, where the environments divide evenly (one per logical CPU)"
     )
     horizon: int = _count(64, "steps per rollout without a barrier (64)")
-    seconds: float = _seconds(1.0, "length of a turn, in seconds (1.0)")
+    seconds: float = option(1.0, "length of a turn, in seconds (1.0)", type=float, metavar="S")
     rounds: int | None = _count(None, "rounds of each comparison (as many as fit into 4 minutes, or 20 with --full)")
     device: str | None = option(
         None,
@@ -78,10 +60,15 @@ class SamplingOptions:
     full: bool = switch(
         "more rounds, and in the figure one curve each for 1, 2, 4, ... cores instead of one for all cores"
     )
-    json: Path | None = _file("write all figures to FILE")
-    figure: Path | None = _file("draw the figure into FILE (results/sampling.png)")
+    json: Path | None = option(None, "write all figures to FILE", type=Path, metavar="FILE")
+    figure: Path | None = option(None, "draw the figure into FILE (results/sampling.png)", type=Path, metavar="FILE")
 
     def __post_init__(self) -> None:
-        _check(self, "cores", "envs_per_core", "workers", "horizon", "rounds")
+        for name in ("cores", "envs_per_core", "workers", "horizon", "rounds"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UsageError(f"{name}={value} must be at least 1")
+        if not 0 < self.seconds < float("inf"):
+            raise UsageError(f"seconds={self.seconds} must be greater than 0")
         if self.figure and not self.table:
             raise UsageError(f"figure={self.figure} is of the table's runs; leave --no-table out")

@@ -1,4 +1,4 @@
-"""Chooses a benchmark's cores and its figure's path, and writes its JSON file."""
+"""Selects the cores of a benchmark, and writes its files."""
 
 import json
 import sys
@@ -23,7 +23,7 @@ def first_cores(num_cores: int | None) -> list[list[int]]:
 
 
 def describe_run(benchmark: str, version: int, options: Any) -> dict[str, Any]:
-    """Returns the start of every benchmark's JSON: its name, the version of its fields, machine and options.
+    """Returns the head of a benchmark's JSON: its name, the version of its fields, machine and options.
 
     options: a dataclass; its paths are left out, since they belong to this machine only."""
     public = {name: None if isinstance(value, Path) else value for name, value in asdict(options).items()}

@@ -1,8 +1,8 @@
 """Runs other vector environments on the same game under the same rules, with random actions drawn in advance.
 
-Each returns stacks of frames, as a policy needs, and has as many threads as there are cores. Of several set-ups, it has
-the one that was fastest when this was written. With all of them a reset counts as a step (gymnasium's NEXT_STEP mode).
-This is one step per episode: a few percent of the rate in a game with short lives, 0.1 % in Pong.
+Each returns stacks of frames for a policy, and has as many threads as there are cores. Of several ways to set a peer
+up, the fastest one was chosen. A peer's reset counts as a step (gymnasium's NEXT_STEP mode). That is one step of each
+episode: a few percent of the rate in a game with short lives, 0.1 % in Pong.
 """
 
 import importlib
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from accel_rl.bench.bare import NUM_DRAWN
+from accel_rl.bench.limit import NUM_DRAWN
 from accel_rl.bench.timing import Builder, Shares
 from accel_rl.config.atari_options import AtariOptions
 from accel_rl.envs import EnvConfig, make_env
@@ -24,7 +24,7 @@ from accel_rl.hardware.topology import available_cpus, physical_cores
 
 
 def peer_builders(env: EnvConfig, num_envs: int) -> tuple[dict[str, Builder], dict[str, str]]:
-    """Returns the functions that build installed peers, and the commands that install missing ones, by name."""
+    """Returns a builder of each installed peer, and the command that installs each missing one, both by name."""
     half = num_envs // 2
     builders: dict[str, Builder] = {}
     missing = {}
@@ -177,8 +177,8 @@ class AtariVector:
 class GymnasiumAsync:
     """A contestant that steps gymnasium's AsyncVectorEnv, with one process per environment.
 
-    It steps our own simulator, whose frames cost less than those of gymnasium's AtariPreprocessing, to compare only the
-    vectorization. Batches are not copied (copy=False), which is faster."""
+    It steps our own simulator, since vectorization is compared: gymnasium's AtariPreprocessing takes longer for a
+    frame. Batches are not copied (copy=False), which is faster."""
 
     def __init__(self, name: str, env: EnvConfig, num_envs: int):
         from gymnasium.vector import AsyncVectorEnv
@@ -186,7 +186,7 @@ class GymnasiumAsync:
         self.name = name
         self.shares: Shares = {}
         make = partial(make_env, env.env_id, env.preset, simulator=env.simulator, **env.options)
-        # Not forked, since this process has threads, and pipes that children must not inherit.
+        # Not forked from this process: it has threads, and pipes that children must not inherit.
         multiprocessing.set_forkserver_preload(["accel_rl.envs"])
         self._envs = AsyncVectorEnv([make] * num_envs, copy=False, context="forkserver")
         self._actions = _draw(int(getattr(self._envs.single_action_space, "n", 0)), num_envs)

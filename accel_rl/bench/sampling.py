@@ -18,22 +18,15 @@ barrier every five steps (SYNC) and without (ASYNC). The third part is the data 
 simulators per core. A curve's simulators and its action server share its number of cores. The dashed line is one bare
 process on one core, the dotted line one bare process on each hyperthread of that core.
 
-The shares of a turn's wall time:
+Shares of a turn's wall time, as `sampler.seconds` reports them:
 
     inference          the action server was busy: observations, network, writing actions, bookkeeping
     env_wait           the action server waited for environments; a peer's caller waited for its environments
     action_wait        workers waited for actions (mean over the workers)
-    resizing           workers made observations: two grey screens, their maximum, resizing
-    emulating          workers did everything else: emulation and a little bookkeeping
-
-A turn measures the first three (`sampler.seconds`). The last two divide the workers' other time, in the proportion that
-`resizing_share` measures once in this process. So they include time in which a worker was ready while another process
-had its core. A sampler that does not report action_wait has neither.
 """
 
 import statistics
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -42,29 +35,35 @@ from typing import Any
 import numpy as np
 import torch
 
-from accel_rl.bench.contestants import SamplerContestant, network_alone, resizing_share
+from accel_rl.bench.contestants import SamplerContestant, network_alone
 from accel_rl.bench.limit import SimulationLimit
 from accel_rl.bench.options import SamplingOptions
 from accel_rl.bench.output import create_parents, describe_run, figure_path, first_cores, write_json
 from accel_rl.bench.peers import peer_builders
-from accel_rl.bench.sampling_table import figure_point, show, table_row
-from accel_rl.bench.timing import Builder, Turns, compare, make_schedule, ratio, two_resource_bound
+from accel_rl.bench.timing import (
+    Builder,
+    Turns,
+    compare,
+    format_ratio,
+    make_schedule,
+    ratio,
+    two_resource_bound,
+)
 from accel_rl.envs import EnvConfig, make_simulator
 from accel_rl.envs.games.atari import game_name
 from accel_rl.envs.games.emulator_choice import choose_simulator
 from accel_rl.errors import UsageError
+from accel_rl.hardware.description import format_machine
 from accel_rl.hardware.placement import LEAST_CORES_TO_RESERVE_ONE, default_workers, divides_evenly, make_plan, pinned
 from accel_rl.hardware.topology import Cpus, read_topology
 from accel_rl.models.actor_critic import ActorCritic
 from accel_rl.samplers.base import SamplerConfig
 
-VERSION = 1  # version of the JSON format
-ROUNDS_S = 5  # time for timing rounds, in turns
+VERSION = 2  # changes with the fields of the JSON
 BARRIER_STEPS = 5
 SIMS_PER_CORE = (2, 4, 8, 16)
-COMPARISON_S, ROW_S = 90.0, 14.0  # parts of the default's 4 minutes: the comparison, each row of the table
+COMPARISON_S, ROW_S = 90.0, 14.0  # time for the comparison and for each row of the table, without --full
 DEFAULT_FIGURE = Path("results/sampling.png")
-PROBE_S = 0.05  # a turn of `resizing_share`
 
 Row = dict[str, Any]
 Cores = list[list[int]]
@@ -86,7 +85,6 @@ class Benchmark:
         self.cores = first_cores(options.cores)
         self.num_envs = options.envs_per_core * len(self.cores)
         self.config = self._config(self.cores, self.num_envs, options.horizon, options.workers)
-        self.resizing = resizing_share(self.env, PROBE_S)
 
     def _config(self, cores: Cores, num_envs: int, horizon: int, workers: int | None) -> SamplerConfig:
         return SamplerConfig(num_envs, horizon, workers or default_workers(num_envs, sum(map(len, cores))))
@@ -98,15 +96,12 @@ class Benchmark:
 
         def build() -> SamplerContestant:
             policy = None if device is None else ActorCritic(self.spec).to(device)
-            return SamplerContestant(
-                name, self.env, self.spec, config, policy, device or "cpu", self.resizing, server_cpus
-            )
+            return SamplerContestant(name, self.env, self.spec, config, policy, device or "cpu", server_cpus)
 
         return build
 
     def _limit(self, name: str, num_envs: int, cpus: list[int]) -> Builder:
-        shares = {"emulating": 1 - self.resizing, "resizing": self.resizing}
-        return partial(SimulationLimit, self.env, num_envs, cpus, name, shares)
+        return partial(SimulationLimit, self.env, num_envs, cpus, name)
 
     def _on_gpu(self, gpu: str) -> list[Builder]:
         """Returns our sampler with its network on this GPU, and the limit of the cores that its workers have."""
@@ -130,14 +125,6 @@ class Benchmark:
     def random_contestant(self) -> SamplerContestant:
         """Returns the comparison's contestant of our sampler with random actions."""
         return self._sampling("random", self.config, None)()
-
-    def reset_round(self) -> Row:
-        """Returns the duration of rounds with a reset over that of all rounds (SamplerContestant.time_rounds)."""
-        with closing(self.random_contestant()) as sampling:
-            sampling.time_rounds(self.options.seconds)  # warm-up
-            every, with_reset = sampling.time_rounds(ROUNDS_S * self.options.seconds)
-        found = statistics.median(with_reset) / statistics.median(every) if with_reset else None
-        return {"rounds": len(every), "with_reset": len(with_reset), "reset_over_median": found}
 
     def compare(self) -> tuple[dict[str, Turns], dict[str, str]]:
         """Returns all contestants' turns, and the commands that install missing peers, by name."""
@@ -216,28 +203,13 @@ def _gpus() -> list[str]:
     return [f"cuda:{index}" for index in range(torch.cuda.device_count())]
 
 
-def ratios(turns: dict[str, Turns]) -> dict[str, dict[str, float]]:
-    """Returns the ratios of contestants to the limit, inference-cpu to the bound, and our sampler to each peer."""
-    rates = {name: turn.rates for name, turn in turns.items()}
-    found = {f"{name} / limit": ratio(rates[name], rates["limit"]) for name in rates if name != "limit"}
-    bound = two_resource_bound(rates["limit"], rates["network-cpu"])
-    found["inference-cpu / bound"] = ratio(rates["inference-cpu"], bound)
-    for gpu in [name.removeprefix("limit-") for name in rates if name.startswith("limit-")]:
-        found[f"inference-{gpu} / limit-{gpu}"] = ratio(rates[f"inference-{gpu}"], rates[f"limit-{gpu}"])
-    for name in rates:
-        if name.startswith(("envpool", "ale", "gymnasium")):
-            found[f"random / {name}"] = ratio(rates["random"], rates[name])
-    return found
-
-
 def run(options: SamplingOptions) -> dict[str, Any]:
-    """Runs the whole benchmark, prints its tables and writes its files; returns the contents of the JSON."""
+    """Runs the whole benchmark, prints its tables and writes its files; returns the content of its JSON file."""
     with pinned(tuple(cpu for core in first_cores(options.cores) for cpu in core)):
         figure = figure_path(options.figure, DEFAULT_FIGURE) if options.table else None
         benchmark = Benchmark(options)
         create_parents(options.json, figure)
         turns, missing = benchmark.compare()
-        reset_round = benchmark.reset_round()
         table, points = benchmark.table_and_curves() if options.table else ([], [])
         resolved = {
             "simulator": benchmark.env.simulator,
@@ -254,7 +226,6 @@ def run(options: SamplingOptions) -> dict[str, Any]:
                 for name, turn in turns.items()
             },
             "ratios": ratios(turns),
-            "reset_round": reset_round,
             "table_1": table,
             "figure_2": points,
         }
@@ -266,3 +237,65 @@ def run(options: SamplingOptions) -> dict[str, Any]:
         draw_sampling(result, figure)
         print(f"figure          {figure}")
     return result
+
+
+# ---- results ----
+
+
+def ratios(turns: dict[str, Turns]) -> dict[str, dict[str, float]]:
+    """Returns the ratios of contestants to the limit, inference-cpu to the bound, and our sampler to each peer."""
+    rates = {name: turn.rates for name, turn in turns.items()}
+    computed = {f"{name} / limit": ratio(rates[name], rates["limit"]) for name in rates if name != "limit"}
+    bound = two_resource_bound(rates["limit"], rates["network-cpu"])
+    computed["inference-cpu / bound"] = ratio(rates["inference-cpu"], bound)
+    for gpu in [name.removeprefix("limit-") for name in rates if name.startswith("limit-")]:
+        computed[f"inference-{gpu} / limit-{gpu}"] = ratio(rates[f"inference-{gpu}"], rates[f"limit-{gpu}"])
+    for name in rates:
+        if name.startswith(("envpool", "ale", "gymnasium")):
+            computed[f"random / {name}"] = ratio(rates["random"], rates[name])
+    return computed
+
+
+def table_row(num_cores: int, per_core: int, turns: dict[str, Turns]) -> Row:
+    """Returns one row of Table 1: samples/s of all cores together."""
+    return {
+        "simulators": num_cores * per_core,
+        "per_core": per_core,
+        "sync": turns["sync"].median,
+        "async": turns["async"].median,
+        "sync_over_async": ratio(turns["sync"].rates, turns["async"].rates),
+    }
+
+
+def figure_point(kind: str, cores: int, per_core: int | None, rate: float) -> Row:
+    """Returns one point of Figure 2.
+
+    kind: "sampler", or for a line: one bare "process", or bare processes on all "hyperthreads" of one core."""
+    return {"kind": kind, "cores": cores, "per_core": per_core, "steps_per_second_per_core": rate / cores}
+
+
+def show(result: dict[str, Any]) -> None:
+    """Prints the content of the JSON file."""
+    options, ratios = result["options"], result["ratios"]
+    print(format_machine(result["machine"]))
+    print(
+        f"{options['env']} ({options['env_preset']}, simulator {options['simulator']}), "
+        f"{options['envs']} environments, {options['workers']} workers; medians, with 95 % intervals"
+    )
+    print(f"\n{'':16}{'steps/s':>9}   {'of the limit':24}shares of time")
+    for name, contestant in result["contestants"].items():
+        share = format_ratio(ratios[f"{name} / limit"]) if name != "limit" else ""
+        times = ", ".join(f"{share_name} {value:.2f}" for share_name, value in contestant["shares"].items())
+        print(f"{name:16}{contestant['steps_per_second']:9,.0f}   {share:24}{times}")
+    for name, value in ratios.items():
+        if not name.endswith("/ limit"):
+            print(f"{name:28}{format_ratio(value)}")
+    for name, command in result["missing_peers"].items():
+        print(f"not installed: {name}; {command}")
+    if not result["table_1"]:
+        return
+    print(f"\nTable 1: samples/s with A3C-Net on {options['device']}, by number of simulators")
+    print(f"{'simulators (per core)':24}{'SYNC':>9}{'ASYNC':>9}")
+    for row in result["table_1"]:
+        print(f"{row['simulators']} ({row['per_core']})".ljust(24) + f"{row['sync']:9,.0f}{row['async']:9,.0f}")
+    print()

@@ -24,7 +24,7 @@ class Contestant(Protocol):
     """The interface of a contestant. Between its turns its processes sleep and use no CPU time."""
 
     name: str
-    shares: Shares  # those of the last turn; may be empty
+    shares: Shares  # the newest turn's; may be empty
 
     def run(self, seconds: float) -> float:
         """Takes a turn of about this many seconds; returns its rate in steps/s."""
@@ -38,7 +38,7 @@ Builder = Callable[[], Contestant]
 class Repeated:
     """A contestant that repeats one piece of work, which returns its number of steps, until its turn is over.
 
-    finish: waits for work that still runs, as on a GPU. The wait is part of the turn."""
+    finish: waits until no work is left running on a GPU. The wait is part of the turn."""
 
     def __init__(
         self,
@@ -79,15 +79,14 @@ class Turns:
 
 @dataclass(frozen=True)
 class Schedule:
-    """A schedule of turns of `seconds` each in `rounds` rounds, or in as many as fit into budget_s with the warm-up.
+    """Turns of `seconds` each in `rounds` rounds, or in as many as fit into budget_s, but at least in least_rounds.
 
-    least_rounds: the fewest rounds. building_counts: budget_s includes building the contestants."""
+    budget_s includes the warm-up and, in `compare`, building the contestants."""
 
     seconds: float
     rounds: int
     budget_s: float = float("inf")
     least_rounds: int = LEAST_ROUNDS
-    building_counts: bool = False
 
     def rounds_that_fit(self, round_s: float) -> int:
         """Returns the number of rounds.
@@ -137,9 +136,8 @@ def compare(builders: Iterable[Builder], schedule: Schedule, label: str = "") ->
     with ExitStack() as stack:
         start = time.perf_counter()
         contestants = [stack.enter_context(closing(build())) for build in builders]
-        if schedule.building_counts:
-            schedule = replace(schedule, budget_s=schedule.budget_s - (time.perf_counter() - start))
-        return alternate(contestants, schedule, label)
+        left_s = schedule.budget_s - (time.perf_counter() - start)
+        return alternate(contestants, replace(schedule, budget_s=left_s), label)
 
 
 def ratio(above: Sequence[float], below: Sequence[float]) -> dict[str, float]:

@@ -18,22 +18,22 @@ from pathlib import Path
 from typing import Any
 
 from accel_rl.config.fields import parse_mapping
-from accel_rl.errors import UsageError
+from accel_rl.errors import UsageError, needs_extra
 from accel_rl.experiments.tasks import NO_RESULT, Task, print_start
 from accel_rl.processes.spawning import child_environment
 
 POLL_S = 0.2
-ASK_AGAIN_S = 5.0  # between questions to a cluster about a stopped job
-SUBMIT_AGAIN_S = 60.0  # until the next try if Slurm takes no more jobs for now
-PATIENCE_S = 600.0  # until Slurm kills or requeues the job of a run that it has ended
-RETRIES = 100  # after a lost machine or the end of a job's time
+ASK_AGAIN_S = 5.0  # between two questions to Slurm about a stopped job
+SUBMIT_AGAIN_S = 60.0  # between two tries to submit while Slurm takes no more jobs
+PATIENCE_S = 600.0  # Slurm kills or requeues the job of a run that it has stopped within this time
+RETRIES = 100  # of a job whose machine is lost or whose time is over
 DAY_MIN = 24 * 60
 
 
 @dataclass(frozen=True)
 class JobOptions:
-    """The options of a job. cpus, gpus: logical CPUs and GPUs (0 or 1) for each of a run's learners; cluster: its name
-    in submitit; passed_on: further options of submitit or Ray."""
+    """The options of a job. cpus, gpus: logical CPUs and GPUs (0 or 1) for each of a run's learners. cluster: its name
+    in submitit. passed_on: further options of submitit or Ray."""
 
     cpus: int = 4
     gpus: int = 1
@@ -61,8 +61,8 @@ class JobOptions:
 class Work:
     """The work of a job: it trains a task in a separate process. It is pickled before it begins.
 
-    placement: the run's settings for its machine; cwd: the folder of its relative paths; patience_s: the wait for the
-    cluster to end the job after somebody else has stopped the run."""
+    placement: the run's settings for its machine. cwd: the folder of its relative paths. patience_s: how long to wait
+    until the cluster ends the job of a run that was stopped."""
 
     task: Task
     placement: dict[str, Any]
@@ -132,10 +132,8 @@ class SlurmExecutor(ClusterExecutor):
 
     def __init__(self, folder: Path, options: JobOptions, trust: bool = False):
         super().__init__(options, trust, f"{options.cluster}, by submitit")
-        try:
+        with needs_extra("--executor slurm", "slurm"):
             import submitit  # noqa: F401
-        except ImportError:
-            raise UsageError("--executor slurm needs submitit: pip install 'accel-rl[slurm]'") from None
         self._folder = folder.absolute() / "jobs"
         self._submitit: Any = None
         self._has_submitted, self._next_at = False, 0.0
@@ -211,12 +209,10 @@ class RayExecutor(ClusterExecutor):
 
     Raises UsageError without Ray or a cluster."""
 
-    def __init__(self, options: JobOptions, trust: bool = False):
+    def __init__(self, options: JobOptions, trust: bool):
         super().__init__(options, trust, "Ray")
-        try:
+        with needs_extra("--executor ray", "ray"):
             import ray
-        except ImportError:
-            raise UsageError("--executor ray needs Ray: pip install 'accel-rl[ray]'") from None
         environment = {"env_vars": {"PYTHONPATH": child_environment()["PYTHONPATH"]}}
         try:
             if not ray.is_initialized():

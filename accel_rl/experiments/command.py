@@ -103,14 +103,14 @@ def _train(options: argparse.Namespace) -> None:
     _train_with(given_settings(options))
 
 
-def _train_with(given: dict[str, Any]) -> None:
-    if given.pop("show_affinity"):
-        return _show_affinity(given)
+def _train_with(arguments: dict[str, Any]) -> None:
+    if arguments.pop("show_affinity"):
+        return _show_affinity(arguments)
     from accel_rl.distributed.launch import trained
     from accel_rl.distributed.run_request import RunRequest
 
-    own = {name: given.pop(name) for name in RUN_ARGUMENTS if name in given}
-    with trained(RunRequest(given, **own), show=True) as folder:
+    own = {name: arguments.pop(name) for name in RUN_ARGUMENTS if name in arguments}
+    with trained(RunRequest(arguments, **own), show=True) as folder:
         if os.environ.get("RANK", "0") == "0":  # under torchrun, only the first learner prints it
             from accel_rl.analysis.summary import print_summary
             from accel_rl.config.sources import read_settings
@@ -122,60 +122,61 @@ def _train_with(given: dict[str, Any]) -> None:
 
 
 def _launch(options: argparse.Namespace) -> None:
-    given = given_settings(options)
-    file, only_report = given.pop("experiment", None), given.pop("summary")
-    _take_gpus(given)
+    arguments = given_settings(options)
+    file, only_report = arguments.pop("experiment", None), arguments.pop("summary")
+    _take_gpus(arguments)
     if file is None:
-        executor, _ = given.pop("executor"), given.pop("job", None)
+        executor, _ = arguments.pop("executor"), arguments.pop("job", None)
         if only_report or executor != "local":
             flag = "--summary" if only_report else "--executor"
             raise UsageError(f"{flag} needs an experiment; name its file with --experiment FILE")
-        if "device" not in given and not settings_of_file(options).get("devices"):
-            given.setdefault("devices", "all")
-        return _train_with(given)
+        if "device" not in arguments and not settings_of_file(options).get("devices"):
+            arguments.setdefault("devices", "all")
+        return _train_with(arguments)
     for name in ("config", "resume", "overwrite", "show_affinity", "device"):
-        if given.pop(name, None):
+        if arguments.pop(name, None):
             raise UsageError(f"--{name.replace('_', '-')} is for a single run; omit it with --experiment")
-    folder = given.pop("out", None)
-    make_executor = _take_executor(given)
+    folder = arguments.pop("out", None)
+    make_executor = _take_executor(arguments)
     from accel_rl.experiments.scheduler import run_experiment
 
-    run_experiment(file, given, Path(folder) if folder else None, None if only_report else make_executor)
+    run_experiment(file, arguments, Path(folder) if folder else None, None if only_report else make_executor)
 
 
 def _sweep(options: argparse.Namespace) -> None:
-    given = given_settings(options)
-    _take_gpus(given)
-    make_executor = _take_executor(given)
+    arguments = given_settings(options)
+    _take_gpus(arguments)
+    make_executor = _take_executor(arguments)
     from accel_rl.experiments.sweep import run_sweep
 
     run_sweep(options.file, options.out, make_executor)
 
 
-def _take_gpus(given: dict[str, Any]) -> None:
+def _take_gpus(arguments: dict[str, Any]) -> None:
     """Moves the value of --gpus to the devices."""
-    gpus = given.pop("gpus", None)
+    gpus = arguments.pop("gpus", None)
     if gpus is not None:
-        if "devices" in given:
-            raise UsageError(f"devices={given['devices']} and gpus={gpus} both name devices; omit one of them")
-        given["devices"] = gpus
+        if "devices" in arguments:
+            raise UsageError(f"devices={arguments['devices']} and gpus={gpus} both name devices; omit one of them")
+        arguments["devices"] = gpus
 
 
-def _take_executor(given: dict[str, Any]) -> "MakeExecutor":
+def _take_executor(arguments: dict[str, Any]) -> "MakeExecutor":
     """Takes the flags for the runs' place out of the arguments; returns a function that makes the executor."""
-    name, job = given.pop("executor"), given.pop("job", None)
-    if name == "local" and job is not None:
+    executor, job = arguments.pop("executor"), arguments.pop("job", None)
+    if executor == "local" and job is not None:
         raise UsageError("--job is for a cluster; name it with --executor slurm or ray")
-    places: dict[str, Any] = {key: given.pop(key) for key in ("devices", "learners_per_gpu", "cpus") if key in given}
-    trust = given.pop("trust", False)
-    if name != "local":
+    names = ("devices", "learners_per_gpu", "cpus")
+    places: dict[str, Any] = {name: arguments.pop(name) for name in names if name in arguments}
+    trust = arguments.pop("trust", False)
+    if executor != "local":
         from accel_rl.experiments.clusters import JobOptions, RayExecutor, SlurmExecutor
 
         for place in places:
             flag, hint = f"--{place.replace('_', '-')}", "say what a job is given with --job '{cpus: 8, gpus: 1}'"
-            raise UsageError(f"{flag} is for this machine; with --executor {name}, {hint}")
+            raise UsageError(f"{flag} is for this machine; with --executor {executor}, {hint}")
         options = JobOptions.read(job or "{}")
-        if name == "slurm":
+        if executor == "slurm":
             return lambda folder, share: SlurmExecutor(folder, options, trust)
         return lambda folder, share: RayExecutor(options, trust)
     from accel_rl.config.fields import build
@@ -189,20 +190,20 @@ def _take_executor(given: dict[str, Any]) -> "MakeExecutor":
 
     def make(folder: Path, share: bool) -> "Executor":
         per_gpu = learners.learners_per_gpu
-        found = find_devices(learners.devices or "all", per_gpu)[::per_gpu]
-        return LocalExecutor(make_slots(found, read_topology(cpus), share), per_gpu, trust)
+        devices = find_devices(learners.devices or "all", per_gpu)[::per_gpu]
+        return LocalExecutor(make_slots(devices, read_topology(cpus), share), per_gpu, trust)
 
     return make
 
 
-def _show_affinity(given: dict[str, Any]) -> None:
+def _show_affinity(arguments: dict[str, Any]) -> None:
     from accel_rl.config.sources import overlay, read_settings
     from accel_rl.settings.resolve import resolve
     from accel_rl.training.build import check
     from accel_rl.training.description import describe_placement
 
-    resume, file, *_ = (given.pop(name, None) for name in ("resume", "config", "out", "overwrite", "trust"))
+    resume, file, *_ = (arguments.pop(name, None) for name in ("resume", "config", "out", "overwrite", "trust"))
     saved = read_settings(Path(resume)) if resume else {}
-    config = check(resolve(overlay(saved, given), Path(file) if file else None))
+    config = check(resolve(overlay(saved, arguments), Path(file) if file else None))
     warnings = (f"warning     {text}" for plan in config.plans for text in plan.warnings)
     print("\n".join([*describe_placement(config), *warnings]))

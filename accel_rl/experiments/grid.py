@@ -1,10 +1,10 @@
 """An experiment: a grid of settings and seeds, next to the numbers of a paper. This is its YAML file:
 
 title: ...
-settings: {env: breakout, steps: 50_000_000}    # for all runs, as for `accel-rl train`
+settings: {env: breakout, steps: 50_000_000}    # all runs have these, named as for `accel-rl train`
 grid:                                           # all combinations of the lists in each block
   - algo: [a2c, ppo]                            # a list is varied, and part of the runs' names
-    learners: [1, 2, 4, 8]                      # per run, each on a device (default: 1)
+    learners: [1, 2, 4, 8]                      # learners of a run, each on a device (default: 1)
     envs_per_learner: 16                        # a single value is not varied; this one means envs = learners x 16
 seeds: [1, 2]                                   # every combination is run with each of them
 paper:
@@ -15,6 +15,7 @@ paper:
 """
 
 import itertools
+import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,9 +39,9 @@ SET_ELSEWHERE = {
 class Combination:
     """One row of the table: runs that differ only in their seeds."""
 
-    values: dict[str, Any]  # from the file: those of all runs and those of this combination
-    varied: dict[str, Any]  # values that distinguish it from other combinations
-    settings: dict[str, Any]  # for `accel-rl train`, without devices and seed
+    values: dict[str, Any]  # all values that the file has for it
+    varied: dict[str, Any]  # those that distinguish it from other combinations
+    settings: dict[str, Any]  # the arguments of `accel-rl train`, without devices and seed
 
     @property
     def learners(self) -> int:
@@ -51,10 +52,10 @@ class Combination:
         parts = [value if isinstance(value, str) else f"{name}{value}" for name, value in self.varied.items()]
         return re.sub(r"[^\w.-]+", "_", "-".join(parts or [str(self.settings.get("algo", "a2c"))]))
 
-    def differs_only_in_learners(self, other: "Combination") -> bool:
-        """Tells whether the two are points of one curve over the number of learners."""
-        first, second = ({**c.values, "learners": None} for c in (self, other))
-        return first == second
+    @property
+    def family(self) -> str:
+        """A text that is the same for the points of one curve over the number of learners."""
+        return json.dumps({**self.values, "learners": None}, sort_keys=True, default=str)
 
 
 @dataclass(frozen=True)
@@ -105,8 +106,8 @@ class Experiment:
         return [ExperimentRun(combination, seed) for seed in self.seeds]
 
 
-def read_experiment(path: Path, given: dict[str, Any] | None = None) -> Experiment:
-    """Reads an experiment's file. given: settings for all runs, which replace the file's.
+def read_experiment(path: Path, overrides: dict[str, Any] | None = None) -> Experiment:
+    """Reads an experiment's file. overrides: settings for all runs, which replace the file's.
 
     Raises UsageError if the file is not an experiment's. Does not check that the settings exist and fit together, which
     depends on environments and algorithms."""
@@ -116,10 +117,10 @@ def read_experiment(path: Path, given: dict[str, Any] | None = None) -> Experime
             if part not in PARTS:
                 raise unknown("part", str(part), PARTS, f"(an experiment has {', '.join(PARTS)})")
         blocks = [mapping("grid", block) for block in _list_of(dict, "grid", values.get("grid"))]
-        for name in given or {}:
+        for name in overrides or {}:
             if any(name in block for block in blocks):
                 raise UsageError(f"{name} is varied by the grid; omit --{name.replace('_', '-')}")
-        settings = {**mapping("settings", values.get("settings")), **(given or {})}
+        settings = {**mapping("settings", values.get("settings")), **(overrides or {})}
         combinations = tuple(combination for block in blocks for combination in _combinations(settings, block))
         seeds = tuple(count("seeds", seed, least=0) for seed in _list_of(int, "seeds", values.get("seeds", [0])))
         experiment = Experiment(
@@ -145,11 +146,10 @@ def _combinations(settings: dict[str, Any], block: dict[str, Any]) -> list[Combi
         if value == []:
             raise UsageError(f"{name}: [] leaves no combination; give it at least one value")
     lists = [value if isinstance(value, list) else [value] for value in block.values()]
-    return [_combination(settings, block, values) for values in itertools.product(*lists)]
+    return [_combination(settings, block, dict(zip(block, each, strict=True))) for each in itertools.product(*lists)]
 
 
-def _combination(settings: dict[str, Any], block: dict[str, Any], chosen: tuple[Any, ...]) -> Combination:
-    own = dict(zip(block, chosen, strict=True))
+def _combination(settings: dict[str, Any], block: dict[str, Any], own: dict[str, Any]) -> Combination:
     values = {**settings, **own}
     learners = count("learners", values.get("learners", 1))
     for_train = {name: value for name, value in values.items() if name not in ("learners", "envs_per_learner")}
@@ -169,9 +169,8 @@ def _paper(value: Any, combinations: tuple[Combination, ...]) -> Paper:
     rows = _list_of(dict, "paper's rows", parts["rows"]) if "rows" in parts else []
     for row in rows:
         numbers = {name: row[name] for name in MEASURES if name in row}
-        if not numbers or not all(
-            _is_number(value) and (value > 0 or name == "score") for name, value in numbers.items()
-        ):
+        are_numbers = all(isinstance(each, int | float) and not isinstance(each, bool) for each in numbers.values())
+        if not numbers or not are_numbers or any(each <= 0 for name, each in numbers.items() if name != "score"):
             raise UsageError(f"paper's row {row} must have at least one number: {', '.join(MEASURES)}")
         if not any(_matches(row, combination) for combination in combinations):
             raise UsageError(f"paper's row {row} matches no combination of the grid")
@@ -200,10 +199,6 @@ def _list_of(kind: type, name: str, value: Any) -> list[Any]:
         example = "`- algo: [a2c, ppo]`" if kind is dict else "[1, 2, 3]"
         raise UsageError(f"{name}={value!r} must be a list, as in {example}")
     return value
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def count(name: str, value: Any, least: int = 1) -> int:

@@ -2,11 +2,11 @@
 
 import contextlib
 import json
-import math
-from collections.abc import Iterable
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from accel_rl.analysis.plot import COLORS, LINE_STYLES, Curve, draw_curves, new_figure, save, short, tidy
 from accel_rl.analysis.plot import read_run as read_curve
@@ -41,16 +41,19 @@ def report(experiment: Experiment, folder: Path) -> None:
 
 
 def summarize(experiment: Experiment, folder: Path) -> dict[str, Any]:
-    """Returns per combination: the seeds' mean score and its standard deviation, agent steps per second of wall time,
-    hours for the paper's number of steps (or the run's own) at that rate, and the speed-up over one learner. None
-    stands where results are missing."""
+    """Returns a row of results for each combination, with None where they are missing.
+
+    A row has the seeds' mean score and its standard deviation, agent steps per second of wall time, hours for the
+    paper's number of steps (or the run's own) at that rate, and the speed-up over one learner."""
     rows = [_row(experiment, combination, folder) for combination in experiment.combinations]
     pairs = list(zip(experiment.combinations, rows, strict=True))
-    alone = [pair for pair in pairs if pair[0].learners == 1]
+    rows_of_one_learner = {combination.family: row for combination, row in pairs if combination.learners == 1}
     for combination, row in pairs:
-        one_learner = next((other for c, other in alone if c.differs_only_in_learners(combination)), None)
+        one_learner = rows_of_one_learner.get(combination.family)
         row["speed_up"] = _ratio(row["steps_per_second"], one_learner["steps_per_second"]) if one_learner else None
-        row["paper"]["speed_up"] = _speed_up_in_paper(row["paper"], one_learner["paper"]) if one_learner else None
+        paper, reference = row["paper"], one_learner["paper"] if one_learner else {}
+        by_rate = _ratio(paper.get("steps_per_second"), reference.get("steps_per_second"))
+        paper["speed_up"] = by_rate or _ratio(reference.get("hours"), paper.get("hours"))
     return {"source": experiment.paper.source, "steps": experiment.paper.steps, "rows": rows}
 
 
@@ -88,21 +91,16 @@ def _row(experiment: Experiment, combination: Combination, folder: Path) -> dict
 
 def _machines(experiment: Experiment, folder: Path) -> list[dict[str, Any]]:
     """Returns the machines of the runs, from their folders, each once."""
-    found: list[dict[str, Any]] = []
+    machines: list[dict[str, Any]] = []
     for run in experiment.runs:
         with contextlib.suppress(OSError, ValueError):
             machine = json.loads((folder / run.name / "machine.json").read_text())
-            found += [] if machine in found else [machine]
-    return found
+            machines += [] if machine in machines else [machine]
+    return machines
 
 
 def _ratio(value: float | None, reference: float | None) -> float | None:
     return value / reference if value is not None and reference else None
-
-
-def _speed_up_in_paper(paper: dict[str, Any], one_learner: dict[str, Any]) -> float | None:
-    by_rate = _ratio(paper.get("steps_per_second"), one_learner.get("steps_per_second"))
-    return by_rate or _ratio(one_learner.get("hours"), paper.get("hours"))
 
 
 # ---- table ----
@@ -212,13 +210,10 @@ def make_figure(experiment: Experiment, result: dict[str, Any], folder: Path) ->
 
 def _families(experiment: Experiment) -> list[list[Combination]]:
     """Groups the combinations that differ only in their number of learners, fewest learners first."""
-    families: list[list[Combination]] = []
+    families: dict[str, list[Combination]] = {}
     for combination in experiment.combinations:
-        family = next((f for f in families if f[0].differs_only_in_learners(combination)), None)
-        if family is None:
-            families.append(family := [])
-        family.append(combination)
-    return [sorted(family, key=lambda c: c.learners) for family in families]
+        families.setdefault(combination.family, []).append(combination)
+    return [sorted(family, key=lambda c: c.learners) for family in families.values()]
 
 
 def _draw_speed(
@@ -232,8 +227,9 @@ def _draw_speed(
     for color, family in enumerate(families):
         look: dict[str, Any] = {"color": COLORS[color % len(COLORS)], "linewidth": 2}
         learners, own = [c.learners for c in family], [rows[c.name] for c in family]
-        axes.plot(learners, _numbers(row[measure] for row in own), "o-", **look)
-        axes.plot(learners, _numbers(row["paper"].get(measure) for row in own), "o--", markerfacecolor="white", **look)
+        ours, theirs = [row[measure] for row in own], [row["paper"].get(measure) for row in own]
+        axes.plot(learners, np.array(ours, float), "o-", **look)  # None becomes nan
+        axes.plot(learners, np.array(theirs, float), "o--", markerfacecolor="white", **look)
     axes.set(xlabel="learners", ylabel=_time_for(measure, list(rows.values())) if measure == "hours" else "steps/s")
     axes.plot([], [], "o-", color="#777777", label="measured")
     if any(measure in row["paper"] for row in rows.values()):
@@ -246,7 +242,3 @@ def _draw_speed(
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_minor_locator(NullLocator())
     tidy(axes)
-
-
-def _numbers(values: Iterable[float | None]) -> list[float]:
-    return [math.nan if value is None else value for value in values]

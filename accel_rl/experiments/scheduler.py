@@ -20,16 +20,16 @@ from accel_rl.training.build import check
 
 def run_experiment(
     file: Path,
-    given: dict[str, Any],
+    overrides: dict[str, Any],
     folder: Path | None,
     make_executor: Callable[[Path, bool], Executor] | None,
 ) -> None:
     """Trains the unfinished runs, then prints and draws the summary.
 
-    given: settings for all runs. make_executor: takes the folder, and True if learners may share logical CPUs; None:
-    trains nothing. Raises UsageError before anything starts, RunError if a run has failed, KeyboardInterrupt or
+    overrides: settings for all runs. make_executor: takes the folder, and True if learners may share logical CPUs;
+    None: trains nothing. Raises UsageError before anything starts, RunError if a run has failed, KeyboardInterrupt or
     SystemExit after a signal, once all runs have written their checkpoints."""
-    experiment = read_experiment(file, given)
+    experiment = read_experiment(file, overrides)
     folder = (folder or Path("results/experiments") / file.stem).absolute()  # a cluster's jobs start in other folders
     failed: list[Failure] = []
     if make_executor:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from accel_rl.errors import RunError, UsageError
+from accel_rl.errors import RunError, needs_extra
 from accel_rl.experiments.sweep_file import Sweep
 
 
@@ -33,10 +33,8 @@ class Study:
     Raises UsageError without Optuna, RunError if the database cannot be used."""
 
     def __init__(self, sweep: Sweep, path: Path):
-        try:
+        with needs_extra("a sweep", "sweep"):
             import optuna
-        except ImportError:
-            raise UsageError("a sweep needs Optuna: pip install 'accel-rl[sweep]'") from None
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._optuna, self._sweep, self._path = optuna, sweep, path
         self._spaces = {name: self._distribution(space) for name, space in sweep.search.items()}

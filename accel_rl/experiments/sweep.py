@@ -31,7 +31,7 @@ from accel_rl.training.build import check
 VERSION = 1  # the folder's format
 FILE, DATABASE = "sweep.yaml", "study.db"
 SHOWN = 10  # trials in the table
-NOT_OF_THE_TRIAL = (2, NO_RESULT)  # not the trial's fault: its settings were checked; the cluster lost it
+OUTSIDE_FAILURES = (2, NO_RESULT)  # no fault of the trial: its settings were checked, or the cluster lost it
 
 
 def run_sweep(file: Path, folder: Path | None, make_executor: Callable[[Path, bool], Executor]) -> None:
@@ -84,7 +84,7 @@ def train_generation(sweep: Sweep, trials: list[Trial], folder: Path, executor: 
             ]
         failed = run_tasks([task for tasks in runs.values() for task in tasks], executor)
         print_failures(failed)
-        if lost := [failure.task.name for failure in failed if failure.status in NOT_OF_THE_TRIAL]:
+        if lost := [failure.task.name for failure in failed if failure.status in OUTSIDE_FAILURES]:
             raise RunError(f"{', '.join(lost)} ended for a reason outside the run; the same command continues")
         for trial in [*alive]:
             value = sweep.value_of(runs[trial.name])

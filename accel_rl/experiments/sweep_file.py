@@ -1,7 +1,7 @@
 """A sweep: Optuna proposes settings, and the better ones are trained for longer. This is its YAML file:
 
 title: ...
-settings: {algo: ppo, steps: 100_000}           # for all runs, as for `accel-rl train`
+settings: {algo: ppo, steps: 100_000}           # all runs have these, named as for `accel-rl train`
 envs: CartPole-v1                               # or several, each with the scores that count as 0 and as 1:
                                                 # {CartPole-v1: [0, 500], Acrobot-v1: [-500, -80]}
 seeds: [1, 2]                                   # a trial's value is the mean over these and the environments
@@ -10,8 +10,8 @@ search:                                         # the possible values of each se
   horizon: [32, 64, 128]
 trials: 16
 generation: 8                                   # trials proposed together, from the results of earlier ones
-halving: {first: 12_500, factor: 2}             # half of a generation continues from 12,500 to 25,000 steps, and so on
-seed: 0                                         # for the proposals
+halving: {first: 12_500, factor: 2}             # the better half of a generation goes on to 25,000 steps, and so on
+seed: 0                                         # decides the proposals
 """
 
 import contextlib

@@ -1,6 +1,5 @@
 """Trains runs to their ends, each in a separate process that an executor starts."""
 
-import contextlib
 import csv
 import json
 import os
@@ -23,12 +22,12 @@ from accel_rl.hardware.signals import StopSignal
 from accel_rl.processes.child import stop_with_parent
 from accel_rl.processes.spawning import spawn
 from accel_rl.run_folder.checkpoint import CHECKPOINT
-from accel_rl.run_folder.directory import CHANGEABLE_AFTER_FAILURE, SEEN_WITHIN_S, changed_settings
+from accel_rl.run_folder.directory import CHANGEABLE_AFTER_FAILURE, SEEN_WITHIN_S, changed_settings, summarized_steps
 from accel_rl.run_folder.lock import is_being_written
 from accel_rl.settings.resolve import Config
 
 TAIL_LINES = 10  # lines shown of a failed run's console output
-LAST_WRITER_S = 60.0
+LAST_WRITER_S = 60.0  # the longest wait for an earlier process to write its checkpoint
 NO_RESULT = 255  # the status of a run whose result the cluster does not know
 LEFT_TO_THE_MACHINE = ("precision", "max_agents")  # settings that the machine decides unless they are given
 UNDECIDED = (None, "auto", "fast")
@@ -48,15 +47,8 @@ class Task:
     learners: int = 1
 
     @property
-    def steps_done(self) -> int:
-        """The steps in the folder's summary, which a run writes when it ends."""
-        with contextlib.suppress(OSError, ValueError):
-            return int(self.summary()["total_timesteps"])
-        return 0
-
-    @property
     def finished(self) -> bool:
-        return self.steps_done >= self.steps
+        return summarized_steps(self.folder) >= self.steps
 
     @property
     def console(self) -> Path:
@@ -80,9 +72,8 @@ class Task:
     ) -> "subprocess.Popen[bytes]":
         """Starts or resumes the run in a process that ends with this one.
 
-        placement: its settings for this machine; cwd: the folder of its relative paths (None: this process's).
-
-        If an earlier process's starter was killed, that process may still write a checkpoint: this waits for it."""
+        placement: its settings for this machine. cwd: the folder of its relative paths (None: this process's). Waits
+        while an earlier process, whose starter was killed, writes a checkpoint."""
         deadline = time.monotonic() + LAST_WRITER_S
         while is_being_written(self.folder) and time.monotonic() < deadline:
             time.sleep(0.05)

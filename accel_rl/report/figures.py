@@ -12,7 +12,7 @@ from accel_rl.analysis.scores import Comparison, pooled, profiles
 Trace = dict[str, Any]
 Figure = dict[str, Any]
 
-MAX_POINTS = 50_000  # for all lines of a page: about a megabyte
+MAX_POINTS = 50_000  # all lines of a page together; about a megabyte
 NOTHING = Series(np.empty(0), np.empty(0), np.empty(0))
 DASHES = {"-": "solid", "--": "dash", ":": "dot", "-.": "dashdot"}  # by matplotlib's names
 STEPS = "agent steps"
@@ -96,12 +96,12 @@ def _draw(
     series_of: Callable[[Run], Series],
     x_of: Callable[[Series], Floats],
     most: int,
-    what: str = "",
+    suffix: str = "",
 ) -> list[Trace]:
-    """Returns the intervals of means, and then the lines, of one quantity. what: a text added to the names."""
+    """Returns the intervals of means, and then the lines, of one quantity. suffix: the end of their names."""
     bands, lines = [], []
     for curve in curves:
-        name = as_text(curve.label) + what
+        name = as_text(curve.label) + suffix
         logged = [(run, series_of(run)) for run in curve.runs if series_of(run).value.size]
         if not logged:
             continue
@@ -115,7 +115,7 @@ def _draw(
                     look = {"line": {"color": curve.color, "width": 1}, "opacity": 0.35, "showlegend": False}
                     seed = as_text(f", seed {run.config.get('seed')}")
                     lines.append({**_line(run_x, value, name + seed, most), **look, "legendgroup": name})
-        line = {"color": curve.color, "dash": DASHES[curve.style]}
+        line = {"color": curve.color, "dash": DASHES[curve.line_style]}
         lines.append({**_line(x, mean, name, most), "line": line, "marker": {"color": curve.color}})
     return [*bands, *lines]
 

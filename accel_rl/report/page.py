@@ -11,7 +11,7 @@ from urllib.parse import quote
 from accel_rl.analysis.plot import Curve, group_runs
 from accel_rl.analysis.scores import compare, human_scores
 from accel_rl.envs.games.atari import game_name
-from accel_rl.errors import RunError, UsageError
+from accel_rl.errors import RunError, UsageError, needs_extra
 from accel_rl.report.figures import MAX_POINTS, Figure, learning_curves, performance_profiles, shares, speeds
 from accel_rl.report.record import RunRecord, find_records, read_record
 from accel_rl.run_folder.atomic import write_file
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 PAGE = "report.html"
-EMBEDDED_VIDEO_BYTES = 20_000_000  # for all videos of a page; it links to the others
+EMBEDDED_VIDEO_BYTES = 20_000_000  # all videos inside a page together; it links to the others
 
 
 def print_page(run_dir: Path) -> None:
@@ -73,8 +73,12 @@ def make_page(
     comparisons = compare([record.folder for record in scored]) if len(scored) > 1 else []
     if comparisons:
         figures["profiles"] = performance_profiles(comparisons)
+    envs = [section["env"] for section in sections]
+    title = f"{envs[0] if len(envs) == 1 else paths[0].resolve().name}: {len(records)} runs"
+    if len(records) == 1:
+        title = f"{records[0].run.config['algo']} on {envs[0]}, seed {records[0].run.config['seed']}"
     return templates.get_template("page.html").render(
-        title=_title(records, paths),
+        title=title,
         version=__version__,
         problems=problems,
         sections=sections,
@@ -90,19 +94,15 @@ def make_page(
 
 def load_plotly() -> str:
     """Returns Plotly's program, which draws figures."""
-    try:
+    with needs_extra("a page", "report"):
         from plotly.offline import get_plotlyjs
-    except ModuleNotFoundError as error:
-        raise _missing(error) from None
     return str(get_plotlyjs())
 
 
 def load_templates(*folders: Path) -> "Environment":
     """Returns the templates of pages, from this file's folder and others."""
-    try:
+    with needs_extra("a page", "report"):
         from jinja2 import Environment, FileSystemLoader, StrictUndefined
-    except ModuleNotFoundError as error:
-        raise _missing(error) from None
     environment = Environment(
         loader=FileSystemLoader([Path(__file__).parent, *folders]),
         autoescape=True,  # names, settings and logs are users' texts
@@ -112,19 +112,6 @@ def load_templates(*folders: Path) -> "Environment":
     )
     environment.filters |= {"number": _number, "duration": _duration}
     return environment
-
-
-def _missing(error: ModuleNotFoundError) -> UsageError:
-    return UsageError(f"a page needs {error.name}; install it with: pip install accel-rl[report]")
-
-
-def _title(records: Sequence[RunRecord], paths: Sequence[Path]) -> str:
-    if len(records) == 1:
-        config = records[0].run.config
-        return f"{config['algo']} on {config['env']}, seed {config['seed']}"
-    envs = {record.env for record in records}
-    subject = envs.pop() if len(envs) == 1 else paths[0].resolve().name
-    return f"{subject}: {len(records)} runs"
 
 
 # ---- tables ----
@@ -169,16 +156,16 @@ def _settings(curves: Sequence[Curve]) -> dict[str, dict[str, list[str]]]:
 
 def _videos(records: Sequence[RunRecord], out: Path) -> dict[Path, str]:
     """Returns the address of each run's video: in the page while the videos are small, else beside it."""
-    found, left = dict[Path, str](), EMBEDDED_VIDEO_BYTES
+    addresses, left = dict[Path, str](), EMBEDDED_VIDEO_BYTES
     for folder, video in ((record.folder, record.video) for record in records):
         if video is None:
             continue
         if (size := video.stat().st_size) <= left:
             left -= size
-            found[folder] = "data:video/mp4;base64," + base64.b64encode(video.read_bytes()).decode()
+            addresses[folder] = "data:video/mp4;base64," + base64.b64encode(video.read_bytes()).decode()
         else:
-            found[folder] = quote(os.path.relpath(video.resolve(), out.resolve().parent))
-    return found
+            addresses[folder] = quote(os.path.relpath(video.resolve(), out.resolve().parent))
+    return addresses
 
 
 def _number(value: float) -> str:

@@ -74,16 +74,17 @@ def read_record(folder: Path) -> RunRecord:
     )
 
 
-def find_records(
-    paths: Sequence[Path], read: Callable[[Path], RunRecord] = read_record
-) -> tuple[list[RunRecord], list[str]]:
+def find_records(paths: Sequence[Path], read: Callable[[Path], RunRecord]) -> tuple[list[RunRecord], list[str]]:
     """Reads the runs in these folders, each once; returns them, and texts on an experiment's runs that it cannot read.
 
     Raises UsageError for a folder that holds neither a run nor runs, and for runs of several environments outside of an
     experiment."""
     records: dict[Path, RunRecord] = {}
     problems = []
-    inside = {path: [] if (path / "config.yaml").exists() else _runs_inside(path) for path in paths}
+    inside = {
+        path: [] if (path / "config.yaml").exists() else sorted(file.parent for file in path.glob("*/config.yaml"))
+        for path in paths
+    }
     for path, folders in inside.items():
         for folder in folders or [path]:
             try:
@@ -98,10 +99,6 @@ def find_records(
     if len(envs) > 1 and not any(inside.values()):
         raise UsageError(f"these are runs of {' and '.join(envs)}: give those of one, or an experiment's folder")
     return list(records.values()), problems
-
-
-def _runs_inside(folder: Path) -> list[Path]:
-    return sorted(file.parent for file in folder.glob("*/config.yaml"))
 
 
 def warnings(lines: Iterable[str]) -> list[str]:

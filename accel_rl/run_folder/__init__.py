@@ -1,1 +1,1 @@
-"""The folder of a run: its files, who may write them, and whom to trust that has written them."""
+"""The folder of a run: its files, the lock on it, and the checks of files that other people may have written."""

@@ -8,7 +8,6 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -52,11 +51,11 @@ CHANGEABLE = (
 ANY_MACHINE = {"device": "auto", "devices": None, "learners_per_gpu": 1, "cpus": "all", "workers": None}
 """Settings that replace those of the machine a run was on, so that it can be opened on another one."""
 
-NOT_FINITE = "not_finite.txt"  # in the folder of a run whose numbers were no longer finite, until its next checkpoint
+NOT_FINITE = "not_finite.txt"  # marks a run whose numbers were no longer finite, until its next checkpoint
 CHANGEABLE_AFTER_FAILURE = ("learning_rate", "clip_grad_norm")  # such a run may change them, too
 
-TRACKER = "wandb"  # a folder in a run's, where the package of Weights & Biases keeps its files
-JOB = "job.txt"  # in a run's folder: names the learners that write there, if torchrun started them
+TRACKER = "wandb"  # the folder in a run's where the package of Weights & Biases keeps its files
+JOB = "job.txt"  # names the learners that write to a run's folder, if torchrun started them
 SEEN_WITHIN_S = 10.0  # the longest time until a network disk shows another machine's writes
 
 
@@ -75,7 +74,9 @@ def create(config: Config, folder: Path, overwrite: bool) -> None:
     description = policy_file.describe(settings, config.spec)
     try:
         if (folder / "config.yaml").exists():
-            if not overwrite and not _has_ended_at_its_start(folder):
+            has_results = any((folder / name).exists() for name in (CHECKPOINT, "progress.csv"))
+            ended_at_its_start = (folder / "command.txt").exists() and not has_results
+            if not overwrite and not ended_at_its_start:
                 resume = f"--resume {folder} to continue it, or " if (folder / CHECKPOINT).exists() else ""
                 raise UsageError(f"{folder} already holds a run; use {resume}--overwrite")
             _clear(folder)
@@ -89,12 +90,6 @@ def create(config: Config, folder: Path, overwrite: bool) -> None:
         (folder / "command.txt").write_text(shlex.join([program, *sys.argv[1:]]) + "\n")
     except OSError as error:
         raise UsageError(f"cannot write the run's folder {folder}: {error.strerror}") from None
-
-
-def _has_ended_at_its_start(folder: Path) -> bool:
-    """Tells whether an error ended the run in a folder before there was anything to continue from."""
-    has_results = any((folder / name).exists() for name in (CHECKPOINT, "progress.csv"))
-    return (folder / "command.txt").exists() and not has_results
 
 
 def _clear(folder: Path) -> None:
@@ -120,41 +115,40 @@ def _clear(folder: Path) -> None:
         "report.html",
         "config.yaml",
     ]
-    _unlink([*checkpoint.replay_files(folder), *(folder / name for name in results)])
+    for path in [*checkpoint.replay_files(folder), *(folder / name for name in results)]:
+        path.unlink(missing_ok=True)
     sync_folder(folder)
     unfinished = [f"{name}.tmp" for name in (*results, *others)]
-    _unlink([*folder.glob("events.out.tfevents.*"), *(folder / name for name in (*unfinished, *others))])
-    shutil.rmtree(folder / TRACKER, ignore_errors=True)
-
-
-def _unlink(paths: Iterable[Path]) -> None:
-    for path in paths:
+    for path in [*folder.glob("events.out.tfevents.*"), *(folder / name for name in (*unfinished, *others))]:
         path.unlink(missing_ok=True)
+    shutil.rmtree(folder / TRACKER, ignore_errors=True)
 
 
 def reopen(
     folder: Path,
-    given: dict[str, Any],
+    changes: dict[str, Any],
     out: str | Path | None,
     config_file: str | Path | None,
     trust: bool = False,
     make_env: MakeEnv | None = None,
 ) -> tuple[Config, dict[str, Any]]:
-    """Returns a run's configuration and last checkpoint. trust: even another user's checkpoint. make_env: the function
-    that makes its environments, if only a program has it.
+    """Returns a run's configuration and last checkpoint.
 
-    Raises UsageError if the checkpoint is missing, damaged or another user's, or for settings that would change the
-    run."""
+    changes: settings that differ from the run's. trust: loads even another user's checkpoint. make_env: a function that
+    makes the run's environments, if it has no name. Raises UsageError if the checkpoint is missing, damaged or another
+    user's, or for settings that would change the run."""
     saved = read_settings(folder)
-    given, function = _with_function(folder, saved, given, make_env)
+    changes, function = _with_function(folder, saved, changes, make_env)
     if out is not None or config_file is not None:
         raise UsageError("a resumed run continues in its own folder with its own settings; omit --out and --config")
     state = checkpoint.load(folder / CHECKPOINT, trust=trust, parts=checkpoint.PARTS)
-    is_elsewhere = launched_rank_info() or given.keys() & {"device", "devices", "learners_per_gpu"}
+    is_elsewhere = launched_rank_info() or changes.keys() & {"device", "devices", "learners_per_gpu"}
     base = saved | ANY_MACHINE if is_elsewhere else saved
-    wanted = resolve(overlay(base, given), spec=state["spec"], function=function)
-    if wanted.run.simulator == "auto" and wanted.env.simulator == "native" and _is_of_ale(state):
-        wanted = replace(wanted, env=replace(wanted.env, simulator="ale"))  # nothing need be converted
+    wanted = resolve(overlay(base, changes), spec=state["spec"], function=function)
+    envs = [env for learner in state["learners"] for env in learner["sampler"].get("envs") or ()]
+    was_ale = any(is_ale_state(env["simulator"]) for env in envs)
+    if was_ale and wanted.run.simulator == "auto" and wanted.env.simulator == "native":
+        wanted = replace(wanted, env=replace(wanted.env, simulator="ale"))  # its states need no conversion
     values = wanted.as_dict()
     if lacking := sorted(values.keys() - saved.keys()):
         raise UsageError(f"{folder / 'config.yaml'} lacks {', '.join(lacking)}: start a new run with --config")
@@ -163,21 +157,21 @@ def reopen(
         raise UsageError(
             f"{flags} would change the run; only --steps, and what it runs on, may differ (docs/resume.md)"
         )
-    if wanted.run.steps <= state["steps"] and _is_summarized(folder, state["steps"]):
+    # Without a summary of these steps the run was killed after its last checkpoint: resuming it writes the summary.
+    if wanted.run.steps <= state["steps"] <= summarized_steps(folder):
         raise UsageError(f"{folder} has {state['steps']} steps already; use --steps with more to continue")
     return replace(wanted, trust=trust), state
 
 
-def _is_summarized(folder: Path, steps: int) -> bool:
-    """Tells whether a run's summary states this number of steps. If not, the run was killed after its last checkpoint:
-    resuming it writes the summary."""
+def summarized_steps(folder: Path) -> int:
+    """Returns the agent steps in a run's summary, which it writes when it ends; 0 if there is none."""
     with contextlib.suppress(OSError, ValueError):
-        return bool(json.loads((folder / "summary.json").read_text())["total_timesteps"] >= steps)
-    return False
+        return int(json.loads((folder / "summary.json").read_text())["total_timesteps"])
+    return 0
 
 
 def _with_function(
-    folder: Path, saved: dict[str, Any], given: dict[str, Any], make_env: MakeEnv | None
+    folder: Path, saved: dict[str, Any], changes: dict[str, Any], make_env: MakeEnv | None
 ) -> tuple[dict[str, Any], bytes | None]:
     """Returns the settings with the name of the environment's function; and the function, pickled, if it must be sent.
 
@@ -185,21 +179,15 @@ def _with_function(
     had_function = str(saved.get("env")).startswith(FUNCTION)
     if make_env is not None:
         name, function = as_setting(make_env, by_value=had_function)
-        return given | {"env": name}, function
+        return changes | {"env": name}, function
     if had_function:
         raise missing_function(saved["env"], f"resume={str(folder)!r}, ")
-    return given, None
+    return changes, None
 
 
-def _is_of_ale(state: dict[str, Any]) -> bool:
-    """Tells whether ale-py's simulator has written a checkpoint's states of Atari games."""
-    envs = [env for learner in state["learners"] for env in learner["sampler"].get("envs") or ()]
-    return any(is_ale_state(env["simulator"]) for env in envs)
-
-
-def is_finished(folder: Path, given: dict[str, Any], trust: bool = False) -> bool:
+def is_finished(folder: Path, changes: dict[str, Any], trust: bool = False) -> bool:
     """Tells whether the run's last checkpoint has all the steps of the run."""
-    steps = pick(RunSettings, read_settings(folder) | given).steps
+    steps = pick(RunSettings, read_settings(folder) | changes).steps
     state = checkpoint.load(folder / CHECKPOINT, mapped=True, trust=trust, parts=("steps",))
     return bool(state["steps"] >= steps)
 
@@ -243,23 +231,19 @@ def _write_settings(folder: Path, settings: dict[str, Any]) -> None:
 def launcher_id() -> str:
     """Returns an identifier of the parent process that is unique over all machines and times."""
     parent = os.getppid()
-    return f"{socket.gethostname()}:{parent}:{_start_of(parent)}"
-
-
-def _start_of(pid: int) -> str:
-    """Returns the start time of a process. On Linux it counts from the machine's start: a time of day would change when
-    the clock is set, and by a second now and then."""
-    if sys.platform == "linux":
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    return f"{psutil.Process(pid).create_time():.0f}"
+    if sys.platform == "linux":  # counts from the machine's start: a time of day changes when the clock is set
+        start = Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[19]
+    else:
+        start = f"{psutil.Process(parent).create_time():.0f}"
+    return f"{socket.gethostname()}:{parent}:{start}"
 
 
 @dataclass(frozen=True)
 class Job:
     """The learners that torchrun has started together.
 
-    name: torchrun's --rdzv-id ("none" without one); token: a text that only they know; launchers: the `launcher_id` of
-    each."""
+    name: torchrun's --rdzv-id ("none" without one). token: a text that only they know. launchers: their launcher_ids.
+    """
 
     name: str
     token: str

@@ -30,7 +30,7 @@ class InitialPolicy:
     """The values that a new run takes from a trained policy.
 
     tensors: the network's, by name. statistics: the algorithm's shared buffers outside of the network. inherited: the
-    names of all shared buffers in these two. summary: one line on what is taken and what starts fresh."""
+    names of all shared buffers among them. summary: a line of text on what is taken and what begins anew."""
 
     tensors: Tensors
     statistics: Tensors
@@ -79,12 +79,12 @@ def read_initial_policy(source: Path, algo: Algo, settings: Mapping[str, Any]) -
         trained, spec = policy_file.read_description(folder)
         _check_observations(spec, algo.spec)
         weights = weights or policy_file.find_weights(folder, best=False)
-        found, statistics = policy_file.read_tensors(weights)
+        available, statistics = policy_file.read_tensors(weights)
         wanted = algo.policy.state_dict()
         means_the_same = all(trained.get(name) == settings.get(name) for name in OUTPUT_SETTINGS)
-        taken = _fitting_parts(found, wanted, means_the_same and spec.action_space == algo.spec.action_space)
-        _check_trunk(taken, found, wanted, trained, settings)
-        tensors = {name: value for name, value in found.items() if _part(name) in taken}
+        taken = _fitting_parts(available, wanted, means_the_same and spec.action_space == algo.spec.action_space)
+        _check_trunk(taken, available, wanted, trained, settings)
+        tensors = {name: value for name, value in available.items() if _part(name) in taken}
         learned = {name: tensors[name] for name, _ in algo.policy.named_parameters() if name in tensors}
         policy_file.check_finite(weights, learned)
     except UsageError as error:
@@ -94,7 +94,7 @@ def read_initial_policy(source: Path, algo: Algo, settings: Mapping[str, Any]) -
     statistics = {name: statistics[name] for name in beside} if fits else {}
     names = {id(buffer): name for name, buffer in algo.policy.named_buffers()}
     in_policy = {name for name, buffer in shared_buffers(algo).items() if names.get(id(buffer)) in tensors}
-    summary = _summarize(source, found, wanted, taken, beside, bool(statistics))
+    summary = _summarize(source, available, wanted, taken, beside, bool(statistics))
     return InitialPolicy(tensors, statistics, frozenset(in_policy | statistics.keys()), summary)
 
 
@@ -112,14 +112,10 @@ def _locate(source: Path) -> tuple[Path, Path | None]:
 
 def _check_observations(trained: EnvSpec, wanted: EnvSpec) -> None:
     """Raises UsageError if two networks see different observations."""
-    shown = [_show_observations(spec) for spec in (trained, wanted)]
+    shown = [f"{s.frame_stack or ''} {s.nested_space or s.observation_space}".strip() for s in (trained, wanted)]
     for name in ("observation_space", "nested_space", "frame_stack"):
         if getattr(trained, name) != getattr(wanted, name):
             raise UsageError(f"the policy was trained on observations {shown[0]}, but here they are {shown[1]}")
-
-
-def _show_observations(spec: EnvSpec) -> str:
-    return f"{spec.frame_stack or ''} {spec.nested_space or spec.observation_space}".strip()
 
 
 def _part(name: str) -> str:
@@ -127,23 +123,19 @@ def _part(name: str) -> str:
     return ".".join(name.split(".")[:-1][:2]) or name
 
 
-def _of_part(tensors: Tensors, part: str) -> Tensors:
-    return {name: value for name, value in tensors.items() if _part(name) == part}
-
-
-def _fitting_parts(found: Tensors, wanted: Tensors, has_same_outputs: bool) -> list[str]:
-    """Returns the parts that are alike in the wanted and the found network.
+def _fitting_parts(available: Tensors, wanted: Tensors, has_same_outputs: bool) -> list[str]:
+    """Returns the parts that are alike in the wanted and the available network.
 
     Heads count only if their inputs are alike, too, and their outputs mean the same."""
-    layouts = [{name: (value.shape, value.dtype) for name, value in tensors.items()} for tensors in (found, wanted)]
-    different = {_part(name) for name in found | wanted if layouts[0].get(name) != layouts[1].get(name)}
+    layouts = [{name: (value.shape, value.dtype) for name, value in tensors.items()} for tensors in (available, wanted)]
+    different = {_part(name) for name in available | wanted if layouts[0].get(name) != layouts[1].get(name)}
 
     def fits(part: str) -> bool:
         if part in different:
             return False
         if part.startswith(("encoder.", "value_encoder.", "norm.")):
             return True
-        is_own = part == "value_head" and any(name.startswith("value_encoder.") for name in found | wanted)
+        is_own = part == "value_head" and any(name.startswith("value_encoder.") for name in available | wanted)
         seen = "value_encoder." if is_own else "encoder."
         return has_same_outputs and not any(other.startswith(seen) for other in different)
 
@@ -151,15 +143,15 @@ def _fitting_parts(found: Tensors, wanted: Tensors, has_same_outputs: bool) -> l
 
 
 def _check_trunk(
-    taken: list[str], found: Tensors, wanted: Tensors, trained: Mapping[str, Any], settings: Mapping[str, Any]
+    taken: list[str], available: Tensors, wanted: Tensors, trained: Mapping[str, Any], settings: Mapping[str, Any]
 ) -> None:
     """Raises UsageError unless the trunk is taken, or any part of a network that has none."""
     has_trunk = any(_part(name) == TRUNK for name in wanted)
     if taken and (TRUNK in taken or not has_trunk):
         return
     if has_trunk:
-        found, wanted = (_of_part(tensors, TRUNK) for tensors in (found, wanted))
-    shapes = {name: value.shape for name, value in found.items()}
+        available, wanted = ({name: own[name] for name in own if _part(name) == TRUNK} for own in (available, wanted))
+    shapes = {name: value.shape for name, value in available.items()}
     difference = policy_file.find_difference(shapes, wanted) or "its numbers are of another type"
     others = {name: trained.get(name) or None for name in TRUNK_SETTINGS}
     others = {name: value for name, value in others.items() if value != (settings.get(name) or None)}
@@ -171,12 +163,12 @@ def _check_trunk(
 
 
 def _summarize(
-    source: Path, found: Tensors, wanted: Tensors, taken: list[str], beside: Tensors, takes_statistics: bool
+    source: Path, available: Tensors, wanted: Tensors, taken: list[str], beside: Tensors, takes_statistics: bool
 ) -> str:
     """Returns one line on what is taken, what starts fresh, and what is left out."""
     statistics = [f"statistics of {part}s" for part in dict.fromkeys(map(_part, beside))]
     new = [part for part in dict.fromkeys(map(_part, wanted)) if part not in taken]
-    left = [part for part in dict.fromkeys(map(_part, found)) if part not in taken + new]
+    left = [part for part in dict.fromkeys(map(_part, available)) if part not in taken + new]
     takes, begins = (taken + statistics, new) if takes_statistics else (taken, new + statistics)
     line = f"from {source}: {', '.join(takes)}; new: {', '.join(begins) or 'nothing'}"
     return line + (f"; not used: {', '.join(left)}" if left else "")

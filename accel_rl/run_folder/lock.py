@@ -11,7 +11,7 @@ import psutil
 
 from accel_rl.errors import UsageError
 
-LOCK = "lock"  # file in the folder that names the process that writes there, or did last
+LOCK = "lock"  # the file that names the process that writes to the folder, or was the last to
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Policies without code: files in a run's folder for those who only want to use its policy.
+"""Files in a run's folder that hold its policy and no code.
 
 policy.json: the run's settings, and the spaces of its environment; it stays the same over a run, so that it fits both
 other files. policy.safetensors: the network's tensors at the last checkpoint; best.safetensors: those of the best
@@ -225,21 +225,22 @@ def read_tensors(path: Path, wanted: Mapping[str, Tensor] | None = None) -> tupl
     wanted: a network's tensors, if names and shapes must be the same. Raises UsageError if they are not, or if the file
     is damaged or no safetensors file."""
     try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
+        with safe_open(path, framework="pt") as tensor_file:
+            metadata = tensor_file.metadata() or {}
             _check_format(path, metadata.get("format"))
-            found = {name: torch.Size(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-            if wanted is not None and (problem := find_difference(found, wanted)):
+            names = tensor_file.keys()
+            shapes = {name: torch.Size(tensor_file.get_slice(name).get_shape()) for name in names}
+            if wanted is not None and (problem := find_difference(shapes, wanted)):
                 raise UsageError(f"{path} does not fit the network that {DESCRIPTION} describes: {problem}")
-            tensors = {name: file.get_tensor(name) for name in found}
+            tensors = {name: tensor_file.get_tensor(name) for name in shapes}
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror or error}") from None
     except SafetensorError as error:
-        # Asked only now: the length with which a good file begins can look like the start of a pickle.
-        if _is_pickle(path):
-            problem = "a pickle, which could run code, and no safetensors file; it was not unpickled"
-        else:
-            problem = f"damaged or no safetensors file: {error}"
+        problem = f"damaged or no safetensors file: {error}"
+        # Looked at only now: the length with which a good file begins can look like the start of a pickle.
+        with path.open("rb") as file:
+            if file.read(4).startswith((b"\x80", b"PK\x03\x04")):  # a plain one, or a zip file of PyTorch's
+                problem = "a pickle, which could run code, and no safetensors file; it was not unpickled"
         raise UsageError(f"{path} is {problem}{_other(path)}") from None
     if metadata.get("crc32", "") != checksum(tensors):
         raise UsageError(f"{path} is damaged: its tensors do not match its checksum{_other(path)}")
@@ -266,22 +267,15 @@ def check_finite(path: Path, tensors: Mapping[str, Tensor]) -> None:
             raise UsageError(f"{path} is of no use: {name} holds values that are not finite{_other(path)}")
 
 
-def _is_pickle(path: Path) -> bool:
-    """Tells whether a file begins like a pickle, or like a zip file, as PyTorch's pickles do."""
-    with path.open("rb") as file:
-        start = file.read(4)
-    return start[:1] == b"\x80" or start == b"PK\x03\x04"
-
-
-def find_difference(found: Mapping[str, torch.Size], wanted: Mapping[str, Tensor]) -> str | None:
+def find_difference(shapes: Mapping[str, torch.Size], wanted: Mapping[str, Tensor]) -> str | None:
     """Returns, as text, how a file's tensors (given by their shapes) differ from a network's; None if they do not."""
-    if missing := wanted.keys() - found.keys():
+    if missing := wanted.keys() - shapes.keys():
         return f"it lacks {min(missing)}"
-    if more := found.keys() - wanted.keys():
+    if more := shapes.keys() - wanted.keys():
         return f"{min(more)} is none of the network's tensors"
-    if wrong := [name for name, shape in found.items() if shape != wanted[name].shape]:
+    if wrong := [name for name, shape in shapes.items() if shape != wanted[name].shape]:
         name = min(wrong)
-        return f"{name} has shape {list(found[name])}, the network's {list(wanted[name].shape)}"
+        return f"{name} has shape {list(shapes[name])}, the network's {list(wanted[name].shape)}"
     return None
 
 

@@ -15,7 +15,7 @@ ACTS = ("algo", "network")
 PLAYS = ("env", "wrappers", "env_options")
 """Settings that name what it needs to play games."""
 BUILT_IN = {"algo": "accel_rl.algos.", "network": "accel_rl.models.", "env": "accel_rl.envs.threed:doom"}
-"""How names of this package's own code begin. Its other functions may do anything with the arguments that they get."""
+"""The beginnings of names of this package's own code. Its other functions may do anything with their arguments."""
 
 
 MOST_CHARACTERS = 100  # that a message shows of a name
@@ -53,9 +53,9 @@ def _texts(value: Any) -> Iterable[str]:
 
 def check_code(settings: dict[str, Any], names: Iterable[str], source: Path, trust: bool) -> None:
     """Raises UsageError if source's settings name code outside this package, unless the user trusts it."""
-    if not trust and (found := foreign_code(settings, names)):
+    if not trust and (foreign := foreign_code(settings, names)):
         raise UsageError(
-            f"{source} names code or files from outside accel_rl: {', '.join(found)}; --trust (in Python trust=True) "
+            f"{source} names code or files from outside accel_rl: {', '.join(foreign)}; --trust (in Python trust=True) "
             "imports and runs them: give it only if you know who wrote them"
         )
 

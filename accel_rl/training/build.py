@@ -39,8 +39,8 @@ FLOPS_PER_WEIGHT = 6  # per sample of an update: a multiplication and an additio
 def check(config: Config, devices: Sequence[str] | None = None) -> Config:
     """Checks a run before anything of it is written or started; returns it with its precision and threads adjusted.
 
-    The precision is one that its policy has. Unless the user chose the number of learning threads, it is at most what
-    the updates keep busy. devices: those of the learners whose memory is counted, by this learner's names for them
+    The policy can compute in the resulting precision. The updates keep the resulting number of learning threads busy,
+    unless the user chose it. devices: count the memory of learners on these devices, named as this learner names them
     (None: all on this machine). Raises UsageError for settings that do not fit together; RunError if a GPU is out of
     memory."""
     with advice_on_memory(config):
@@ -66,7 +66,7 @@ def _check(config: Config, devices: tuple[str, ...]) -> Algo:
 
 
 def _without_bf16(config: Config, algo: Algo) -> Config:
-    """Returns the run in another precision than bfloat16, which the user's own policy may not support."""
+    """Returns the run in float32 or TF32 if its policy cannot compute in bfloat16, as a user's own may not."""
     if config.run.precision != "bf16" or hasattr(algo.policy, "bf16"):
         return config
     precision = "float32" if config.device == "cpu" else "tf32"
@@ -117,8 +117,9 @@ def build_algo(config: Config) -> Algo:
 
 
 def with_initial_policy(config: Config) -> Config:
-    """Adds to a new run's configuration what it takes from a trained policy, if it names one. Raises UsageError if that
-    does not fit."""
+    """Adds a trained policy's values to the configuration of a new run that begins with one (init_from).
+
+    Raises UsageError if they do not fit."""
     source = config.run.init_from
     if source is None:
         return config
@@ -142,7 +143,7 @@ def build_algo_and_update(
     return algo, update
 
 
-def find_network(name: str | None, layer_norm: bool = False) -> Network | None:
+def find_network(name: str | None, layer_norm: bool) -> Network | None:
     """Finds a trunk's factory. name: one of NETWORKS, or package.module:factory; None: the default one.
 
     Raises UsageError if there is none, or if layer_norm is set for the user's own layers."""
@@ -249,10 +250,10 @@ def sampler_config(config: Config) -> SamplerConfig:
 
 
 def evaluation_envs(steps: int, num_envs: int, num_workers: int) -> int:
-    """Returns how many environments share an evaluation of that many steps.
+    """Returns the number of environments that share an evaluation of this many steps.
 
-    They are as many as leave each one time for the longest game, since more would leave long games out; but no fewer
-    than the workers need. They divide over the workers if the run's environments do."""
+    It is the largest that leaves each one time for the longest game: with more, long games would not end. The workers
+    need at least one each. The number divides over the workers if num_envs does."""
     is_even = divides_evenly(num_envs, num_workers)
     even = range(2, num_envs + 1, 2)
     possible = [n for n in even if (divides_evenly(n, num_workers) if is_even else n >= num_workers)] or [num_envs]

@@ -20,7 +20,7 @@ class Checkpointer:
     """A learner's part in checkpoints: each learner submits its state, and rank 0 writes the file when it has all."""
 
     def __init__(self, learner: Learner):
-        self.learner = learner
+        self.learner, self.device = learner, torch.device(learner.config.device)
 
     # ---- saving ----
 
@@ -30,7 +30,7 @@ class Checkpointer:
         Raises RunError if the disk refuses, or if the state is not finite; the checkpoint before then stays."""
         learner = self.learner
         if is_last:
-            self._pull()  # and hand over what other learners do not have yet
+            self._pull()  # and hand over updates that other learners do not have yet
         learner.guard.check(learner.steps)
         learner.coordinator.check_parameters_agree(learner.update.parameters.values, learner.steps)
         state = {
@@ -40,7 +40,8 @@ class Checkpointer:
             "metrics": learner.metrics.get_state(),
             "update": learner.update.local_state_dict(),
             "torch_generator": torch.get_rng_state(),
-            "cuda_generator": self._cuda_generator(),
+            # Networks with dropout draw from it.
+            "cuda_generator": None if self.device.type == "cpu" else torch.cuda.get_rng_state(self.device),
         }
         learner.coordinator.submit_state(state, is_last)
 
@@ -86,11 +87,6 @@ class Checkpointer:
         with self.learner.update.exchange.locked_buffers(shared_buffers(self.learner.algo)):
             pass
 
-    def _cuda_generator(self) -> torch.Tensor | None:
-        """Returns the state of the generator that networks with dropout draw from on a GPU; None on the CPU."""
-        device = self.learner.config.device
-        return None if device == "cpu" else torch.cuda.get_rng_state(torch.device(device))
-
     def _save_replay(self) -> str | None:
         """Saves the replay; returns the file's name, or None if this run does not save it.
 
@@ -123,7 +119,9 @@ class Checkpointer:
         if learner.progress:
             learner.progress.set_state(state["progress"])
             keep_simulator(learner.config, learner.folder)
-            self._log_resumed()
+            rate, clip = learner.config.algo.learning_rate, learner.config.algo.clip_grad_norm
+            logger.info("resumed at step %d (learning_rate %g, clip_grad_norm %s)", learner.steps, rate, clip or "none")
+            self._warn_of_ended_schedules()
 
     def _restore_learner(self, state: State) -> None:
         """Restores what belongs to this learner alone."""
@@ -137,8 +135,8 @@ class Checkpointer:
             logger.warning("these environments have no state to save and start a new episode: %s", which)
         torch.set_rng_state(state["torch_generator"])
         # The state of a learner on the CPU has none.
-        if learner.config.device != "cpu" and (cuda_generator := state.get("cuda_generator")) is not None:
-            torch.cuda.set_rng_state(cuda_generator, torch.device(learner.config.device))
+        if self.device.type != "cpu" and (cuda_generator := state.get("cuda_generator")) is not None:
+            torch.cuda.set_rng_state(cuda_generator, self.device)
 
     def _restore_from_another_number(self, states: list[State]) -> None:
         """Restores all but the state of single environments, from the checkpoint of more or fewer learners."""
@@ -167,10 +165,8 @@ class Checkpointer:
         state = checkpoint.load(learner.folder / name, mapped=True, trust=learner.config.trust)
         learner.algo.replay.load_state_dict(state)
 
-    def _log_resumed(self) -> None:
-        learner, config = self.learner, self.learner.config
-        rate, clip = config.algo.learning_rate, config.algo.clip_grad_norm
-        logger.info("resumed at step %d (learning_rate %g, clip_grad_norm %s)", learner.steps, rate, clip or "none")
+    def _warn_of_ended_schedules(self) -> None:
+        config = self.learner.config
         for name, (end, factor) in schedules.ends(config.algo, config.schedule_steps).items():
             if config.run.steps > end:
                 logger.warning("%s ends at step %d: after that it stays at %g of its base value", name, end, factor)

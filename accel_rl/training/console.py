@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from accel_rl.training.log import print_line
 
 if TYPE_CHECKING:
-    from rich.console import Group
     from rich.live import Live
     from rich.panel import Panel
 
@@ -32,7 +31,7 @@ class Console:
         self._first_step = self._steps = self._shown_steps = steps
         self._total_steps = total_steps
         self._started = self._shown = time.monotonic()
-        self._scores: dict[str, float] | None = None  # in the last row; None before the first
+        self._scores: dict[str, float] | None = None  # the last row's; None before the first row
         self._has_learned: bool | None = None  # None before the first row
         self._curve: list[float] = []  # the training score of each row
         self._shares: dict[str, float] = {}
@@ -103,12 +102,14 @@ class Console:
 
     def _start_panel(self) -> "Live":
         from rich.console import Console as Terminal
+        from rich.console import Group
         from rich.live import Live
 
         # The terminal itself wraps messages, so that a command in one can be copied; output to a file stays there.
         terminal = Terminal(stderr=True, highlight=False, soft_wrap=True)
         live = Live(
-            get_renderable=self._panel_and_cursor,
+            # On a line of its own, the cursor is where an error belongs if the process is killed.
+            get_renderable=lambda: self.panel() if self._closed.is_set() else Group(self.panel(), ""),
             console=terminal,
             refresh_per_second=REFRESHES_PER_S,
             redirect_stdout=sys.stdout.isatty(),
@@ -116,12 +117,6 @@ class Console:
         live.start()
         terminal.show_cursor(True)  # a killed run cannot restore it
         return live
-
-    def _panel_and_cursor(self) -> "Panel | Group":
-        from rich.console import Group
-
-        # On a line of its own, the cursor is where an error belongs if the process is killed.
-        return self.panel() if self._closed.is_set() else Group(self.panel(), "")
 
     def panel(self) -> "Panel":
         """Returns what a terminal shows now."""
@@ -142,22 +137,19 @@ class Console:
         table.add_row("agent steps", f"{steps:,} of {self._total_steps:,}", ProgressBar(total=1, completed=part))
         table.add_row("steps per second", f"{speed:,.0f}")
         table.add_row("time left", self._time_left(now).removesuffix(" left"))
-        table.add_row("training score", _score(scores.get("training score")), sparkline(self._curve, 30))
-        table.add_row("evaluation score", _score(scores.get("evaluation score")))
+        shown = {name: f"{score:,.1f}" for name, score in scores.items()}
+        table.add_row("training score", shown.get("training score", "-"), sparkline(self._curve, 30))
+        table.add_row("evaluation score", shown.get("evaluation score", "-"))
         names = sorted(self._shares, key=lambda name: name not in ("sample", "learn"))  # the others are parts of these
         shares = "  ".join(f"{name} {self._shares[name]:.0%}" for name in names)
         time_row = Text(f"{'time':18}{shares}", no_wrap=True, overflow="ellipsis")
         return Panel(Group(table, time_row), border_style="dim")
 
 
-def _score(score: float | None) -> str:
-    return "-" if score is None else f"{score:,.1f}"
-
-
 def sparkline(values: Sequence[float], width: int) -> str:
     """Draws numbers as a line of at most width characters; the last number is always shown."""
     first = len(values) - 1
-    chosen = [values[first - round(first * i / (width - 1))] for i in range(width)] if first >= width else values[::-1]
-    low, high = min(chosen, default=0), max(chosen, default=0)
+    drawn = [values[first - round(first * i / (width - 1))] for i in range(width)] if first >= width else values[::-1]
+    low, high = min(drawn, default=0), max(drawn, default=0)
     scale = (len(BARS) - 1) / (high - low) if high > low else 0
-    return "".join(BARS[round((value - low) * scale)] for value in reversed(chosen))
+    return "".join(BARS[round((value - low) * scale)] for value in reversed(drawn))

@@ -25,7 +25,7 @@ class Coordinator(ABC):
     rank: int
     size: int
     is_synchronous: bool
-    """Whether all learners make each update together."""
+    """True if all learners make each update together."""
 
     @abstractmethod
     def add_steps(self, num_steps: int) -> int:

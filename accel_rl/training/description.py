@@ -67,8 +67,10 @@ def log_description(config: Config, policy: nn.Module) -> None:
         logger.warning("%s", warning)
     if instructions:
         _advise_on_precision(is_bf16, instructions, policy)
-        for name, kind in _slow_layers(policy).items():
-            logger.info("network     layer %s (%s) computes as in PyTorch: its weights are not prepared", name, kind)
+        for trunk in [module.trunk for module in policy.modules() if isinstance(module, Encoder)]:
+            for name, kind in unaccelerated(trunk).items():
+                text = "network     layer %s (%s) computes as in PyTorch: its weights are not prepared"
+                logger.info(text, name, kind)
 
 
 def describe_placement(config: Config) -> list[str]:
@@ -96,12 +98,6 @@ def _advise_on_precision(bf16: bool, instructions: Instructions, policy: nn.Modu
         logger.info(
             "--precision bf16 would make the network faster: this CPU has instructions for it (%s)", instructions.bf16
         )
-
-
-def _slow_layers(policy: nn.Module) -> dict[str, str]:
-    """Returns the layers of the policy's trunks that are not among models/layers.py's: name -> class."""
-    trunks = [module.trunk for module in policy.modules() if isinstance(module, Encoder)]
-    return {name: kind for trunk in trunks for name, kind in unaccelerated(trunk).items()}
 
 
 def precision_and_threads(config: Config) -> dict[str, float]:

@@ -26,9 +26,7 @@ class Evaluation:
 
     @classmethod
     def of(cls, games: list[Game]) -> "Evaluation":
-        """Summarizes games. Raises ValueError if there are none."""
-        if not games:
-            raise ValueError("no game was finished")
+        """Summarizes one game or more."""
         scores = [game.score for game in games]
         return cls(
             mean_reward=fmean(scores),
@@ -69,7 +67,10 @@ class Evaluator:
         if not games:
             return {}
         evaluation = Evaluation.of(games)
-        self._keep_best(evaluation)
+        if learner.best_score is None or evaluation.mean_reward > learner.best_score:
+            learner.best_score = evaluation.mean_reward
+            if learner.progress:
+                self._save_best()
         return {f"eval/{metric}": value for metric, value in asdict(evaluation).items()}
 
     def _play(self, policy: Any) -> list[Game]:
@@ -87,13 +88,6 @@ class Evaluator:
             return learner.sampler.evaluate(games, learner.steps, run.eval_greedy, policy)
         finally:
             policy.train()
-
-    def _keep_best(self, evaluation: Evaluation) -> None:
-        learner = self.learner
-        if learner.best_score is None or evaluation.mean_reward > learner.best_score:
-            learner.best_score = evaluation.mean_reward
-            if learner.progress:
-                self._save_best()
 
     def _log_unfinished(self, num_games: int, num_players: int) -> None:
         run = self.learner.config.run

@@ -6,33 +6,21 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from accel_rl.errors import RunError, UsageError
 from accel_rl.run_folder import checkpoint
 from accel_rl.run_folder.directory import NOT_FINITE
+from accel_rl.settings.resolve import Config
 from accel_rl.training.log import command
 from accel_rl.training.metrics import UpdateStatistics
 
 
 class FiniteGuard:
-    """A check of statistics, parameters and the optimizer's state for values that are not finite.
+    """A check of statistics, parameters and the optimizer's state for values that are not finite."""
 
-    settings: the algorithm's; a message names its learning rate and clipping. update: has a state_dict. trust: reads
-    the last checkpoint also if it is another user's.
-    """
-
-    def __init__(
-        self,
-        folder: Path,
-        settings: Any,
-        statistics: UpdateStatistics,
-        policy: nn.Module,
-        update: Any,
-        trust: bool = False,
-    ):
-        self.folder, self.settings, self.trust = folder, settings, trust
+    def __init__(self, folder: Path, config: Config, statistics: UpdateStatistics, policy: nn.Module, update: Any):
+        self.folder, self.config = folder, config
         self.statistics, self.policy, self.update = statistics, policy, update
 
     def check_statistics(self) -> None:
@@ -67,39 +55,25 @@ class FiniteGuard:
     def _flaw_of_parameters(self, steps: int) -> str | None:
         learned = [(f"parameter {name}", value) for name, value in self.policy.named_parameters()]
         remembered = [(f"update.{name}", value) for name, value in _tensors(self.update.state_dict())]
-        if not (found := first_not_finite([*learned, *remembered])):
-            return None
-        return f"after update {self.statistics.num_updates} (agent step {steps}): {found[0]} is {found[1]}"
+        for name, value in [*learned, *remembered]:
+            if not value.isfinite().all():
+                flaw = value[~value.isfinite()][0].item()
+                return f"after update {self.statistics.num_updates} (agent step {steps}): {name} is {flaw}"
+        return None
 
     def _explain(self, flaw: str) -> str:
         """Returns a message with the flaw and how to continue; writes it to NOT_FINITE."""
-        rate, clip = self.settings.learning_rate, self.settings.clip_grad_norm
+        rate, clip = self.config.algo.learning_rate, self.config.algo.clip_grad_norm
         remedies = f"--learning-rate ({rate:g}) or --clip-grad-norm ({clip or 'none'})"
+        again = f"{command()} train --resume {shlex.quote(str(self.folder))} --learning-rate {rate / 2:g}"
         try:
-            saved_steps = checkpoint.load(self.folder / checkpoint.CHECKPOINT, True, self.trust)["steps"]
+            steps = checkpoint.load(self.folder / checkpoint.CHECKPOINT, True, self.config.trust)["steps"]
+            message = f"{flaw}; the last good checkpoint is at step {steps}: lower {remedies}, as in {again}"
         except UsageError:
-            saved_steps = None
-        if saved_steps is None:
             message = f"{flaw}; there is no checkpoint yet: start again with a lower {remedies}"
-        else:
-            again = f"{command()} train --resume {shlex.quote(str(self.folder))} --learning-rate {rate / 2:g}"
-            message = f"{flaw}; the last good checkpoint is at step {saved_steps}: lower {remedies}, as in {again}"
         with contextlib.suppress(OSError):
             (self.folder / NOT_FINITE).write_text(message + "\n")
         return message
-
-
-def first_not_finite(tensors: Iterable[tuple[str, Tensor]]) -> tuple[str, float] | None:
-    """Returns the name of the first tensor with a nan or infinite value, and that value. Waits for a GPU once."""
-    named = [(name, tensor.detach()) for name, tensor in tensors]
-    by_device: dict[torch.device, list[Tensor]] = {}
-    for _, tensor in named:
-        by_device.setdefault(tensor.device, []).append(tensor.isfinite().all())
-    answers = {device: iter(torch.stack(fine).tolist()) for device, fine in by_device.items()}
-    for name, tensor in named:
-        if not next(answers[tensor.device]):
-            return name, tensor[~tensor.isfinite()][0].item()
-    return None
 
 
 def _tensors(state: dict[str, Any], prefix: str = "") -> Iterable[tuple[str, Tensor]]:

@@ -21,11 +21,11 @@ from accel_rl.updates import CentralStore, Update
 
 @dataclass(frozen=True)
 class LearnerJob:
-    """What one learner of a run is to do, or the only one.
+    """The job of one learner of a run.
 
-    config: as this learner sees it. stop: true once a signal has asked the run to stop. state: of a checkpoint to
-    continue from. show: progress on the console. store: of the parameters, if learners share them. on_row: is told of
-    each row of the log."""
+    config: as this learner sees it. stop: true once a signal has asked the run to stop. state: a checkpoint's, to
+    continue from. show: shows progress on the console. store: the parameters that learners share, if they do. on_row:
+    gets each row of the log."""
 
     config: Config
     folder: Path
@@ -78,7 +78,7 @@ def build_learner(job: LearnerJob) -> Learner:
         is_first = job.coordinator.rank == 0
         progress = Progress(job.folder, steps, run.steps, run.tensorboard, job.show) if is_first else None
         metrics = MetricsBuffer()
-        guard = FiniteGuard(job.folder, config.algo, metrics.statistics, algo.policy, update, config.trust)
+        guard = FiniteGuard(job.folder, config, metrics.statistics, algo.policy, update)
     except BaseException:
         sampler.close()
         raise

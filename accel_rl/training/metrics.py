@@ -33,20 +33,12 @@ class MetricsBuffer:
     def __init__(self) -> None:
         self.statistics = UpdateStatistics()
         self._row_started = time.perf_counter()
-        self._clear()
-
-    def _clear(self) -> None:
         self._games: list[Game] = []
         self._seconds: dict[str, float] = {}
         self._bytes_moved = 0
 
     def add(
-        self,
-        steps: int,
-        games: list[Game],
-        stats: list[dict[str, Tensor]],
-        seconds: dict[str, float],
-        bytes_moved: int = 0,
+        self, steps: int, games: list[Game], stats: list[dict[str, Tensor]], seconds: dict[str, float], bytes_moved: int
     ) -> None:
         """Adds one rollout and the updates during and after it. steps: of the run so far, these included."""
         self._games.extend(games)
@@ -69,7 +61,7 @@ class MetricsBuffer:
         wall_s = max(now - self._row_started, 1e-9)
         report = IntervalMetrics(self._games, self.statistics.flush(), self._seconds, wall_s, self._bytes_moved, counts)
         self._row_started = now
-        self._clear()
+        self._games, self._seconds, self._bytes_moved = [], {}, 0
         return report
 
     def get_state(self) -> dict[str, Any]:
@@ -97,12 +89,12 @@ def shares(reports: list[IntervalMetrics]) -> dict[str, float]:
     passes of two groups at once, or of learners that share a GPU, count twice."""
     names = {name: None for report in reports for name in report.seconds}
     parts = {name: [report.seconds.get(name, 0.0) / report.wall_s for report in reports] for name in names}
-    found = {name: fmean(values) for name, values in parts.items()}
+    result = {name: fmean(values) for name, values in parts.items()}
     if len(exchange := parts.get("exchange", [])) > 1:
-        found |= {"exchange": min(exchange), "straggler": fmean(exchange) - min(exchange)}
-    if "gpu_wait" in found:
-        found["gpu_idle"] = max(0.0, 1.0 - found["gpu"])
-    return found
+        result |= {"exchange": min(exchange), "straggler": fmean(exchange) - min(exchange)}
+    if "gpu_wait" in result:
+        result["gpu_idle"] = max(0.0, 1.0 - result["gpu"])
+    return result
 
 
 # ---- statistics of updates ----
@@ -177,13 +169,13 @@ class UpdateStatistics:
 
 def _first_not_finite(values: dict[str, list[float]], last_update: int, steps: int) -> NotFinite | None:
     """Finds a rollout's first value that is not finite: by update, then in the order of computation."""
-    found = [
+    candidates = [
         (last_update - len(numbers) + 1 + entry, order, name, number)
         for order, (name, numbers) in enumerate(values.items())
         for entry, number in enumerate(numbers)
         if not math.isfinite(number)
     ]
-    if not found:
+    if not candidates:
         return None
-    update, _, name, number = min(found)
+    update, _, name, number = min(candidates)
     return NotFinite(update, steps, name, number)

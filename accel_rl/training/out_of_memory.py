@@ -28,16 +28,9 @@ def _advice(error: RuntimeError, config: Any) -> str:
     settings = f"--envs ({config.run.envs}) or --horizon ({config.run.horizon})"
     if (size := getattr(config.algo, "replay_size", None)) is not None:
         settings = f"--replay-size ({size}) or --batch-size ({config.algo.batch_size}), or use --replay-device cpu"
-    return (
-        f"{config.device} is out of memory ({requested[1] if requested else 'an unknown amount'} was requested"
-        f"{_free(config.device)}): lower {settings}"
-    )
-
-
-def _free(device: str) -> str:
-    """Returns a text on the free memory of a GPU."""
-    if device != "cpu":
-        with contextlib.suppress(RuntimeError):  # there may be too little for this question, too
-            left, total = torch.cuda.mem_get_info(device)
-            return f"; {left / 2**30:.1f} of its {total / 2**30:.1f} GiB are free"
-    return ""
+    memory = ""
+    with contextlib.suppress(RuntimeError):  # there may be too little for this question, too
+        left, total = torch.cuda.mem_get_info(config.device)
+        memory = f"; {left / 2**30:.1f} of its {total / 2**30:.1f} GiB are free"
+    amount = requested[1] if requested else "an unknown amount"
+    return f"{config.device} is out of memory ({amount} was requested{memory}): lower {settings}"

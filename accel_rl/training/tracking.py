@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from accel_rl.errors import UsageError
+from accel_rl.errors import UsageError, needs_extra
 from accel_rl.run_folder import policy_file
 from accel_rl.run_folder.directory import TRACKER
 from accel_rl.settings.resolve import Config
@@ -19,10 +19,10 @@ from accel_rl.training.log import logged, logger
 if TYPE_CHECKING:
     import wandb
 
-ID = "id.txt"  # in its folder; lets a resumed run continue the same W&B run
+ID = "id.txt"  # the file with which a resumed run continues the same W&B run
 BEGIN_TIMEOUT_S = 30.0
-END_TIMEOUT_S = 300.0  # for the rest of the upload
-KILL_AFTER_S = 330.0  # for the package's own process, if that hangs at the end
+END_TIMEOUT_S = 300.0  # the wait for the rest of the upload
+KILL_AFTER_S = 330.0  # the package's own process is killed if it hangs at the end
 WITHOUT_ACCOUNT = ("offline", "dryrun", "disabled")  # values of WANDB_MODE
 
 
@@ -30,10 +30,8 @@ def check(config: Config) -> None:
     """Raises UsageError if this learner tracks the run but the package or an account's key is missing."""
     if config.run.track == "none" or config.rank_info.rank:
         return
-    try:
+    with needs_extra("track=wandb", "wandb"):
         import wandb
-    except ImportError as error:
-        raise UsageError(f"track=wandb needs {error.name}; install it with: pip install accel-rl[wandb]") from None
     with generators_kept():
         try:
             mode = wandb.setup(_settings()).settings.mode
@@ -113,8 +111,7 @@ class Tracker:
             return
         with self._forgiven():
             if not self._has_failed:
-                self._add_pictures(self._run)
-                self._add_policy(self._run)
+                self._add_files(self._run)
         with self._forgiven():
             self._finish(self._run, status)
 
@@ -133,7 +130,8 @@ class Tracker:
         finally:
             kill.cancel()
 
-    def _add_pictures(self, run: "wandb.Run") -> None:
+    def _add_files(self, run: "wandb.Run") -> None:
+        """Adds the pictures and the policy in the run's folder."""
         import wandb
 
         makers = {
@@ -144,10 +142,6 @@ class Tracker:
         paths = [path for name in makers if (path := self._folder / name).is_file()]
         if paths:
             run.log({path.stem: makers[path.name](str(path)) for path in paths})
-
-    def _add_policy(self, run: "wandb.Run") -> None:
-        import wandb
-
         names = (policy_file.DESCRIPTION, policy_file.LAST, policy_file.BEST)
         paths = [path for name in names if (path := self._folder / name).is_file()]
         if (self._folder / policy_file.LAST) in paths:

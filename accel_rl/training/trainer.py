@@ -10,7 +10,7 @@ from accel_rl.training.checkpointer import Checkpointer
 from accel_rl.training.coordinator import Request
 from accel_rl.training.description import log_description, precision_and_threads, write_machine
 from accel_rl.training.evaluation import Evaluator
-from accel_rl.training.iteration import Iteration, IterationResult
+from accel_rl.training.iteration import Iteration
 from accel_rl.training.learner import LearnerJob, build_learner
 from accel_rl.training.log import command, logger
 from accel_rl.training.progress import Progress
@@ -75,11 +75,8 @@ class Trainer:
             raise
         learner.steps = self.coordinator.add_steps(result.rollout.num_steps)
         seconds = {name: value - seconds_before[name] for name, value in sampler.seconds.items()}
-        self._count(result, seconds, sampler.bytes_moved - bytes_before)
-
-    def _count(self, result: IterationResult, seconds: dict[str, float], bytes_moved: int) -> None:
-        learner = self.learner
         seconds |= {"sample": result.sample_s, "learn": result.learn_s}
+        bytes_moved = sampler.bytes_moved - bytes_before
         learner.metrics.add(learner.steps, result.rollout.games, result.stats, seconds, bytes_moved)
         if learner.progress:
             learner.progress.advance(learner.steps)

@@ -10,7 +10,6 @@ from typing import Any
 import yaml
 
 from accel_rl.bench.timing import Contestant, format_ratio
-from accel_rl.bench.training import Training
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import UsageError
 from accel_rl.hardware.description import describe_machine, format_machine
@@ -22,6 +21,7 @@ from accel_rl.training.build import check
 from accel_rl.training.out_of_memory import advice_on_memory
 from accel_rl.tune.points import Point, Space, make_space
 from accel_rl.tune.search import Found, Search
+from accel_rl.tune.training import Training
 
 Settings = dict[str, Any]
 

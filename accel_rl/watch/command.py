@@ -6,7 +6,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from accel_rl.errors import UsageError
+from accel_rl.errors import UsageError, needs_extra
 
 
 def add_watch(commands: Any) -> None:
@@ -24,10 +24,8 @@ def add_watch(commands: Any) -> None:
 
 
 def _watch(options: argparse.Namespace) -> None:
-    try:
+    with needs_extra("watch", "watch"):
         from accel_rl.watch.server import HOST, serve
-    except ModuleNotFoundError as error:
-        raise UsageError(f"watch needs {error.name}; install it with: pip install accel-rl[watch]") from None
     if not options.folder.is_dir():
         raise UsageError(f"{options.folder} is not a folder; name the one that holds your runs: accel-rl watch DIR")
     try:

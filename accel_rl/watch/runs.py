@@ -1,16 +1,18 @@
 """The runs below a folder, and the state of each. Links to places outside are not followed."""
 
-import itertools
 import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from urllib.parse import quote
 
 from accel_rl.errors import UsageError
 from accel_rl.report.record import FILES, RunRecord, read_record
 from accel_rl.run_folder.lock import LOCK, is_being_written
+
+MOST_CACHED = 2**16  # summaries
 
 Stamp = tuple[tuple[str, int, int], ...]
 """Names, times and sizes of the files that a page is made of, and which runs are running."""
@@ -30,8 +32,10 @@ class Summary:
 
 @dataclass(frozen=True)
 class WatchedRun:
-    """A run in the list. folder: relative to the watched one. begun_s: the time when its settings were written. age_s:
-    seconds since its log was written. summary: None if the run cannot be read; problem then says why."""
+    """A run in the list.
+
+    folder: relative to the watched one. begun_s: the time when its settings were written. age_s: seconds since its log
+    was written. summary: None if the run cannot be read; problem then says why."""
 
     folder: Path
     state: str
@@ -46,12 +50,11 @@ class WatchedRuns:
 
     def __init__(self, root: Path):
         self.root = Path(os.path.realpath(root))
-        self._known: dict[Path, tuple[Stamp, Summary | None, str]] = {}
+        self._summarize = lru_cache(MOST_CACHED)(self._read_summary)
 
     def by_folder(self) -> dict[Path, list[WatchedRun]]:
         """Returns the runs by the folder that they lie in, the latest first."""
-        known = self._known = {folder: self._summarize(folder) for folder in self._find()}  # pages are made in threads
-        runs = sorted(itertools.starmap(self._watch, known.items()), key=lambda run: (-run.begun_s, run.folder))
+        runs = sorted(map(self._watch, self._find()), key=lambda run: (-run.begun_s, run.folder))
         by_parent: dict[Path, list[WatchedRun]] = {}
         for run in runs:
             by_parent.setdefault(run.folder.parent, []).append(run)
@@ -80,20 +83,18 @@ class WatchedRuns:
             links = (Path(name, folder) for folder in folders if os.path.islink(os.path.join(name, folder)))
             yield from (link for link in links if not self.has(link))
 
-    def _summarize(self, folder: Path) -> tuple[Stamp, Summary | None, str]:
-        now = _stamp(folder, ["config.yaml", "progress.csv"])
-        if (known := self._known.get(folder)) and known[0] == now:
-            return known
+    def _read_summary(self, folder: Path, _: Stamp) -> tuple[Summary | None, str]:
         try:
             record = self.read(folder)
         except UsageError as error:
-            return now, None, str(error)
+            return None, str(error)
         columns = ("rollout/ep_rew_mean", "eval/mean_reward", "time/fps")
         numbers = (record.last(column) for column in columns)
-        return now, Summary(record.steps, int(record.run.config["steps"]), record.is_finished, *numbers), ""
+        return Summary(record.steps, int(record.run.config["steps"]), record.is_finished, *numbers), ""
 
-    def _watch(self, folder: Path, known: tuple[Stamp, Summary | None, str]) -> WatchedRun:
-        files, summary, problem = known
+    def _watch(self, folder: Path) -> WatchedRun:
+        files = _stamp(folder, ["config.yaml", "progress.csv"])
+        summary, problem = self._summarize(folder, files)
         written_s = {name: time_ns / 1e9 for name, time_ns, _ in files}
         is_running = self.has(folder / LOCK) and is_being_written(folder)
         if is_running and "progress.csv" not in written_s:
@@ -120,14 +121,14 @@ def stamp(folder: Path) -> Stamp:
 
 
 def _stamp(folder: Path, names: list[str]) -> Stamp:
-    found = []
+    stamps = []
     for name in names:
         try:
             stat = os.stat(os.path.join(folder, name))
         except OSError:  # it is not there yet, or was removed
             continue
-        found.append((name, stat.st_mtime_ns, stat.st_size))
-    return tuple(found)
+        stamps.append((name, stat.st_mtime_ns, stat.st_size))
+    return tuple(stamps)
 
 
 def address(folder: Path) -> str:

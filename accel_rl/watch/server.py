@@ -25,7 +25,7 @@ from accel_rl.watch.runs import Stamp, WatchedRuns, address, stamp
 HOST = "127.0.0.1"
 HERE = Path(__file__).parent
 PROGRAMS = (HERE / "live.js", Path(report.__path__[0]) / "page.js")
-SHUTDOWN_S = 1  # for answers under way: a browser may take a video's whole length
+SHUTDOWN_S = 1  # the wait for answers under way: a browser may take a video's whole length
 # Pages from elsewhere can neither show nor measure this server's answers.
 HEADERS = (
     (b"x-content-type-options", b"nosniff"),

@@ -14,7 +14,6 @@ import psutil
 import torch
 from torch import nn
 
-from accel_rl.bench.training import Training
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.hardware import capture
 from accel_rl.hardware.placement import pinned
@@ -24,6 +23,7 @@ from accel_rl.samplers.base import Sampler
 from accel_rl.samplers.gpu_action_server import GpuActionServer
 from accel_rl.settings.resolve import Config, resolve
 from accel_rl.training.build import build_algo_and_update, build_training_sampler, check
+from accel_rl.tune.training import Training
 from accel_rl.updates import update
 from gpu.rows import Row, Rows
 from gpu.runs import DRY

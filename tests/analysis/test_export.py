@@ -470,7 +470,7 @@ def test_bad_arguments_are_one_line_each(
     assert "--format" in refused()
     for package in ("onnxscript", "onnx"):
         monkeypatch.setitem(sys.modules, package, None)
-        assert f'need the package {package}: pip install "accel-rl[export]"' in refused("--format", "onnx")
+        assert f"needs {package}; install it with: pip install 'accel-rl[export]'" in refused("--format", "onnx")
 
 
 def test_without_onnxruntime_the_file_is_not_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import yaml
 
-from accel_rl.analysis.plot import draw_curves, group_runs, make_figure, plot_runs, read_run
+from accel_rl.analysis.plot import draw_curves, group_runs, make_figure, read_run, save
 from accel_rl.errors import UsageError
 
 HEADER = "time/total_timesteps,time/time_elapsed,rollout/ep_rew_mean,eval/mean_reward"
@@ -123,7 +123,7 @@ def test_other_columns_and_a_half_written_last_line_are_ignored(tmp_path):
 def test_the_picture_has_its_size_and_short_numbers(tmp_path):
     run = write_run(tmp_path / "run", rows([0, 50_000, 120_000], step=500_000))
     out = tmp_path / "new" / "curves.png"
-    plot_runs([run], out)
+    save(make_figure([run]), out)
     picture = cv2.imread(str(out))
     assert picture.shape == (500, 1200, 3)
     assert picture.std() > 10  # something is drawn
@@ -155,17 +155,17 @@ def test_errors_name_what_is_wrong(tmp_path, monkeypatch):
     empty = tmp_path / "empty"
     empty.mkdir()
     with pytest.raises(UsageError, match=r"empty is not a run's folder: it has no progress\.csv"):
-        plot_runs([run, empty], tmp_path / "out.png")
+        save(make_figure([run, empty]), tmp_path / "out.png")
     with pytest.raises(UsageError, match=r"no game has finished yet in .*new"):
-        plot_runs([run, new], tmp_path / "out.png")
+        save(make_figure([run, new]), tmp_path / "out.png")
     with pytest.raises(UsageError, match="no run folder"):
-        plot_runs([], tmp_path / "out.png")
+        save(make_figure([]), tmp_path / "out.png")
     with pytest.raises(UsageError, match=r"\.png"):
-        plot_runs([run], tmp_path / "out.doc")
+        save(make_figure([run]), tmp_path / "out.doc")
     with pytest.raises(UsageError, match="cannot write"):
-        plot_runs([run], run / "progress.csv" / "out.png")
+        save(make_figure([run]), run / "progress.csv" / "out.png")
     for module in ("matplotlib", "matplotlib.figure"):
         monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(UsageError, match=r"pip install accel-rl\[plot\]"):
-        plot_runs([run], tmp_path / "out.png")
+    with pytest.raises(UsageError, match=r"pip install 'accel-rl\[plot\]'"):
+        save(make_figure([run]), tmp_path / "out.png")
     assert not list(tmp_path.glob("*out*"))

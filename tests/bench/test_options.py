@@ -28,7 +28,6 @@ def test_bad_options_are_one_clear_line(
     arguments: str, message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A wrong option is refused in one line, before any contestant is built."""
-    monkeypatch.setattr(sampling, "resizing_share", lambda *_: 0.5)  # takes less than a second
     monkeypatch.setattr(sampling, "compare", lambda *_: pytest.fail("work has begun"))
     assert main(["bench", *arguments.split()]) == 2
     error = capsys.readouterr().err

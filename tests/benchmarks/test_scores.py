@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 import scores
-from accel_rl.analysis.scores import MINUTES, STEPS, ScoredRun, as_json, read_scores
+from accel_rl.analysis.scores import ScoredRun, read_scores
 from accel_rl.cli import main
 from accel_rl.errors import UsageError
 
@@ -33,7 +33,7 @@ def curve(last, steps=2_000_000, minutes=40.0, count=1000):
 def driver_file(folder, setting, seed, last, **about):
     file = folder / f"{setting}_{seed}.txt"
     run = ScoredRun(about.pop("game", "pong"), setting, seed, curve(last), about.pop("final", None))
-    file.write_text(json.dumps(as_json([run]) | {"command": f"python it --seed {seed}"}))
+    file.write_text(json.dumps(scores.as_json([run]) | {"command": f"python it --seed {seed}"}))
     return file
 
 
@@ -107,8 +107,8 @@ def test_the_page_holds_what_is_kept(folder):
 
 def test_a_score_is_not_made_up_beyond_the_end_of_a_run():
     run = ScoredRun("pong", "ppo", 1, curve(10, steps=1_990_000, minutes=20))
-    assert scores._at(run, STEPS, 2_000_000) == 10 and scores._at(run, STEPS, 2_100_000) is None
-    assert scores._at(run, MINUTES, 30) is None
+    assert scores._at(run, scores.STEPS, 2_000_000) == 10 and scores._at(run, scores.STEPS, 2_100_000) is None
+    assert scores._at(run, scores.MINUTES, 30) is None
 
 
 def test_other_files_are_refused(folder):
@@ -146,3 +146,15 @@ def test_the_command_of_a_row_runs(tmp_path, algo):
     ending = ["--final-games", "1", "--steps", "2000", "--out", str(tmp_path / "run")]
     assert main([*shlex.split(command)[1:], *ending]) == 0
     assert {"final.json", "policy.safetensors", "video.mp4"} <= {file.name for file in (tmp_path / "run").iterdir()}
+
+
+def test_scores_at_steps_and_minutes():
+    """Scores are interpolated at steps or minutes; beyond a curve's ends there are none."""
+    run = ScoredRun("pong", "a2c", 1, np.array([(100.0, 1, -20), (200, 3, 0), (300, 4, 20)]))
+    assert scores._at(run, scores.STEPS, 150) == -10 and scores._at(run, scores.MINUTES, 2) == -10
+    assert scores._at(run, scores.STEPS, 99) is None and scores._at(run, scores.STEPS, 310) is None
+
+
+def test_the_difference_of_means():
+    assert scores.difference([3, 3], [1, 1, 1]) == (2, 2, 2)
+    assert scores.difference([1, 3], [2, 2]) == (0, -1, 1)

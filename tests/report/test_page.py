@@ -248,5 +248,5 @@ def test_a_run_ends_without_plotly_too(tmp_path: Path, monkeypatch: pytest.Monke
         monkeypatch.setitem(sys.modules, module, None)
     print_page(run)
     said = capsys.readouterr().out
-    assert said.startswith("report          none: a page needs plotly") and "pip install accel-rl[report]" in said
+    assert said.startswith("report          none: a page needs plotly") and "pip install 'accel-rl[report]'" in said
     assert said.count("\n") == 1 and not (run / "report.html").exists()

@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -116,7 +117,8 @@ def guard(folder: Path, layer: torch.nn.Module, statistics: UpdateStatistics, up
     from accel_rl.algos import AlgoSettings
 
     checkpoint.save(folder / checkpoint.CHECKPOINT, {"steps": 90})
-    return FiniteGuard(folder, AlgoSettings(), statistics, layer, update)
+    config: Any = SimpleNamespace(algo=AlgoSettings(), trust=False)
+    return FiniteGuard(folder, config, statistics, layer, update)
 
 
 def test_statistics_that_wait_on_the_device_are_checked_before_an_environment_is_reported(tmp_path: Path) -> None:

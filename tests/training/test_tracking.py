@@ -159,7 +159,9 @@ def test_a_missing_key_is_one_line_before_the_run(
 def test_a_missing_package_is_one_line_before_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A missing wandb package is a usage error before the run."""
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(UsageError, match=r"^track=wandb needs wandb; install it with: pip install accel-rl\[wandb\]$"):
+    with pytest.raises(
+        UsageError, match=r"^track=wandb needs wandb; install it with: pip install 'accel-rl\[wandb\]'$"
+    ):
         accel_rl.train(**RUN, track="wandb", out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

@@ -5,9 +5,9 @@ from contextlib import closing
 import pytest
 import torch
 
-from accel_rl.bench.training import Training
 from accel_rl.settings.resolve import resolve
 from accel_rl.training.build import check
+from accel_rl.tune.training import Training
 
 
 @pytest.mark.gpu(fake=True)

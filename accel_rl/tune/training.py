@@ -15,9 +15,8 @@ from accel_rl.training.iteration import Iteration
 class Training:
     """A run's iterations (training/iteration.py) as a contestant, without logging, evaluations and checkpoints.
 
-    total_steps: valid agent steps so far. sampler, iteration: the run's own. Between turns its processes sleep. The
-    queued sampler's processes first fill the training queue and the batches; the next turn learns from these steps
-    without counting them."""
+    total_steps: valid agent steps so far. Between turns the run's processes sleep. Those of the queued sampler first
+    fill its queues: so a turn begins by learning from as many steps, which do not count."""
 
     def __init__(self, name: str, config: Config):
         self.name, self.config, self.total_steps = name, config, 0
