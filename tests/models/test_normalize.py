@@ -1,7 +1,6 @@
 """Tests of running moments, and of normalization by them, against NumPy over all the data at once."""
 
 import copy
-import io
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -124,17 +123,12 @@ class TestObservationNorm:
         with pytest.raises(UsageError, match=f"observations are {what}; only vectors"):
             ObservationNorm(of)
 
-    def test_vectors_of_bytes_are_numbers(self) -> None:
-        """A vector of bytes, such as Atari's RAM, is normalized as numbers."""
-        norm = ObservationNorm(spec(gymnasium.spaces.Box(0, 255, (2,), np.uint8)))
-        norm.update(torch.tensor([[0, 250], [10, 254]], dtype=torch.uint8), alone)
-        assert norm(torch.tensor([[0, 254]], dtype=torch.uint8)).tolist() == [[-1, 1]]
-
-    def test_flags_are_numbers(self) -> None:
-        """A Box of bool is normalized as numbers."""
-        norm = ObservationNorm(spec(gymnasium.spaces.Box(0, 1, (2,), np.bool_)))
-        norm.update(torch.tensor([[False, True], [True, True]]), alone)
-        assert norm(torch.tensor([[False, True]])).tolist() == [[-1, 0]]
+    @pytest.mark.parametrize(("dtype", "high"), [(np.uint8, 255), (np.bool_, 1)])
+    def test_vectors_of_bytes_and_flags_are_numbers(self, dtype: Any, high: int) -> None:
+        """A vector of bytes, such as Atari's RAM, and one of bool are normalized as numbers."""
+        norm = ObservationNorm(spec(gymnasium.spaces.Box(0, high, (2,), dtype)))
+        norm.update(torch.from_numpy(np.array([[0, 1], [1, 1]], dtype)), alone)
+        assert norm(torch.from_numpy(np.array([[0, 1]], dtype))).tolist() == [[-1, 0]]
 
 
 class TestPixelNorm:
@@ -235,21 +229,6 @@ class TestReturnScale:
         scale, nothing = ReturnScale(2, DISCOUNT), torch.zeros(4, 2)
         update_scale(scale, nothing, nothing.bool(), ~nothing.bool(), alone)
         assert scale.scale(torch.tensor([0.5])).tolist() == [0.5]
-
-    def test_a_restored_state_continues_identically(self) -> None:
-        """A restored return scale continues identically."""
-        scale, other = ReturnScale(3, DISCOUNT), ReturnScale(3, DISCOUNT)
-        first, *rest = rollouts(1, 3)
-        update_scale(scale, *first, alone)
-        file = io.BytesIO()
-        torch.save(scale.state_dict(), file)
-        file.seek(0)
-        other.load_state_dict(torch.load(file))
-        for part in rest:
-            update_scale(scale, *part, alone)
-            update_scale(other, *part, alone)
-        for name, value in scale.state_dict().items():
-            assert torch.equal(value, other.state_dict()[name]), name
 
     def test_two_learners_equal_one(self) -> None:
         """Two learners share the moments that one learner with all environments has."""

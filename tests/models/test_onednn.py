@@ -139,8 +139,9 @@ def assert_falls_back(name: str, caplog: pytest.LogCaptureFixture) -> list[str]:
     return kind
 
 
-FAULTS = [(name, operation) for name in CONVOLUTIONS + PRODUCTS for operation in WRONG]
+FAULTS = [(name, operation) for name in ("_convolution_pointwise", "_reorder_linear_weight") for operation in WRONG]
 FAULTS += [(name, returns_its_first_argument) for name in ("_convolution_pointwise", "_linear_pointwise")]
+FAULTS += [(name, refuses) for name in ("_reorder_convolution_weight", "_linear_pointwise")]
 
 
 @pytest.mark.parametrize(("name", "operation"), FAULTS)

@@ -33,8 +33,9 @@ def by_file(policy: ActorCritic) -> Any:
     return torch.load(buffer, weights_only=False)
 
 
-@pytest.mark.parametrize("copy", [deepcopy, frozen_copy, by_pickle, by_file])
-@pytest.mark.parametrize("is_flat", [False, True])
+@pytest.mark.parametrize(
+    ("copy", "is_flat"), [(deepcopy, False), (deepcopy, True), (frozen_copy, True), (by_pickle, True), (by_file, False)]
+)
 def test_copies_go_their_own_way(copy: Callable[[Any], Any], is_flat: bool) -> None:
     """A change of a policy does not change its copy, and the reverse."""
     policy = make_policy()
@@ -53,17 +54,6 @@ def test_copies_go_their_own_way(copy: Callable[[Any], Any], is_flat: bool) -> N
         parameter.requires_grad_()
     learn(Update(other, SGD()))
     assert all(map(torch.equal, evaluate(policy), changed))
-
-
-def test_after_parameters_have_become_flat() -> None:
-    """A policy acts by its flat parameters after they have moved into one vector."""
-    policy = make_policy()
-    before = evaluate(policy)
-    parameters = FlatParameters(policy)
-    found = assert_current(policy, evaluate(policy))
-    assert all(error(now, then) < 1e-4 for now, then in zip(found, before, strict=True))
-    parameters.values.mul_(1.5)
-    assert_fresh(policy, before)
 
 
 # ---- by hand ----

@@ -115,11 +115,11 @@ def test_interleaving_changes_the_memory_layout_only(channels: int) -> None:
         assert interleaved(stacks).is_contiguous(memory_format=torch.channels_last)
 
 
-SIZES = [(84, 84), (25, 31)]
-
-
-@pytest.mark.parametrize("size", SIZES, ids=str)
-@pytest.mark.parametrize("name", ["ga3c", "ga3c_large_4", "ga3c_large_3", "ga3c_large_2", "ga3c_large_1"])
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [("ga3c", (84, 84)), *((name, (25, 31)) for name in ("ga3c", *(f"ga3c_large_{k}" for k in (4, 3, 2, 1))))],
+    ids=str,
+)
 def test_padding_is_tensorflows(name: str, size: tuple[int, int]) -> None:
     """Padding and output sizes equal TensorFlow's, computed window by window."""
     trunk = NETWORKS[name](atari(*size))
