@@ -18,7 +18,7 @@ from accel_rl.updates.optimizers import SGD, Adam, MomentumSGD, Optimizer, RMSPr
 from accel_rl.updates.parameter_store import LockedTensors
 from tests.helpers.store_process import Process, Weights, learn, update_store
 
-RULES: list[Optimizer] = [RMSProp(), RMSProp(momentum=0.5, initial_square=1.0), Adam(), MomentumSGD(), SGD()]
+RULES: list[Optimizer] = [RMSProp(momentum=0.5, initial_square=1.0), Adam(), MomentumSGD()]
 # Updates work in the store's memory, or through copies as on a GPU.
 PLACES = [("cpu", True), ("cpu", False), pytest.param("cuda:0", False, marks=pytest.mark.gpu)]
 RATES = [1e-2, 5e-3, 2e-2, 1e-2, 1e-3, 3e-2, 1e-2, 7e-3, 1e-2, 2e-2]
@@ -267,9 +267,9 @@ CASES: dict[str, tuple[Optimizer, dict[str, Any], Callable[[np.ndarray[Any, Any]
 }
 
 
+@pytest.mark.parametrize("locks", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize(("device", "in_place"), PLACES)
-@pytest.mark.parametrize("locks", [True, False])
 def test_two_learners_by_hand(name: str, device: str, in_place: bool, locks: bool) -> None:
     """Two learners' parameters equal their equations computed by hand, through pulls and exchanges."""
     rule, options, by_hand = CASES[name]
@@ -315,17 +315,24 @@ def test_what_a_gpu_takes_over_is_there_before_others_may_write() -> None:
     update.exchange.close()
 
 
-def test_staleness() -> None:
+@pytest.mark.parametrize(
+    ("rule", "options", "script", "expected"),
+    [
+        (RMSProp(), {}, "a a b a pull-c c c a b", [0, 0, 2, 1, 0, 0, 2, 4]),
+        (Adam(), {"updates_per_exchange": 2}, "a a b b b a a", [0, 0, 0, 1, 1, 0, 1]),  # that of the newest exchange
+    ],
+)
+def test_staleness(rule: Optimizer, options: dict[str, Any], script: str, expected: list[float]) -> None:
     """Staleness counts the other learners' updates since the last look at the store."""
-    store = make_store(make_network(), RMSProp())
-    updates = {name: on_store(make_network(), RMSProp(), store) for name in "abc"}
+    store = make_store(make_network(), rule, options=options)
+    updates = {name: on_store(make_network(), rule, store, **options) for name in "abc"}
     found = []
-    for action in ["a", "a", "b", "a", "pull c", "c", "c", "a", "b"]:
+    for action in script.split():
         if action.startswith("pull"):
             updates[action[-1]].pull()
         else:
             found.append(float(minimize(updates[action], 0)["staleness"]))
-    assert found == [0, 0, 2, 1, 0, 0, 2, 4]
+    assert found == expected
 
 
 def test_staleness_is_a_mean_over_chunks() -> None:
@@ -336,15 +343,6 @@ def test_staleness_is_a_mean_over_chunks() -> None:
         part.copy_to_staging()
         part.publish()
     assert float(minimize(update, 0)["staleness"]) == pytest.approx(2 / 3)
-
-
-def test_multi_step_staleness_is_that_of_the_newest_exchange() -> None:
-    """Between exchanges, staleness is that of the newest exchange."""
-    options = {"updates_per_exchange": 2}
-    store = make_store(make_network(), Adam(), options=options)
-    a, b = (on_store(make_network(), Adam(), store, **options) for _ in range(2))
-    found = [float(minimize(update, 0)["staleness"]) for update in (a, a, b, b, b, a, a)]
-    assert found == [0, 0, 0, 1, 1, 0, 1]
 
 
 def test_seconds_are_those_since_the_last_reading() -> None:
@@ -454,7 +452,7 @@ def test_a_target_includes_what_is_pending() -> None:
     ],
     ids=repr,
 )
-@pytest.mark.parametrize("in_place", [True, False])
+@pytest.mark.parametrize("in_place", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_resumes_bit_for_bit(rule: Optimizer, options: dict[str, Any], in_place: bool) -> None:
     """A learner and store restored from a state continue bit for bit, with another number of chunks, too."""
 

@@ -223,7 +223,7 @@ def test_nothing_valid() -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES, ids=str)
-@pytest.mark.parametrize("rule", OPTIMIZERS, ids=repr)
+@pytest.mark.parametrize("rule", [RMSProp(), Adam(), TorchOptimizer("Adam", eps=1e-5)], ids=repr)
 def test_buffers_are_the_direct_path(rule: Optimizer, device: torch.device) -> None:
     """Updates through buffers or graphs equal direct ones, for changing sizes, rates and settings."""
     direct, replayed = Learner(device, rule, cuda_graphs=False), Learner(device, rule).replay()
@@ -274,24 +274,6 @@ def test_a_graph_is_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     for index in range(6):
         learner.minimize(index)
     assert len(calls) == 3  # two to warm up, one to capture
-
-
-@pytest.mark.gpu
-def test_a_loss_that_can_not_be_captured(caplog: pytest.LogCaptureFixture) -> None:
-    """A loss that cannot be captured gives one warning, and no update is lost."""
-    learner, expected = Learner("cuda:0"), Learner("cuda:0", cuda_graphs=False)
-
-    def loss(*batch: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        assert float(batch[0].sum()) != 0
-        return learner.loss(*batch)
-
-    with caplog.at_level(logging.WARNING, "accel_rl"):
-        for index in range(5):
-            batch = make_batch(index, device="cuda:0")
-            learner.update.minimize(loss, batch, batch.valid.sum(), 1e-2)
-            expected.minimize(index)
-    assert caplog.text.count("cannot be captured") == 1
-    torch.testing.assert_close(learner.values, expected.values, rtol=1e-3, atol=1e-4)
 
 
 UPDATES = """
