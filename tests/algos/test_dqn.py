@@ -16,8 +16,8 @@ from accel_rl.errors import UsageError
 from accel_rl.replay.transitions import TransitionBatch
 from accel_rl.samplers import SerialSampler
 from accel_rl.samplers.base import SamplerConfig, StepHook
+from tests.algos.q_tables import play
 from tests.helpers.dqn import COUNTING, SMALL, make_run
-from tests.helpers.q_tables import play
 from tests.helpers.runs import assert_same
 from tests.helpers.samplers import spec_of
 from tests.helpers.updates import RecordingUpdate

@@ -13,8 +13,8 @@ from accel_rl.algos.online_q import squared_loss
 from accel_rl.algos.pqn import half_squared_loss
 from accel_rl.algos.qr_dqn import QRDQN, quantile_huber_loss
 from accel_rl.replay.transitions import TransitionBatch
+from tests.algos.q_tables import one_hot, set_table, table_gradient, table_spec, table_trunk
 from tests.helpers.dqn import SMALL
-from tests.helpers.q_tables import one_hot, set_table, table_gradient, table_spec, table_trunk
 from tests.helpers.updates import RecordingUpdate
 
 # ---- losses ----

@@ -73,7 +73,8 @@ def test_logarithms_with_epsilon() -> None:
     expected = reference(logits, value, action, return_, return_.detach() - advantage)
 
     def loss_with(epsilon: float) -> Tensor:
-        outputs = Outputs.of(Categorical(3, epsilon), logits, value, action)
+        distribution = Categorical(3, epsilon)
+        outputs = Outputs(distribution.log_probability(logits, action), distribution.entropy(logits), value)
         return a2c_loss(outputs, A2CTargets(advantage, return_), valid, A2CSettings(value_weight=0.5), 0.01)[0]
 
     loss_sum = loss_with(EPSILON)

@@ -48,7 +48,7 @@ class Samples:
         return self.distribution.log_probability(self.parameters[i], self.action[i])  # type: ignore[no-any-return]
 
     def outputs(self) -> Outputs:
-        return Outputs.of(self.distribution, self.parameters, self.value, self.action)
+        return Outputs(self.log_p(...), self.distribution.entropy(self.parameters), self.value)
 
 
 def a2c(s: Samples) -> tuple[Tensor, dict[str, Tensor]]:

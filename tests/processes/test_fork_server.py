@@ -15,7 +15,7 @@ from accel_rl.processes.fork_server import Child, ForkServer, assert_safe_to_for
 from accel_rl.processes.pool import ProcessPool
 from accel_rl.processes.spawning import describe_exit
 
-FORKED = "tests.helpers.forked_child:main"
+FORKED = "tests.processes.forked_child:main"
 LIGHT = "tests.helpers.light_child:main"
 LOST = "the process that starts the learners {how}"
 

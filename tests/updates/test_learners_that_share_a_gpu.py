@@ -11,7 +11,7 @@ from accel_rl.hardware.shared_memory import SharedArrays
 from accel_rl.updates import all_reduce, shared_sum
 from accel_rl.updates.all_reduce import AllReduce
 from accel_rl.updates.shared_sum import SharedSum
-from tests.helpers.reduce_process import CASES, run, together
+from tests.updates.reduce_process import CASES, run, together
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from accel_rl.updates import CentralStore, StoreExchange, Update, shared_state
 from accel_rl.updates.cuda_graphs import CudaGraphs
 from accel_rl.updates.optimizers import SGD, Adam, MomentumSGD, Optimizer, RMSProp, TorchOptimizer
 from accel_rl.updates.parameter_store import LockedTensors
-from tests.helpers.store_process import Process, Weights, learn, update_store
+from tests.updates.store_process import Process, Weights, learn, update_store
 
 RULES: list[Optimizer] = [RMSProp(momentum=0.5, initial_square=1.0), Adam(), MomentumSGD()]
 # Updates work in the store's memory, or through copies as on a GPU.
