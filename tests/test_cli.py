@@ -132,20 +132,6 @@ def test_a_run_repeats_from_its_own_config(cartpole: Path, tmp_path: Path) -> No
         assert_same_policy(again, cartpole, name)
 
 
-def test_a_flag_beats_a_file_beats_a_preset_beats_a_default(tmp_path: Path, capfd: Any) -> None:
-    """A flag beats a file, a file beats a preset, and a preset beats a default."""
-    (tmp_path / "my.yaml").write_text("learning_rate: 5.0e-3\nhorizon: 3\nentropy_weight: 0.25\nseed: 3\n")
-    flags = ["--env", "CartPole-v1", "--horizon", 4, "--steps", 16, *SERIAL, "--out", tmp_path / "run"]
-    assert call(capfd, "train", "--config", tmp_path / "my.yaml", "--seed", 1, *flags).status == 0
-    config = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
-    preset = load_preset("a2c")["vectors"]
-    assert (config["horizon"], config["seed"], config["envs"]) == (4, 1, 4)
-    assert (config["learning_rate"], config["entropy_weight"]) == (5e-3, 0.25)
-    for name in ("learning_rate_schedule", "separate_value", "eval_greedy"):
-        assert config[name] == preset[name] != getattr(A2CSettings(), name, getattr(RunSettings(), name, None))
-    assert config["discount"] == A2CSettings().discount
-
-
 def test_overwrite_leaves_nothing_of_the_old_run(pong: Path, tmp_path: Path, capfd: Any) -> None:
     """--overwrite removes the old run's files after the settings were checked, and no file of the user's."""
     out = tmp_path / "run"

@@ -8,15 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from accel_rl.algos.a2c import A2C, A2CSettings
 from accel_rl.algos.vtrace import VTrace, VTraceSettings
 from accel_rl.envs import EnvConfig
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.rollout import Rollout
 from accel_rl.samplers import SerialSampler
 from accel_rl.samplers.base import SamplerConfig, StepHook
-from accel_rl.updates import Update
-from accel_rl.updates.optimizers import make_optimizer
 from tests.helpers.samplers import TOYS, make, spec_of
 from tests.helpers.updates import RecordingUpdate
 
@@ -120,28 +117,3 @@ def test_learn_takes_the_behaviour_that_acted(core: str) -> None:
         assert algo.learn(rollout, learned) == {}
         step += 3
     assert len(learned.calls) == 10
-
-
-def test_one_batch_is_a2c() -> None:
-    """A single batch, (B, N, SPU) = (1, T, T) in the first row of Table 3, makes A2C's update."""
-    common = {"value_weight": 0.5, "entropy_weight": 0.01, "discount": 0.9}
-    torch.manual_seed(0)
-    one = VTrace(spec_of(COUNTING), VTraceSettings(batches=1, batch_steps=5, steps_per_update=5, **common), 100, 4, 5)
-    torch.manual_seed(0)
-    two = A2C(spec_of(COUNTING), A2CSettings(gae_lambda=1.0, **common), 100, 4, 5)
-    samplers = [
-        make(SerialSampler, COUNTING, SamplerConfig(4, 5, 2, window=window), algo.policy)
-        for window, algo in ((5, one), (0, two))
-    ]
-    updates = [Update(algo.policy, make_optimizer("sgd")) for algo in (one, two)]
-    before = updates[0].parameters.values.clone()
-
-    def on_step(t: int) -> None:
-        if t == 0:  # then all of the first rollout is there, and nothing has been learned yet
-            one.on_step(0, samplers[0].recent(0, 5, slice(0, 4)), updates[0])
-
-    samplers[0].collect()
-    samplers[0].collect(StepHook(on_step))
-    two.learn(samplers[1].collect(), updates[1])
-    assert not torch.equal(updates[0].parameters.values, before)
-    torch.testing.assert_close(updates[0].parameters.values, updates[1].parameters.values, rtol=1e-5, atol=1e-7)

@@ -345,16 +345,6 @@ def test_staleness_is_a_mean_over_chunks() -> None:
     assert float(minimize(update, 0)["staleness"]) == pytest.approx(2 / 3)
 
 
-def test_seconds_are_those_since_the_last_reading() -> None:
-    """Each reading of the lock's seconds starts again from zero."""
-    store = make_store(make_network(), SGD())
-    store.lock_wait_s = 3.0
-    update = on_store(make_network(), SGD(), store)
-    store.lock_wait_s += 0.5
-    assert update.exchange.read_seconds() == {"lock": 0.5}
-    assert update.exchange.read_seconds() == {"lock": 0.0}
-
-
 @pytest.mark.multiprocess
 def test_what_two_processes_do_adds_up() -> None:
     """Updates and statistics of two processes add up, and targets of one count are equal."""

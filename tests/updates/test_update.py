@@ -161,32 +161,6 @@ def test_further_losses_and_sums(how: str) -> None:
     torch.testing.assert_close(actual.values.cpu(), expected.values, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("how", ["whole", "slices", "buffers", pytest.param("graph", marks=pytest.mark.gpu)])
-def test_entries_for_samples_stay_entries(how: str) -> None:
-    """Terms per sample stay per sample, in order, and later updates do not change them."""
-    device = "cuda:0" if how == "graph" else "cpu"
-    learner = Learner(device, slice_elements=500 if how == "slices" else 10**6)
-
-    def loss(x: Tensor, target: Tensor, valid: Tensor, scale: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        error = learner.network(x).squeeze(-1) - target
-        terms = {"priority": error.abs(), "count": valid.sum(), "pair": torch.stack([target, scale * target], -1)}
-        return (valid * error.square()).sum(), {name: term.detach() for name, term in terms.items()}
-
-    if how == "buffers":
-        learner.replay()
-    given, kept = [], []
-    for index in range(5):  # a graph would be captured at the third
-        batch = make_batch(index, num_samples=31, scale=2.0 + index, device=device)
-        with torch.no_grad():
-            given.append((batch, (learner.network(batch.x).squeeze(-1) - batch.target).abs()))
-        kept.append(learner.update.minimize(loss, batch, batch.valid.sum(), 1e-2))
-    for stats, (batch, error) in zip(kept, given, strict=True):
-        assert stats.keys() == {"priority", "count", "pair", "grad_norm"}
-        torch.testing.assert_close(stats["priority"], error, rtol=1e-4, atol=1e-5)
-        assert torch.equal(stats["pair"], torch.stack([batch.target, batch.scale * batch.target], -1))
-        assert stats["count"].item() == 1
-
-
 @pytest.mark.parametrize("how", ["slices", "buffers", "outside"])
 def test_norms_of_layers_by_hand(how: str) -> None:
     """Logged norms equal each layer's parameter, clipped gradient and step, computed by hand."""
