@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from accel_rl.algos.base import frozen_copy
 from accel_rl.models import onednn, prepared
@@ -59,68 +59,47 @@ def test_copies_go_their_own_way(copy: Callable[[Any], Any], is_flat: bool) -> N
 # ---- by hand ----
 
 
-@torch.no_grad()
-def change_by_copy(policy: nn.Module) -> None:
-    for parameter in policy.parameters():
-        parameter.copy_(parameter * 1.5 + 0.1)
+def change_by_views(parameter: Tensor) -> None:
+    for row in parameter.detach():
+        row += 0.1
 
 
-@torch.no_grad()
-def change_by_foreach(policy: nn.Module) -> None:
-    torch._foreach_add_(list(policy.parameters()), 0.1)
+def move(parameter: Tensor) -> None:
+    """Gives a parameter a new tensor, perhaps where the old one was."""
+    values = (parameter + 0.1).numpy().copy()
+    parameter.data = torch.empty(0)
+    parameter.data = torch.empty(values.shape)
+    parameter.copy_(torch.from_numpy(values))
 
 
-@torch.inference_mode()
-def change_in_inference_mode(policy: nn.Module) -> None:
-    for parameter in policy.parameters():
-        parameter.add_(0.1)
-
-
-@torch.no_grad()
-def change_by_views(policy: nn.Module) -> None:
-    for parameter in policy.parameters():
-        for row in parameter.detach():
-            row += 0.1
-
-
-def change_by_moves(policy: nn.Module) -> None:
-    """New tensors, perhaps where the old ones were."""
-    for parameter in policy.parameters():
-        values = (parameter.detach() + 0.1).numpy().copy()
-        parameter.data = torch.empty(0)
-        parameter.data = torch.empty(values.shape)
-        with torch.no_grad():
-            parameter.copy_(torch.from_numpy(values))
-
-
-def change_by_new_parameters(policy: nn.Module) -> None:
+def replace_all(policy: nn.Module) -> None:
     for module in policy.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
             setattr(module, name, nn.Parameter(parameter.detach() + 0.1))
 
 
-BY_HAND = [change_by_add, change_by_copy, change_by_foreach, change_in_inference_mode, change_by_views]
-NOT_FLAT = [change_by_moves, change_by_new_parameters]  # FlatParameters says that they are not allowed
+IN_PLACE: dict[str, Callable[[Tensor], Any]] = {
+    "add": lambda parameter: parameter.add_(0.1),
+    "add in inference mode": lambda parameter: parameter.add_(0.1),
+    "copy": lambda parameter: parameter.copy_(parameter * 1.5 + 0.1),
+    "foreach": lambda parameter: torch._foreach_add_([parameter], 0.1),
+    "views": change_by_views,
+}
+BY_HAND = [(how, change, is_flat) for how, change in IN_PLACE.items() for is_flat in (False, True)]
 
 
-@pytest.mark.parametrize("is_flat", [False, True])
-@pytest.mark.parametrize("change", BY_HAND)
-def test_after_changes_by_hand(change: Callable[[nn.Module], None], is_flat: bool) -> None:
-    """A policy acts by its new parameters after any change in place."""
+@pytest.mark.parametrize(("how", "change", "is_flat"), [*BY_HAND, ("move", move, False), ("replace", None, False)])
+def test_after_changes_by_hand(how: str, change: Callable[[Tensor], Any] | None, is_flat: bool) -> None:
+    """A policy acts by its new parameters after any change in place, and after they were replaced."""
     policy = make_policy()
-    if is_flat:
+    if is_flat:  # FlatParameters says that parameters must not be replaced
         FlatParameters(policy)
     before = evaluate(policy)
-    change(policy)
-    assert_fresh(policy, before)
-
-
-@pytest.mark.parametrize("change", NOT_FLAT)
-def test_after_parameters_are_replaced(change: Callable[[nn.Module], None]) -> None:
-    """A policy acts by its new parameters after they were replaced."""
-    policy = make_policy()
-    before = evaluate(policy)
-    change(policy)
+    with torch.inference_mode() if "inference" in how else torch.no_grad():
+        for parameter in policy.parameters() if change else ():
+            change(parameter)  # type: ignore[misc]
+    if not change:
+        replace_all(policy)
     assert_fresh(policy, before)
 
 
