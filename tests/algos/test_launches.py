@@ -195,7 +195,7 @@ def test_graphs_draw_and_learn_the_same(name: str, replay_device: str) -> None:
         run.replayed(rollout)
         rooms.append(len(run.algo.replay.ring.final_frames))
 
-    assert_learns_alike(*runs, learn, [0, 1, 0, 0, 2, 0, 5, 8, 0, 9, 0])
+    assert_learns_alike(*runs, learn, [0, 1, 0, 2, 0, 5, 9, 0])
     assert len(set(rooms)) >= 3, "the room for final frames grows more than once"
 
 
