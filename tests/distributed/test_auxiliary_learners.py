@@ -27,7 +27,7 @@ SGD: dict[str, Any] = {"optimizer": "sgd", "optimizer_options": {}, "learning_ra
 @pytest.mark.parametrize("algo", [{"algo": "SameDrawsA2C"}, {"algo": "SameDrawsPPO", "epochs": 2, "minibatches": 1}])
 def test_two_halves_of_the_environments_are_the_whole(tmp_path: Path, algo: dict[str, Any]) -> None:
     """Two learners with half of the environments each learn the same, with tasks, as one with all."""
-    settings = {**CLOCK, **SGD, **algo, "algo": f"tests.distributed.toy_algos:{algo['algo']}", "steps": 200}
+    settings = {**CLOCK, **SGD, **algo, "algo": f"tests.helpers.toy_algos:{algo['algo']}", "steps": 200}
     runs = [accel_rl.train(**settings, **each, out=tmp_path / name) for name, each in (("2", TWO), ("1", ALONE))]
     first, second = (checkpoint.load(run / "checkpoint.pt")["policy"] for run in runs)
     for name, value in first.items():

@@ -17,7 +17,7 @@ from accel_rl.run_folder import checkpoint
 from tests.helpers.processes import Command, Result
 
 FOREVER = 10**9
-STRUCK = "tests.distributed.toy_algos:Struck"
+STRUCK = "tests.helpers.toy_algos:Struck"
 
 pytestmark = [
     pytest.mark.multiprocess,

@@ -194,7 +194,7 @@ def test_synchronous_learners_split_replay_and_batches(own: dict[str, Any], tmp_
 @pytest.mark.slow
 def test_parameters_that_differ_end_the_run(tmp_path: Path) -> None:
     """A run ends with an error at the checkpoint at which the learners' parameters differ."""
-    settings = {**TWO, "algo": "tests.distributed.toy_algos:Struck", "how": "drift", "at_step": 100}
+    settings = {**TWO, "algo": "tests.helpers.toy_algos:Struck", "how": "drift", "at_step": 100}
     with pytest.raises(
         RunError, match="at step 160 the parameters of learner 1 differ from those of learner 0: they have"
     ):

@@ -18,8 +18,14 @@ from accel_rl.models.layers import Conv2d, Linear
 from accel_rl.updates import Update
 from accel_rl.updates.flat import FlatParameters
 from accel_rl.updates.optimizers import SGD
-from tests.helpers.freshness import assert_current, assert_fresh, change_by_add, evaluate, learn, make_policy
+from tests.helpers.freshness import assert_current, assert_fresh, evaluate, learn, make_policy
 from tests.helpers.plain import error
+
+
+@torch.no_grad()
+def add(policy: nn.Module, number: float) -> None:
+    for parameter in policy.parameters():
+        parameter.add_(number)
 
 
 def by_pickle(policy: ActorCritic) -> Any:
@@ -44,10 +50,10 @@ def test_copies_go_their_own_way(copy: Callable[[Any], Any], is_flat: bool) -> N
     start = evaluate(policy)
     other = copy(policy)
     assert all(error(now, then) < 1e-5 for now, then in zip(evaluate(other), start, strict=True))
-    change_by_add(policy)
+    add(policy, 0.1)
     changed = assert_fresh(policy, start)
     assert all(error(now, then) < 1e-5 for now, then in zip(evaluate(other), start, strict=True))
-    change_by_add(other, factor=-0.5)
+    add(other, -0.05)
     assert_fresh(other, start)
     assert all(map(torch.equal, evaluate(policy), changed))
     for parameter in other.parameters():
@@ -143,7 +149,7 @@ def test_layers_keep_no_more_than_one_version() -> None:
     evaluate(policy)
     counts = [len(layer.prepared._made) for layer in layers]
     for _ in range(3):
-        change_by_add(policy, 0.1)
+        add(policy, 0.01)
         evaluate(policy)
     assert counts == [len(layer.prepared._made) for layer in layers]
     if onednn.convolves(torch.float32):

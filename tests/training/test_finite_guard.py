@@ -18,7 +18,7 @@ from accel_rl.updates.optimizers import Adam
 from tests.helpers.runs import rows
 from tests.helpers.samplers import TOYS
 
-ALGO = "tests.training.exploding:Exploding"
+ALGO = "tests.helpers.toy_algos:Exploding"
 RUN: dict[str, Any] = {"algo": ALGO, "env": "CartPole-v1", "device": "cpu", "envs": 4, "horizon": 5}
 RUN |= {"sampler": "serial"}
 RUN |= {"eval_interval_steps": 0, "log_interval_steps": 40, "checkpoint_interval_steps": 80, "tensorboard": False}
