@@ -106,7 +106,7 @@ def test_a_single_learner_learns_as_without_a_store(
     rule: Optimizer, own_state: bool, device: str, in_place: bool
 ) -> None:
     """A single learner on a store learns as without one, in any number of chunks."""
-    for num_chunks, locks in ((1, True), (3, True), (3, False)):
+    for num_chunks, locks in ((1, True), (3, False)):
         options = {"own_state": own_state}
         local = Update(make_network(device), rule, 0.5, cuda_graphs=False)
         store = make_store(local.module, rule, options=options, num_chunks=num_chunks, locks=locks)
