@@ -43,12 +43,15 @@ def batches(seed: int, *shape: int) -> list[Tensor]:
 
 class TestRunningMoments:
     @pytest.mark.parametrize("shape", [(), (3,), (2, 4)])
-    def test_moments_are_those_of_numpy(self, shape: tuple[int, ...]) -> None:
-        """Moments merged over batches equal NumPy's over all data, in float64."""
+    @pytest.mark.parametrize("is_masked", [False, True])
+    def test_moments_are_those_of_numpy(self, shape: tuple[int, ...], is_masked: bool) -> None:
+        """Moments merged over batches equal NumPy's over all valid data, in float64, whatever the others hold."""
         moments, seen = RunningMoments(shape), []
-        for batch in batches(0, *shape):
-            moments.update(batch, alone)
-            seen.append(batch.double().numpy())
+        for index, batch in enumerate(batches(0, *shape)):
+            valid = (torch.arange(len(batch)) % 3 != (index + 1) % 3) | torch.tensor(not is_masked)
+            seen.append(batch[valid].double().numpy())
+            batch[~valid] = torch.nan
+            moments.update(batch, alone, valid if is_masked else None)
             data = np.concatenate(seen)
             assert moments.count.item() == len(data)
             np.testing.assert_allclose(moments.mean.numpy(), data.mean(0), rtol=1e-13)
@@ -63,23 +66,14 @@ class TestRunningMoments:
             moments.update(torch.from_numpy(part), alone)
         np.testing.assert_allclose(moments.variance.item(), data.var(), rtol=1e-6)
 
-    def test_invalid_samples_do_not_count(self) -> None:
-        """Invalid samples, nan and inf included, do not change the moments."""
-        moments, seen = RunningMoments((2,)), []
-        for index, batch in enumerate(batches(1, 2)):
-            valid = torch.arange(len(batch)) % 3 != index % 3
-            moments.update(torch.where(valid[:, None], batch, torch.nan), alone, valid)
-            seen.append(batch[valid].double().numpy())
-        nothing = torch.full((4, 2), torch.inf)
-        moments.update(nothing, alone, torch.zeros(4, dtype=torch.bool))
-        data = np.concatenate(seen)
-        assert moments.count.item() == len(data)
-        np.testing.assert_allclose(moments.mean.numpy(), data.mean(0), rtol=1e-13)
-        np.testing.assert_allclose(moments.variance.numpy(), data.var(0), rtol=1e-11)
-
-        empty = RunningMoments((2,))
-        empty.update(nothing, alone, torch.zeros(4, dtype=torch.bool))
-        assert empty.count.item() == 0 and not empty.mean.any() and not empty.variance.any()
+    def test_nothing_valid(self) -> None:
+        """Moments of nothing are 0, and a batch without valid samples does not change them."""
+        moments = RunningMoments((2,))
+        moments.update(torch.full((4, 2), torch.inf), alone, torch.zeros(4, dtype=torch.bool))
+        assert not any(value.any() for value in moments.state_dict().values())
+        moments.update(torch.tensor([[1.0, 2.0]]), alone)
+        moments.update(torch.full((4, 2), torch.inf), alone, torch.zeros(4, dtype=torch.bool))
+        assert (moments.count.item(), moments.mean.tolist(), moments.variance.tolist()) == (1, [1, 2], [0, 0])
 
 
 class TestObservationNorm:
