@@ -83,6 +83,20 @@ def test_why_there_are_none(flags: str, takes_bf16: bool, limits: dict[str, str]
     assert str(found).endswith("; bfloat16 instructions: none")
 
 
+def test_what_pytorch_says(monkeypatch: Any) -> None:
+    """PyTorch releases without the private query, or without oneDNN, are handled."""
+
+    def missing() -> bool:
+        raise AttributeError
+
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
+    for answer, expected in ((lambda: False, False), (lambda: True, True), (missing, True)):
+        monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", answer, raising=False)
+        assert instructions._onednn_takes_bf16() is expected
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    assert instructions._onednn_takes_bf16() is False
+
+
 def test_this_machine() -> None:
     """The answers about this machine agree with each other."""
     found = read_instructions()
