@@ -179,7 +179,7 @@ def test_deterministic_runs(name: str) -> None:
 
 
 @pytest.mark.parametrize("replay_device", ["auto", pytest.param("cpu", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", some_slow(OFF_POLICY, {"dqn"}))
+@pytest.mark.parametrize("name", some_slow(OFF_POLICY, {"dqn", "qr_dqn"}))
 def test_graphs_draw_and_learn_the_same(name: str, replay_device: str) -> None:
     """Graphs draw the same samples and learn the same from them, while the room for final frames grows."""
     runs = [Run(name, device, replay_device=replay_device) for device in (CPU, GPU)]
@@ -200,7 +200,7 @@ def test_graphs_draw_and_learn_the_same(name: str, replay_device: str) -> None:
     assert len(set(rooms)) >= 3, "the room for final frames grows more than once"
 
 
-@pytest.mark.parametrize("name", some_slow(ON_POLICY, IN_TEST_SLOW - {"a2c, tasks"}))
+@pytest.mark.parametrize("name", some_slow(ON_POLICY, {*IN_TEST_SLOW, "ppo, core"} - {"a2c, tasks"}))
 def test_launches_of_an_update(name: str) -> None:
     """An on-policy update launches few kernels outside of its graphs and never waits."""
     run = Run(name, GPU)
