@@ -104,7 +104,7 @@ STORES: dict[str, tuple[Optimizer, dict[str, Any]]] = {
 
 @pytest.mark.parametrize(
     ("name", "in_place"),
-    [("shared adam", True), ("shared adam", False), ("own torch.Adam, fused", True), ("multi-step adam", False)],
+    [("shared adam", True), ("own torch.Adam, fused", True), ("multi-step adam", False)],
 )
 def test_after_exchanges_with_the_store(name: str, in_place: bool) -> None:
     """A policy acts by the store's parameters after its start, a pull, an exchange and a load."""

@@ -267,9 +267,16 @@ CASES: dict[str, tuple[Optimizer, dict[str, Any], Callable[[np.ndarray[Any, Any]
 }
 
 
+BY_HAND = [(name, "cpu", in_place) for name in CASES for in_place in (True, False)]
+FAST_ON_A_GPU = ("own adam", "multi-step adam 2")
+BY_HAND += [
+    pytest.param(name, "cuda:0", False, marks=[pytest.mark.gpu, *([] if name in FAST_ON_A_GPU else [pytest.mark.slow])])
+    for name in CASES
+]
+
+
 @pytest.mark.parametrize("locks", [True, pytest.param(False, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize(("device", "in_place"), PLACES)
+@pytest.mark.parametrize(("name", "device", "in_place"), BY_HAND)
 def test_two_learners_by_hand(name: str, device: str, in_place: bool, locks: bool) -> None:
     """Two learners' parameters equal their equations computed by hand, through pulls and exchanges."""
     rule, options, by_hand = CASES[name]
