@@ -70,12 +70,8 @@ slow = pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "device"),
     [
-        (DQN, "cpu"),
         (VTRACE, "cuda:0"),
-        *(
-            pytest.param(*each, marks=slow)
-            for each in ((DQN, "cuda:0"), (VTRACE, "cpu"), (PPO, "cpu"), (PPO, "cuda:0"))
-        ),
+        *(pytest.param(each, device, marks=slow) for each in (DQN, PPO) for device in ("cpu", "cuda:0")),
     ],
     ids=lambda each: each if isinstance(each, str) else each["algo"],
 )

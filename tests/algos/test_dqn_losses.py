@@ -13,117 +13,89 @@ from accel_rl.algos.online_q import squared_loss
 from accel_rl.algos.pqn import half_squared_loss
 from accel_rl.algos.qr_dqn import QRDQN, quantile_huber_loss
 from accel_rl.replay.transitions import TransitionBatch
+from tests.algos.q_tables import one_hot, set_table, table_gradient, table_spec, table_trunk
 from tests.helpers.dqn import SMALL
-from tests.helpers.losses import slope
-from tests.helpers.q_tables import one_hot, set_table, table_gradient, table_spec, table_trunk
 from tests.helpers.updates import RecordingUpdate
-
-
-def random_batch() -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    valid = torch.rand(12, generator=generator) < 0.6
-    return valid, torch.rand(12, generator=generator, dtype=torch.float64) + 0.1
-
 
 # ---- losses ----
 
+SUPPORT = torch.linspace(-1, 3, 5, dtype=torch.float64)
 
-def huber(d: float) -> float:
+
+def huber(d: Any) -> Any:
     return d * d / 2 if abs(d) <= 1 else abs(d) - 0.5
 
 
-@pytest.mark.parametrize("weighted", [False, True])
-def test_cross_entropy_loss_and_gradient(weighted: bool) -> None:
-    """The cross-entropy's loss, gradient and priorities equal plain arithmetic over the valid samples."""
-    valid, weight = random_batch()
-    generator = torch.Generator().manual_seed(1)
-    logits, td_target = torch.randn(2, 12, 5, generator=generator, dtype=torch.float64)
-    td_target, support = td_target.softmax(-1), torch.linspace(-1, 3, 5, dtype=torch.float64)
-    td_target[:3, :2] = 0
-    importance = weight if weighted else None
-
-    def expected() -> float:
-        total = 0.0
-        for i in range(12):
-            if valid[i]:
-                weights = [math.exp(x) for x in logits[i].tolist()]
-                entropy = -sum(
-                    q * math.log(w / sum(weights)) for q, w in zip(td_target[i].tolist(), weights, strict=True)
-                )
-                total += entropy * (weight[i].item() if weighted else 1.0)
-        return total
-
-    total, gradient = expected(), slope(expected, logits)
-    logits.requires_grad_()
-    td_target.requires_grad_()
-    loss_sum, terms = cross_entropy_loss(logits.log_softmax(-1), td_target.detach(), support, valid, importance)
-    loss_sum.backward()
-    assert loss_sum.item() == pytest.approx(total, rel=1e-12)
-    torch.testing.assert_close(logits.grad, gradient, rtol=1e-6, atol=1e-6)
-    assert not logits.grad[~valid].any()
-    p = logits.detach().softmax(-1)
-    assert terms["loss"].item() == loss_sum.item()
-    assert terms["value"].item() == pytest.approx(sum((p[i] * support).sum().item() for i in range(12) if valid[i]))
-    for i in range(12):
-        if valid[i]:
-            pairs = [(max(a, 1e-6), max(b, 1e-6)) for a, b in zip(td_target[i].tolist(), p[i].tolist(), strict=True)]
-            divergence = sum(a * math.log(a / b) for a, b in pairs)
-            assert terms["priority"][i].item() == pytest.approx(divergence, rel=1e-9)
-    assert terms["divergence"].item() == pytest.approx(terms["priority"][valid].sum().item())
-    assert not any(term.requires_grad for term in terms.values())
-
-
-def quantile_loss(quantiles: list[float], td_target: list[float]) -> float:
+def quantile_loss(quantiles: Any, td_target: Any) -> Any:
     """Returns the loss of one sample, from two loops."""
     K, total = len(quantiles), 0.0
     for i, quantile in enumerate(quantiles):
         tau = (2 * (i + 1) - 1) / (2 * K)
         for reached in td_target:
             u = reached - quantile
-            total += abs(tau - (u < 0)) * huber(u) / K
+            total += abs(tau - float(u < 0)) * huber(u) / K
     return total
 
 
+def cross_entropy(logits: Tensor, td_target: Tensor, valid: Tensor, *weight: Tensor) -> Any:
+    return cross_entropy_loss(logits.log_softmax(-1), td_target, SUPPORT, valid, *weight)
+
+
+def divergence(td_target: Tensor, p: Tensor) -> float:
+    pairs = [(max(a, 1e-6), max(b, 1e-6)) for a, b in zip(td_target.tolist(), p.tolist(), strict=True)]
+    return sum(a * math.log(a / b) for a, b in pairs)
+
+
+# A loss, that of one sample, and the shape of a sample's values.
 Q_LOSSES: dict[str, tuple[Any, Any, tuple[int, ...]]] = {
     "huber": (huber_loss, lambda value, td_target: huber(td_target - value), ()),
     "quantile": (quantile_huber_loss, quantile_loss, (5,)),
     "squared": (squared_loss, lambda value, td_target: (td_target - value) ** 2, ()),
     "half": (half_squared_loss, lambda value, td_target: (td_target - value) ** 2 / 2, ()),
+    "cross-entropy": (cross_entropy, lambda logits, p: -sum(p * (logits.exp() / logits.exp().sum()).log()), (5,)),
 }
+IS_WEIGHTED = ("huber", "quantile", "cross-entropy")
 
 
 @pytest.mark.parametrize(
-    ("name", "weighted"),
-    [("huber", False), ("huber", True), ("quantile", False), ("quantile", True), ("squared", 0), ("half", 0)],
+    ("name", "weighted"), [*((name, False) for name in Q_LOSSES), *((name, True) for name in IS_WEIGHTED)]
 )
 def test_loss_and_gradient(name: str, weighted: bool) -> None:
-    """Each loss and its gradient equal plain arithmetic over the valid samples, whatever the others hold."""
+    """Each loss and its gradient equal plain arithmetic over the valid samples; nan in others reaches neither."""
     loss, of_sample, shape = Q_LOSSES[name]
-    valid, weight = random_batch()
-    value, td_target = 2 * torch.randn(2, 12, *shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    td_target[0], td_target[1] = value[0] + 1, value[1] - 1  # where the two forms of Huber's loss meet
-    td_target[~valid] = torch.nan
-    more = (weight,) if weighted else ()
-
-    def expected() -> float:
-        factor = weight.tolist() if weighted else [1.0] * 12
-        return sum(factor[i] * of_sample(value[i].tolist(), td_target[i].tolist()) for i in range(12) if valid[i])
-
-    total, gradient = expected(), slope(expected, value)
+    generator = torch.Generator().manual_seed(0)
+    valid = torch.rand(12, generator=generator) < 0.6
+    weight = torch.rand(12, generator=generator, dtype=torch.float64) + 0.1
+    value, td_target = 2 * torch.randn(2, 12, *shape, generator=generator, dtype=torch.float64)
+    if name == "cross-entropy":
+        td_target[:3, :2] = -torch.inf  # a probability of 0
+        td_target = td_target.softmax(-1)
+    else:
+        td_target[0], td_target[1] = value[0] + 1, value[1] - 1  # where the two forms of Huber's loss meet
+    td_target[~valid] = weight[~valid] = torch.nan
     value.requires_grad_()
-    td_target.requires_grad_()
-    loss_sum, terms = loss(value, td_target, valid, *more)
-    loss_sum.backward()
-    assert 0 < valid.sum() < 12 and loss_sum.item() == terms["loss"].item() == pytest.approx(total, rel=1e-12)
-    torch.testing.assert_close(value.grad, gradient, rtol=1e-5, atol=1e-5)
-    assert td_target.grad is None and not value.grad[~valid].any()
-    assert not any(term.requires_grad for term in terms.values())
-    means = [x.detach()[valid].mean(1) if shape else x.detach()[valid] for x in (value, td_target)]
-    distance = (means[1] - means[0]).abs()
-    assert terms["value"].item() == pytest.approx(means[0].sum().item())
-    assert name == "squared" or terms["td_error"].item() == pytest.approx(distance.sum().item())
+    factor = weight if weighted else torch.ones(12)
+    expected = sum(factor[i] * of_sample(value[i], td_target[i]) for i in range(12) if valid[i])
+    loss_sum, terms = loss(value, td_target, valid, *((weight,) if weighted else ()))
+    gradient, wanted = (torch.autograd.grad(each, value)[0] for each in (loss_sum, expected))
+    assert 0 < valid.sum() < 12 and loss_sum.item() == terms["loss"].item() == pytest.approx(expected.item(), rel=1e-12)
+    torch.testing.assert_close(gradient, wanted, rtol=1e-9, atol=1e-12)
+    assert not any(term.requires_grad for term in terms.values()) and not gradient[~valid].any()
+    value, td_target = value.detach()[valid], td_target[valid]
+    if name == "cross-entropy":
+        p = value.softmax(-1)
+        means, distance = p @ SUPPORT, torch.tensor([*map(divergence, td_target, p)], dtype=torch.float64)
+        priority, distance_name = distance, "divergence"
+    else:
+        means, reached = (x.mean(1) if shape else x for x in (value, td_target))
+        distance, distance_name = (reached - means).abs(), "td_error"
+        priority = distance.clamp(1e-6, 1)
+    assert terms["value"].item() == pytest.approx(means.sum().item())
+    assert name == "squared" or terms[distance_name].item() == pytest.approx(distance.sum().item())
+    assert ("priority" in terms) == (name in IS_WEIGHTED)
     if "priority" in terms:
-        torch.testing.assert_close(terms["priority"][valid], distance.clamp(1e-6, 1))
+        torch.testing.assert_close(terms["priority"][valid], priority)
+        assert terms["priority"].isfinite().all()
 
 
 def test_priorities_are_bounded() -> None:
@@ -135,29 +107,6 @@ def test_priorities_are_bounded() -> None:
     assert terms["priority"][1].item() == pytest.approx(1e-6)
     _, terms = huber_loss(torch.zeros(3), torch.tensor([0.25, -0.5, -40.0]), torch.ones(3, dtype=torch.bool))
     assert terms["priority"].tolist() == [0.25, 0.5, 1.0]
-
-
-def test_what_is_not_valid_may_hold_anything() -> None:
-    """A nan in an invalid sample reaches neither the loss nor its gradient."""
-    valid = torch.tensor([True, False, True])
-    nan = torch.tensor([0.5, math.nan, 0.5], dtype=torch.float64)
-    value = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64, requires_grad=True)
-    loss_sum, terms = huber_loss(value, nan, valid, nan)
-    loss_sum.backward()
-    assert value.grad.tolist() == [0.25, 0, 0.5]
-    assert all(term.isfinite().all() for term in terms.values())
-    logits = torch.zeros(3, 2, dtype=torch.float64, requires_grad=True)
-    loss_sum, terms = cross_entropy_loss(
-        logits.log_softmax(-1), nan[:, None] * torch.ones(2), torch.ones(2, dtype=torch.float64), valid, nan
-    )
-    loss_sum.backward()
-    assert loss_sum.item() == pytest.approx(2 * 0.5 * math.log(2)) and logits.grad.isfinite().all()
-    assert all(term.isfinite().all() for term in terms.values())
-    quantiles = torch.zeros(3, 2, dtype=torch.float64, requires_grad=True)
-    loss_sum, terms = quantile_huber_loss(quantiles, nan[:, None] * torch.ones(2), valid, nan)
-    loss_sum.backward()
-    assert loss_sum.item() == pytest.approx(2 * 0.5 * 0.125) and quantiles.grad.isfinite().all()
-    assert all(term.isfinite().all() for term in terms.values())
 
 
 # ---- targets ----

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from accel_rl.algos.exploration import Exploration, ExplorationSettings
-from accel_rl.errors import UsageError
 
 
 @pytest.mark.parametrize(("step", "epsilon"), [(0, 1.0), (1, 0.991), (50, 0.55), (99, 0.109), (100, 0.1), (10**9, 0.1)])
@@ -41,22 +40,3 @@ def test_draws_depend_on_the_seed_only_and_are_restored() -> None:
     assert torch.equal(first.final, same.final) and not torch.equal(first.final, other.final)
     other.load_state_dict(first.state_dict())
     assert torch.equal(other.at(10**9), first.at(10**9))
-
-
-@pytest.mark.parametrize(
-    ("final", "odds", "message"),
-    [
-        ((), None, r"epsilon_final=\[\] must be one or more numbers from 0 to 1"),
-        ((0.1, 1.5), None, "epsilon_final=.* must be one or more numbers from 0 to 1"),
-        ((-0.1,), None, "epsilon_final=.* must be one or more numbers from 0 to 1"),
-        (("much",), None, "epsilon_final=.* must be one or more numbers from 0 to 1"),
-        ((float("nan"),), None, "epsilon_final=.* must be one or more numbers from 0 to 1"),
-        ((0.1, 0.2), (0.5, 1.2), "epsilon_odds=.* must be one or more numbers from 0 to 1"),
-        ((0.1, 0.2), (0.5,), r"epsilon_odds=\[0.5\] must give a probability for each of epsilon_final=\[0.1, 0.2\]"),
-        ((0.1, 0.2), (0, 0), "epsilon_odds=.* must give a probability for each"),
-    ],
-)
-def test_invalid_epsilons_and_odds_are_refused(final: Any, odds: Any, message: str) -> None:
-    """Epsilons and odds that are not probabilities, or not equally many, are refused."""
-    with pytest.raises(UsageError, match=message):
-        ExplorationSettings(epsilon_final=final, epsilon_odds=odds).check_epsilons()

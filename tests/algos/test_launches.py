@@ -85,7 +85,7 @@ class Run:
     def __init__(self, name: str, device: torch.device, **changes: Any):
         algo_class, self.spec, settings = (ON_POLICY | OFF_POLICY)[name]
         torch.manual_seed(0)
-        self.algo = algo_class(self.spec, algo_class.Settings(**settings, **changes), 10_000, B, T)
+        self.algo = algo_class(self.spec, algo_class.Settings(**settings | changes), 10_000, B, T)
         self.device, self.step = device, 0
         self.algo.policy.to(device)
         self.algo.setup(1, lambda module: Update(module, RMSProp(), 0.5))
@@ -153,11 +153,12 @@ def assert_learns_alike(cpu: Run, gpu: Run, learn: Callable[[Run, Rollout], Any]
 
 
 @pytest.mark.gpu(fake=True, like_cpu=True)
-@pytest.mark.parametrize("name", some_slow(ON_POLICY, IN_TEST_SLOW))
+@pytest.mark.parametrize("name", some_slow(ON_POLICY, {*IN_TEST_SLOW, "ppo, core", "pqn", "ppo, normalized"}))
 def test_graphs_learn_what_single_operations_do(name: str) -> None:
     """CUDA graphs on a GPU learn what single operations on a CPU learn, with changing schedules and truncations."""
-    gpu = Run(name, GPU)
-    assert_learns_alike(Run(name, CPU), gpu, Run.learn, [0, 1, 0, 2, 0, 3])
+    fewer = {"epochs": 2} if "epochs" in ON_POLICY[name][2] else {}
+    gpu = Run(name, GPU, **fewer)
+    assert_learns_alike(Run(name, CPU, **fewer), gpu, Run.learn, [0, 1, 0, 2, 0, 3])
     assert len(gpu.update._graphs._calls) <= 4, "each number of truncated episodes has graphs of its own"
 
 
@@ -178,7 +179,7 @@ def test_deterministic_runs(name: str) -> None:
 
 
 @pytest.mark.parametrize("replay_device", ["auto", pytest.param("cpu", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", some_slow(OFF_POLICY, {"dqn"}))
+@pytest.mark.parametrize("name", some_slow(OFF_POLICY, {"dqn", "qr_dqn"}))
 def test_graphs_draw_and_learn_the_same(name: str, replay_device: str) -> None:
     """Graphs draw the same samples and learn the same from them, while the room for final frames grows."""
     runs = [Run(name, device, replay_device=replay_device) for device in (CPU, GPU)]
@@ -195,11 +196,11 @@ def test_graphs_draw_and_learn_the_same(name: str, replay_device: str) -> None:
         run.replayed(rollout)
         rooms.append(len(run.algo.replay.ring.final_frames))
 
-    assert_learns_alike(*runs, learn, [0, 1, 0, 0, 2, 0, 5, 8, 0, 9, 0])
+    assert_learns_alike(*runs, learn, [0, 1, 0, 2, 0, 5, 9, 0])
     assert len(set(rooms)) >= 3, "the room for final frames grows more than once"
 
 
-@pytest.mark.parametrize("name", some_slow(ON_POLICY, IN_TEST_SLOW - {"a2c, tasks"}))
+@pytest.mark.parametrize("name", some_slow(ON_POLICY, {*IN_TEST_SLOW, "ppo, core"} - {"a2c, tasks"}))
 def test_launches_of_an_update(name: str) -> None:
     """An on-policy update launches few kernels outside of its graphs and never waits."""
     run = Run(name, GPU)

@@ -1,96 +1,25 @@
-"""PPO's loss against plain arithmetic; its minibatches, epochs and settings on real rollouts."""
+"""PPO's minibatches, epochs and settings on real rollouts."""
 
-import math
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from accel_rl.algos.actor_critic import Outputs
 from accel_rl.algos.base import RunInfo
 from accel_rl.algos.batches import add_final_values, bootstrap
-from accel_rl.algos.ppo import PPO, PPOSettings, PPOTargets, ppo_loss, standardized
+from accel_rl.algos.ppo import PPO, PPOSettings, standardized
 from accel_rl.algos.returns import generalized_advantage
 from accel_rl.envs import EnvConfig
 from accel_rl.errors import UsageError
 from accel_rl.samplers import SerialSampler
 from accel_rl.samplers.base import SamplerConfig
 from accel_rl.updates.optimizers import Adam
-from tests.helpers.losses import DISTRIBUTIONS, draw, entropy, indices, log_probability, slope
 from tests.helpers.samplers import TOYS, make, spec_of
 from tests.helpers.updates import RecordingUpdate
 
 PONG = EnvConfig("pong", options={"max_episode_steps": 7, "noop_max": 3})
 COUNTING = EnvConfig(f"{TOYS}:Counting", options={"lengths": [3, -4, 2, -1, 7], "seeded": True})
 CORE = {"core": "lstm", "core_size": 8, "previous_inputs": True}
-
-
-class Batch:
-    """Random float64 samples of PPO; some are invalid and hold garbage."""
-
-    def __init__(self, kind: str, *shape: int):
-        self.kind = kind
-        self.distribution, self.parameters, self.action = draw(kind, *shape)
-        generator = torch.Generator().manual_seed(1)
-        randn = lambda: torch.randn(shape, generator=generator, dtype=torch.float64)  # noqa: E731
-        self.value, self.old_value, self.advantage, self.return_ = randn(), randn(), randn(), randn()
-        self.old_log_probability = self.distribution.log_probability(self.parameters, self.action) + 0.3 * randn()
-        self.valid = torch.rand(shape, generator=generator) > 0.3
-        assert 0 < self.valid.sum() < self.valid.numel()
-        self.advantage[~self.valid] = 1e6
-        self.return_[~self.valid] = -1e6
-
-    def loss(self, value_clip: float | None) -> tuple[Tensor, dict[str, Tensor]]:
-        outputs = Outputs.of(self.distribution, self.parameters, self.value, self.action)
-        targets = PPOTargets(self.advantage, self.return_, self.old_value, self.old_log_probability)
-        settings = PPOSettings(value_clip=value_clip, value_weight=0.7)
-        return ppo_loss(outputs, targets, self.valid, settings, torch.tensor(0.2, dtype=torch.float64), 0.03)
-
-    def expected(self, value_clip: float | None) -> dict[str, float]:
-        """Returns the terms of the loss from plain loops."""
-        names = ("policy_loss", "value_loss", "entropy", "loss", "approx_kl", "clip_fraction")
-        sums = dict.fromkeys(names, 0.0)
-        for i in indices(self.valid.shape):
-            if not self.valid[i]:
-                continue
-            value, old, return_ = (x[i].item() for x in (self.value, self.old_value, self.return_))
-            log_p = log_probability(self.kind, self.parameters[i].tolist(), self.action[i].tolist())
-            ratio, advantage = math.exp(log_p - self.old_log_probability[i].item()), self.advantage[i].item()
-            # A sample is constant once its ratio has left the clip in the direction of its advantage.
-            if advantage > 0:
-                sums["policy_loss"] -= min(ratio, 1.2) * advantage
-            else:
-                sums["policy_loss"] -= max(ratio, 0.8) * advantage
-            error = (value - return_) ** 2
-            if value_clip is not None:
-                near = old + max(-value_clip, min(value_clip, value - old))
-                error = max(error, (near - return_) ** 2)
-            sums["value_loss"] += error
-            sums["entropy"] += entropy(self.kind, self.parameters[i].tolist())
-            sums["approx_kl"] += (ratio - 1) - math.log(ratio)
-            sums["clip_fraction"] += not 0.8 <= ratio <= 1.2
-        sums["loss"] = sums["policy_loss"] + 0.7 * sums["value_loss"] - 0.03 * sums["entropy"]
-        return sums
-
-
-@pytest.mark.parametrize("value_clip", [None, 0.5])
-@pytest.mark.parametrize("kind", DISTRIBUTIONS)
-def test_loss_against_plain_loops(kind: str, value_clip: float | None) -> None:
-    """PPO's loss, statistics and gradient equal plain loops over the valid samples."""
-    batch = Batch(kind, 6, 4)
-    expected, numbers = batch.expected(value_clip), [batch.parameters, batch.value]
-    slopes = [slope(lambda: batch.expected(value_clip)["loss"], x) for x in numbers]
-    for x in numbers:
-        x.requires_grad_()
-    loss_sum, terms = batch.loss(value_clip)
-    assert {name: value.item() for name, value in terms.items()} == pytest.approx(expected, rel=1e-9)
-    assert loss_sum.item() == pytest.approx(expected["loss"], rel=1e-9)
-    assert 0 < expected["clip_fraction"] < batch.valid.sum()
-    loss_sum.backward()
-    for x, gradient in zip(numbers, slopes, strict=True):
-        torch.testing.assert_close(x.grad, gradient, rtol=1e-6, atol=1e-6)
-        assert not x.grad[~batch.valid].any()
 
 
 def ppo(env: EnvConfig, num_envs: int, horizon: int, steps: int = 10_000, **settings: Any) -> PPO:

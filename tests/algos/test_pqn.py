@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from accel_rl.algos.pqn import PQN, PQNSettings
-from tests.helpers.q_tables import table_trunk
+from tests.algos.q_tables import table_trunk
 from tests.helpers.streams import DISCOUNT, Env, make_spec, rollout_of, streams
 from tests.helpers.updates import RecordingUpdate
 

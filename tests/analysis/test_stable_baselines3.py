@@ -67,7 +67,7 @@ def test_evaluate_policy_plays_the_games_that_we_play(tmp_path: Path, core: str,
 @pytest.mark.parametrize(
     ("env", "options"),
     [
-        ("tests.helpers.rooms:Rooms", {}),
+        ("tests.analysis.rooms:Rooms", {}),
         pytest.param(f"{TOYS}:Picture", {}, marks=pytest.mark.slow),
         pytest.param("pong", {"max_episode_steps": 9}, marks=pytest.mark.slow),
     ],

@@ -168,7 +168,7 @@ def toys(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parts that hang, crash and raise, in processes without PyTorch."""
     limits = {"good": 20, "wrong": 20, "hangs": 5, "crashes": 20, "raises": 20}
     monkeypatch.setattr(gpu_session, "PARTS", {name: Part("", limit_s) for name, limit_s in limits.items()})
-    monkeypatch.setattr(gpu_session, "PROGRAM", "tests.helpers.gpu_toy_parts")
+    monkeypatch.setattr(gpu_session, "PROGRAM", "tests.benchmarks.gpu_toy_parts")
     monkeypatch.setattr(gpu_session, "GRACE_S", 0.1)
 
 
@@ -211,7 +211,9 @@ def test_no_part_ends_the_others(toys: None, tmp_path: Path, capsys: Any) -> Non
 @pytest.mark.multiprocess
 def test_a_session_that_is_ended_leaves_nothing(toys: None, tmp_path: Path) -> None:
     """What a part has started ends with the session, and its rows stay."""
-    program = "import gpu_session as s; s.PROGRAM = 'tests.helpers.gpu_toy_parts'; s.PARTS = {'hangs': s.Part('', 60)}"
+    program = (
+        "import gpu_session as s; s.PROGRAM = 'tests.benchmarks.gpu_toy_parts'; s.PARTS = {'hangs': s.Part('', 60)}"
+    )
     program += f"; raise SystemExit(s.main(['--out', {str(tmp_path)!r}]))"
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "benchmarks")])}
     session = subprocess.Popen([sys.executable, "-c", program], env=env, stdout=subprocess.DEVNULL)

@@ -84,7 +84,18 @@ def test_numbers_that_nothing_can_hold_are_refused(name: str, value: Any) -> Non
 
 @pytest.mark.parametrize(
     "text",
-    ["seed: " + "9" * 5000, "a: 2001-99-99", "a: !!bool x", "a: !!int ''", "a: !!timestamp x", "*a", "null: 1", "1: 2"],
+    [
+        "- 1",
+        "\x00\xfe",
+        "seed: " + "9" * 5000,
+        "a: 2001-99-99",
+        "a: !!bool x",
+        "a: !!int ''",
+        "a: !!timestamp x",
+        "*a",
+        "null: 1",
+        "1: 2",
+    ],
 )
 def test_what_is_no_mapping_in_yaml_is_refused(text: str, tmp_path: Path) -> None:
     """YAML that is invalid, or no mapping from names to values, is refused with the file's name."""

@@ -47,7 +47,8 @@ def resolve_for(settings: dict[str, Any], env: str) -> Config:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("preset", preset_names())
 def test_a_preset_is_whole(preset: str, kind: str) -> None:
-    """Each preset resolves, on pixels and vectors, to an algorithm with exactly the preset's settings."""
+    """Each preset resolves, on pixels and vectors, to an algorithm with exactly the preset's settings; a variant also
+    by its name alone."""
     config = resolve_for(named(preset), example(preset, kind))
     assert issubclass(config.algo_class, Algo)
     check(config)
@@ -57,6 +58,8 @@ def test_a_preset_is_whole(preset: str, kind: str) -> None:
     for name, value in (content | content.get(kind, {})).items():
         follows_the_cpu = name == "precision" and value == "fast"
         assert name in about or follows_the_cpu or resolved[name] == value, name
+    by_name = resolve_for({"algo": preset}, example(preset, kind)).as_dict()
+    assert by_name | {"algo": "", "preset": ""} == config.as_dict() | {"algo": "", "preset": ""}
 
 
 # Presets that differ from another in numbers only, which SMALL replaces, have digits in their names. Pixels differ
@@ -133,18 +136,6 @@ def test_value_replay_shapes_what_the_policy_sees(preset: str, env: str) -> None
     """In presets with value replay, the value shares the policy's layers."""
     settings = resolve_for({"algo": preset}, env).algo
     assert "value_replay" in settings.auxiliary and not settings.separate_value
-
-
-@pytest.mark.parametrize("preset", [name for name in preset_names() if "base" in load_preset(name)])
-def test_a_variant_is_an_algorithm_by_its_own_name(preset: str) -> None:
-    """A variant's name gives the same settings as its base with the variant as preset."""
-    env = example(preset, "vectors")
-    by_name = resolve_for({"algo": preset}, env).as_dict()
-    by_preset = resolve_for(named(preset), env).as_dict()
-    differ = {"algo", "preset"}
-    assert {k: v for k, v in by_name.items() if k not in differ} == {
-        k: v for k, v in by_preset.items() if k not in differ
-    }
 
 
 @pytest.mark.parametrize(

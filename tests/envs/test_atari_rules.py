@@ -8,8 +8,8 @@ import pytest
 from accel_rl.envs.batches.batch_simulator import BatchConfig, BatchSimulator, rollout_layout
 from accel_rl.envs.games.atari import AtariSimulator, make_options
 from accel_rl.envs.spec import EnvConfig
-from tests.helpers import scripted_game
-from tests.helpers.scripted_game import POINTS, Script, shown
+from tests.envs import scripted_game
+from tests.envs.scripted_game import POINTS, Script, shown
 from tests.helpers.simulators import MAKE
 
 

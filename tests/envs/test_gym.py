@@ -9,7 +9,7 @@ import pytest
 
 from accel_rl.envs.spaces.conversion import left_out, make_spec, parts_of, to_rows
 from accel_rl.errors import RunError, UsageError
-from tests.helpers.gym_simulators import assert_state_is_exact, make
+from tests.envs.gym_simulators import assert_state_is_exact, make
 from tests.helpers.samplers import TOYS
 
 

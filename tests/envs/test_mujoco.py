@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import accel_rl
-from tests.helpers.gym_simulators import assert_state_is_exact
+from tests.envs.gym_simulators import assert_state_is_exact
 
 pytest.importorskip("mujoco")
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from tests.fake_cuda.graphs import Capture
     from tests.fake_cuda.streams import Queue
 
-GIB = 2**30
+CAPACITY = 16 * 2**30  # bytes of each GPU
 
 
 @dataclass
@@ -50,16 +50,16 @@ class Counts:
 class Gpu:
     """One GPU: its default stream's queue, the current one, and its memory."""
 
-    def __init__(self, index: int, default: Queue, capacity: int):
+    def __init__(self, index: int, default: Queue):
         self.index, self.default, self.current = index, default, default
-        self.capacity, self.allocated = capacity, 0  # bytes
+        self.allocated = 0  # bytes
 
 
 class Machine:
     """The state of the fake `torch.cuda`; there is one at a time, `MACHINE.now`."""
 
-    def __init__(self, num_gpus: int, seed: int | None, capacity: int):
-        self.num_gpus, self.capacity = num_gpus, capacity
+    def __init__(self, num_gpus: int, seed: int | None):
+        self.num_gpus = num_gpus
         self.order = random.Random(seed) if seed is not None else None  # None: as late as is legal
         self.counts = Counts()
         self.gpus: list[Gpu] = []

@@ -33,12 +33,6 @@ class Block:
         self.queue, self.users = current_queue(gpu), set[Queue]()
         self.pool: Pool | None = self.queue.capture.pool if self.queue.capture else None
         self._machine, self._bytes = machine(), memory.untyped_storage().nbytes()
-        if self.gpu.allocated + self._bytes > self.gpu.capacity:
-            wanted, free = self._bytes / 2**20, (self.gpu.capacity - self.gpu.allocated) / 2**30
-            self._bytes = 0
-            raise torch.OutOfMemoryError(
-                f"CUDA out of memory. Tried to allocate {wanted:.2f} MiB. GPU {gpu} has {free:.2f} GiB free."
-            )
         self.gpu.allocated += self._bytes
 
     def __del__(self) -> None:

@@ -14,7 +14,7 @@ import torch
 from tests.fake_cuda import generators, graphs, memory, nccl, streams
 from tests.fake_cuda.generators import Generator, default_generator
 from tests.fake_cuda.guard import set_guard
-from tests.fake_cuda.machine import GIB, MACHINE, Gpu, Machine, machine
+from tests.fake_cuda.machine import CAPACITY, MACHINE, Gpu, Machine, machine
 from tests.fake_cuda.streams import Queue, gpu_index
 from tests.fake_cuda.tensors import GpuMode
 
@@ -28,7 +28,7 @@ class Properties:
 
     def __init__(self, index: int):
         self.name, self.major, self.minor = f"fake GPU {index}", *machine().capability
-        self.total_memory, self.multi_processor_count = machine().capacity, 1
+        self.total_memory, self.multi_processor_count = CAPACITY, 1
         self.pci_domain_id, self.pci_bus_id, self.pci_device_id = 0xFFFF, index, 0
         self.uuid = f"fake-{index}"
 
@@ -58,7 +58,7 @@ def _allocated(device: Any = None) -> int:
 
 def _mem_get_info(device: Any = None) -> tuple[int, int]:
     gpu = machine().gpus[gpu_index(device)]
-    return gpu.capacity - gpu.allocated, gpu.capacity
+    return CAPACITY - gpu.allocated, CAPACITY
 
 
 def _set_sync_debug_mode(mode: Any) -> None:
@@ -122,23 +122,23 @@ PRIVATE: dict[str, Any] = {
 
 
 @contextlib.contextmanager
-def fake_gpus(num_gpus: int = 1, seed: int | None = None, capacity: int = 16 * GIB) -> Iterator[Machine]:
+def fake_gpus(num_gpus: int = 1, seed: int | None = None) -> Iterator[Machine]:
     """Installs GPUs for a block, here and in processes that are started within it.
 
-    seed: None: work happens as late as is legal; a number: in a random legal order. capacity: bytes of each GPU."""
-    inherited = f"{num_gpus},{'' if seed is None else seed},{capacity}"
+    seed: None: work happens as late as is legal; a number: in a random legal order."""
+    inherited = f"{num_gpus},{'' if seed is None else seed}"
     path = os.pathsep.join([str(STARTUP), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     with contextlib.ExitStack() as stack:
         stack.enter_context(replaced(os.environ, {VARIABLE: inherited, "PYTHONPATH": path}))
         sys.path.insert(0, str(STARTUP))  # learners get this process's own; some systems have a sitecustomize, too
         stack.callback(sys.path.remove, str(STARTUP))
-        yield stack.enter_context(_installed(num_gpus, seed, capacity))
+        yield stack.enter_context(_installed(num_gpus, seed))
 
 
 def install_here(inherited: str) -> None:
     """Installs GPUs in this process for good; inherited: the variable's value."""
-    num_gpus, seed, capacity = inherited.split(",")
-    installed = _installed(int(num_gpus), int(seed) if seed else None, int(capacity))
+    num_gpus, seed = inherited.split(",")
+    installed = _installed(int(num_gpus), int(seed) if seed else None)
     installed.__enter__()
     _forever.append(installed)
 
@@ -147,10 +147,10 @@ _forever: list[Any] = []
 
 
 @contextlib.contextmanager
-def _installed(num_gpus: int, seed: int | None, capacity: int) -> Iterator[Machine]:
+def _installed(num_gpus: int, seed: int | None) -> Iterator[Machine]:
     before = getattr(MACHINE, "now", None)
-    MACHINE.now = now = Machine(num_gpus, seed, capacity)
-    now.gpus = [Gpu(index, Queue(index, f"default stream of cuda:{index}"), capacity) for index in range(num_gpus)]
+    MACHINE.now = now = Machine(num_gpus, seed)
+    now.gpus = [Gpu(index, Queue(index, f"default stream of cuda:{index}")) for index in range(num_gpus)]
     set_guard()
     conversion = torch.__future__.get_overwrite_module_params_on_conversion()
     torch._C._set_only_lift_cpu_tensors(True)

@@ -100,62 +100,30 @@ def test_a_random_order_is_legal_and_not_always_the_latest() -> None:
     assert 0 < early < 20
 
 
-def test_timing_events() -> None:
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    torch.ones(3, device=GPU)
-    end.record()
-    assert not end.query()
-    with pytest.raises(RuntimeError, match="not ready"):
-        start.elapsed_time(end)
-    end.synchronize()
-    assert start.elapsed_time(end) > 0
-    with pytest.raises(RuntimeError, match="enable_timing"):
-        torch.cuda.Event().elapsed_time(end)
-
-
 # ---- memory ----
 
 
-def test_freed_memory_is_spoilt_in_the_order_of_its_stream() -> None:
+@pytest.mark.parametrize("is_recorded", [False, True])
+def test_freed_memory_is_spoilt_in_the_order_of_its_stream(is_recorded: bool) -> None:
+    """Another stream may no longer read what was freed meanwhile, unless `record_stream` has named it."""
     other, x = side_stream(), torch.ones(4, device=GPU)
     other.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(other):
         y = x * 2
-    del x  # while the other stream may still read it
+    if is_recorded:
+        x.record_stream(other)
+    del x
     torch.cuda.current_stream().synchronize()
     with torch.cuda.stream(other):
-        assert y.isnan().all().item()
+        assert y.isnan().all().item() == (not is_recorded) and (is_recorded or y.tolist() != [2] * 4)
         z = torch.ones(4, device=GPU)
         w = z * 2
         del z  # Its memory is freed after the work on its own stream.
         assert w.tolist() == [2] * 4
 
 
-def test_record_stream_keeps_memory() -> None:
-    other, x = side_stream(), torch.ones(4, device=GPU)
-    other.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(other):
-        y = x * 2
-    x.record_stream(other)
-    del x
-    torch.cuda.current_stream().synchronize()
-    with torch.cuda.stream(other):
-        assert y.tolist() == [2] * 4
-
-
 def test_new_memory_is_not_zero() -> None:
     assert torch.empty(3, device=GPU).isnan().all().item()
-
-
-def test_memory_runs_out_and_comes_back() -> None:
-    with fake_gpus(capacity=1000):
-        x = torch.zeros(200, device=GPU)
-        with pytest.raises(torch.OutOfMemoryError, match="Tried to allocate"):
-            torch.zeros(200, device=GPU)
-        assert torch.cuda.mem_get_info() == (200, 1000)
-        del x
-        torch.zeros(200, device=GPU)
 
 
 def test_host_memory_is_registered_once() -> None:
@@ -235,13 +203,6 @@ def test_what_cannot_be_captured(work: Any, message: str) -> None:
         else:
             graph.capture_end()
     assert torch.cuda.current_stream() == before and x.sum().item() == 3
-
-
-def test_capture_needs_a_stream_of_its_own() -> None:
-    with pytest.raises(RuntimeError, match="non-default stream"):
-        torch.cuda.CUDAGraph().capture_begin()
-    with pytest.raises(RuntimeError, match="without a preceding"):
-        torch.cuda.CUDAGraph().replay()
 
 
 def test_torch_leaves_the_stream_of_a_failed_capture_current() -> None:
@@ -342,19 +303,6 @@ def test_deterministic_mode_refuses_what_cuda_cannot_repeat() -> None:
         x.long().cumsum(0)
     finally:
         torch.use_deterministic_algorithms(False)
-
-
-def test_what_is_not_modelled_says_so() -> None:
-    x = torch.ones(3, device=GPU)
-    cell = nn.LSTMCell(3, 3).to(GPU)
-    for use in (
-        lambda: torch.cuda.cudart().cudaMalloc,
-        lambda: x.to_sparse(),
-        lambda: torch.cuda.CUDAGraph().debug_dump,
-        lambda: cell(x.unsqueeze(0)),  # a kernel that CPUs do not have
-    ):
-        with pytest.raises(NotImplementedError):
-            use()
 
 
 # ---- counts ----

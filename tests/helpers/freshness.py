@@ -4,7 +4,7 @@ from copy import deepcopy
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from accel_rl.models.actor_critic import ActorCritic
 from accel_rl.updates import Update
@@ -64,9 +64,3 @@ def learn(update: Update, seed: int = 0, rate: float = 0.3) -> None:
     before = evaluate(policy)
     update.step(loss(IMAGE)[0], count, rate)
     assert_fresh(policy, before)
-
-
-@torch.no_grad()
-def change_by_add(policy: nn.Module, factor: float = 1.0) -> None:
-    for parameter in policy.parameters():
-        parameter.add_(factor * torch.ones_like(parameter) * 0.1)

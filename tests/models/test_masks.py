@@ -92,20 +92,20 @@ def choices_of(action: Tensor, nums: list[int]) -> Tensor:
 
 
 @pytest.mark.parametrize("case", CHOICES)
-def test_a_million_draws(case: str) -> None:
-    """A million draws, with noise at 0 and 1, too, never take a forbidden action."""
+def test_many_draws(case: str) -> None:
+    """Draws, with noise at 0 and 1, too, never take a forbidden action."""
     nums, policy = CHOICES[case][1], make_policy(case)
-    masks = random_masks(nums, 1000)
+    masks = random_masks(nums, 200)
     allowed = torch.from_numpy(masks)
     parameters = policy.act(rows_of(masks), None)[1]["distribution"]
     assert (parameters[~allowed] == DISALLOWED).all() and policy.distribution.is_masked
-    noise = policy.draw_noise(1000, 1000, torch.Generator().manual_seed(0))
+    noise = policy.draw_noise(1000, 200, torch.Generator().manual_seed(0))
     noise[0], noise[1], noise[2:300] = 0.0, 1.0, 1 - 2**-24
     for action in (
         policy.distribution.sample(parameters.expand(1000, -1, -1), noise),
         policy.act(rows_of(masks), None)[0],
     ):
-        chosen = choices_of(action.reshape(-1, 1000, len(nums)), nums)
+        chosen = choices_of(action.reshape(-1, 200, len(nums)), nums)
         assert allowed.expand(len(chosen), -1, -1).gather(2, chosen).all()
 
 
@@ -130,7 +130,7 @@ QS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("case", QS)
 def test_q_networks_choose_what_is_allowed(case: str) -> None:
     """Greedy actions, random actions and maxima of Q-networks keep to the mask."""
-    count, nums = (100_000 if case == "plain" else 2000), [11]
+    count, nums = 5000, [11]
     torch.manual_seed(0)
     policy = QNetwork(EnvSpec(VECTOR, spaces.Discrete(11), mask_sources=("info",)), **QS[case])
     policy.epsilon = 0.5

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from accel_rl.algos.base import frozen_copy
 from accel_rl.models import onednn, prepared
@@ -18,8 +18,14 @@ from accel_rl.models.layers import Conv2d, Linear
 from accel_rl.updates import Update
 from accel_rl.updates.flat import FlatParameters
 from accel_rl.updates.optimizers import SGD
-from tests.helpers.freshness import assert_current, assert_fresh, change_by_add, evaluate, learn, make_policy
+from tests.helpers.freshness import assert_current, assert_fresh, evaluate, learn, make_policy
 from tests.helpers.plain import error
+
+
+@torch.no_grad()
+def add(policy: nn.Module, number: float) -> None:
+    for parameter in policy.parameters():
+        parameter.add_(number)
 
 
 def by_pickle(policy: ActorCritic) -> Any:
@@ -33,8 +39,9 @@ def by_file(policy: ActorCritic) -> Any:
     return torch.load(buffer, weights_only=False)
 
 
-@pytest.mark.parametrize("copy", [deepcopy, frozen_copy, by_pickle, by_file])
-@pytest.mark.parametrize("is_flat", [False, True])
+@pytest.mark.parametrize(
+    ("copy", "is_flat"), [(deepcopy, True), (frozen_copy, True), (by_pickle, True), (by_file, False)]
+)
 def test_copies_go_their_own_way(copy: Callable[[Any], Any], is_flat: bool) -> None:
     """A change of a policy does not change its copy, and the reverse."""
     policy = make_policy()
@@ -43,10 +50,10 @@ def test_copies_go_their_own_way(copy: Callable[[Any], Any], is_flat: bool) -> N
     start = evaluate(policy)
     other = copy(policy)
     assert all(error(now, then) < 1e-5 for now, then in zip(evaluate(other), start, strict=True))
-    change_by_add(policy)
+    add(policy, 0.1)
     changed = assert_fresh(policy, start)
     assert all(error(now, then) < 1e-5 for now, then in zip(evaluate(other), start, strict=True))
-    change_by_add(other, factor=-0.5)
+    add(other, -0.05)
     assert_fresh(other, start)
     assert all(map(torch.equal, evaluate(policy), changed))
     for parameter in other.parameters():
@@ -55,82 +62,50 @@ def test_copies_go_their_own_way(copy: Callable[[Any], Any], is_flat: bool) -> N
     assert all(map(torch.equal, evaluate(policy), changed))
 
 
-def test_after_parameters_have_become_flat() -> None:
-    """A policy acts by its flat parameters after they have moved into one vector."""
-    policy = make_policy()
-    before = evaluate(policy)
-    parameters = FlatParameters(policy)
-    found = assert_current(policy, evaluate(policy))
-    assert all(error(now, then) < 1e-4 for now, then in zip(found, before, strict=True))
-    parameters.values.mul_(1.5)
-    assert_fresh(policy, before)
-
-
 # ---- by hand ----
 
 
-@torch.no_grad()
-def change_by_copy(policy: nn.Module) -> None:
-    for parameter in policy.parameters():
-        parameter.copy_(parameter * 1.5 + 0.1)
+def change_by_views(parameter: Tensor) -> None:
+    for row in parameter.detach():
+        row += 0.1
 
 
-@torch.no_grad()
-def change_by_foreach(policy: nn.Module) -> None:
-    torch._foreach_add_(list(policy.parameters()), 0.1)
+def move(parameter: Tensor) -> None:
+    """Gives a parameter a new tensor, perhaps where the old one was."""
+    values = (parameter + 0.1).numpy().copy()
+    parameter.data = torch.empty(0)
+    parameter.data = torch.empty(values.shape)
+    parameter.copy_(torch.from_numpy(values))
 
 
-@torch.inference_mode()
-def change_in_inference_mode(policy: nn.Module) -> None:
-    for parameter in policy.parameters():
-        parameter.add_(0.1)
-
-
-@torch.no_grad()
-def change_by_views(policy: nn.Module) -> None:
-    for parameter in policy.parameters():
-        for row in parameter.detach():
-            row += 0.1
-
-
-def change_by_moves(policy: nn.Module) -> None:
-    """New tensors, perhaps where the old ones were."""
-    for parameter in policy.parameters():
-        values = (parameter.detach() + 0.1).numpy().copy()
-        parameter.data = torch.empty(0)
-        parameter.data = torch.empty(values.shape)
-        with torch.no_grad():
-            parameter.copy_(torch.from_numpy(values))
-
-
-def change_by_new_parameters(policy: nn.Module) -> None:
+def replace_all(policy: nn.Module) -> None:
     for module in policy.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
             setattr(module, name, nn.Parameter(parameter.detach() + 0.1))
 
 
-BY_HAND = [change_by_add, change_by_copy, change_by_foreach, change_in_inference_mode, change_by_views]
-NOT_FLAT = [change_by_moves, change_by_new_parameters]  # FlatParameters says that they are not allowed
+IN_PLACE: dict[str, Callable[[Tensor], Any]] = {
+    "add": lambda parameter: parameter.add_(0.1),
+    "add in inference mode": lambda parameter: parameter.add_(0.1),
+    "copy": lambda parameter: parameter.copy_(parameter * 1.5 + 0.1),
+    "foreach": lambda parameter: torch._foreach_add_([parameter], 0.1),
+    "views": change_by_views,
+}
+BY_HAND = [(how, change, is_flat) for how, change in IN_PLACE.items() for is_flat in (False, True)]
 
 
-@pytest.mark.parametrize("is_flat", [False, True])
-@pytest.mark.parametrize("change", BY_HAND)
-def test_after_changes_by_hand(change: Callable[[nn.Module], None], is_flat: bool) -> None:
-    """A policy acts by its new parameters after any change in place."""
+@pytest.mark.parametrize(("how", "change", "is_flat"), [*BY_HAND, ("move", move, False), ("replace", None, False)])
+def test_after_changes_by_hand(how: str, change: Callable[[Tensor], Any] | None, is_flat: bool) -> None:
+    """A policy acts by its new parameters after any change in place, and after they were replaced."""
     policy = make_policy()
-    if is_flat:
+    if is_flat:  # FlatParameters says that parameters must not be replaced
         FlatParameters(policy)
     before = evaluate(policy)
-    change(policy)
-    assert_fresh(policy, before)
-
-
-@pytest.mark.parametrize("change", NOT_FLAT)
-def test_after_parameters_are_replaced(change: Callable[[nn.Module], None]) -> None:
-    """A policy acts by its new parameters after they were replaced."""
-    policy = make_policy()
-    before = evaluate(policy)
-    change(policy)
+    with torch.inference_mode() if "inference" in how else torch.no_grad():
+        for parameter in policy.parameters() if change else ():
+            change(parameter)  # type: ignore[misc]
+    if not change:
+        replace_all(policy)
     assert_fresh(policy, before)
 
 
@@ -174,7 +149,7 @@ def test_layers_keep_no_more_than_one_version() -> None:
     evaluate(policy)
     counts = [len(layer.prepared._made) for layer in layers]
     for _ in range(3):
-        change_by_add(policy, 0.1)
+        add(policy, 0.01)
         evaluate(policy)
     assert counts == [len(layer.prepared._made) for layer in layers]
     if onednn.convolves(torch.float32):

@@ -115,11 +115,11 @@ def test_interleaving_changes_the_memory_layout_only(channels: int) -> None:
         assert interleaved(stacks).is_contiguous(memory_format=torch.channels_last)
 
 
-SIZES = [(84, 84), (25, 31)]
-
-
-@pytest.mark.parametrize("size", SIZES, ids=str)
-@pytest.mark.parametrize("name", ["ga3c", "ga3c_large_4", "ga3c_large_3", "ga3c_large_2", "ga3c_large_1"])
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [("ga3c", (84, 84)), *((name, (25, 31)) for name in ("ga3c", *(f"ga3c_large_{k}" for k in (4, 3, 2, 1))))],
+    ids=str,
+)
 def test_padding_is_tensorflows(name: str, size: tuple[int, int]) -> None:
     """Padding and output sizes equal TensorFlow's, computed window by window."""
     trunk = NETWORKS[name](atari(*size))
@@ -145,10 +145,7 @@ def test_padding_is_tensorflows(name: str, size: tuple[int, int]) -> None:
 
 def test_padding_by_hand() -> None:
     """Padding equals TensorFlow's "same" rule, and symmetric padding is the convolution's own."""
-    cases = {(84, 8, 4): (2, 2), (21, 4, 2): (1, 2), (84, 8, 3): (2, 3), (84, 8, 1): (3, 4), (11, 4, 2): (1, 2)}
-    cases |= {(5, 1, 2): (0, 0), (6, 2, 3): (0, 0), (1, 4, 2): (1, 2)}
-    for arguments, expected in cases.items():
-        assert same_padding(*arguments) == expected, arguments
+    assert [same_padding(*case) for case in ((84, 8, 4), (21, 4, 2), (6, 2, 3))] == [(2, 2), (1, 2), (0, 0)]
     trunk = NETWORKS["ga3c"](atari(84, 84))
     # Where it is symmetric it is the convolution's own: an extra layer would copy all frames.
     assert trunk.convolutions[0].padding == (2, 2) and isinstance(trunk.convolutions[2], torch.nn.ZeroPad2d)

@@ -15,8 +15,8 @@ from accel_rl.processes.fork_server import Child, ForkServer, assert_safe_to_for
 from accel_rl.processes.pool import ProcessPool
 from accel_rl.processes.spawning import describe_exit
 
-FORKED = "tests.helpers.forked_child:main"
-LIGHT = "tests.helpers.light_child:main"
+FORKED = "tests.processes.forked_child:main"
+LIGHT = "tests.processes.light_child:main"
 LOST = "the process that starts the learners {how}"
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes in the way of Linux")
@@ -86,7 +86,7 @@ def test_children_end_with_a_killed_server(family: Family) -> None:
 
 def test_what_children_leave_behind_ends() -> None:
     """Processes that a child leaves behind end with it, and other children's stay until they end."""
-    server = ForkServer("tests.helpers.light_child:leave_behind", [], LOST)
+    server = ForkServer("tests.processes.light_child:leave_behind", [], LOST)
     first, second = server.launch(None), server.launch(None)
     left = {child: [*map(psutil.Process, child.control.recv())] for child in (first, second)}
     first.send(0)
@@ -130,7 +130,7 @@ def test_what_prepares_may_fail(
 ) -> None:
     """A failure of the preparation reaches the parent as its own error, for paths with colons, too."""
     monkeypatch.syspath_prepend(tmp_path / "a:b")
-    server = ForkServer(LIGHT, [], LOST, "tests.helpers.light_child:fail", argument)
+    server = ForkServer(LIGHT, [], LOST, "tests.processes.light_child:fail", argument)
     with pytest.raises(error, match=message):
         server.launch(None)
     server.close()

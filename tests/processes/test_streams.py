@@ -80,7 +80,7 @@ from accel_rl.processes.streams import open_closed_streams
 if {has_file}:
     file = open({path!r}, "w")
 open_closed_streams()
-server = ForkServer("tests.helpers.light_child:talk", [], "{{how}}")
+server = ForkServer("tests.processes.light_child:talk", [], "{{how}}")
 child = server.launch(None)
 kind, content = child.receive()
 server.close([child])

@@ -23,11 +23,11 @@ from accel_rl.samplers.base import GamesToPlay, SamplerConfig, StepHook
 from accel_rl.samplers.device import DeviceSampler
 from accel_rl.settings.resolve import resolve
 from tests.fake_cuda import counting
-from tests.helpers.device_envs import OBSERVATION, Drift
 from tests.helpers.samplers import Echo, Flat, Greedy, assert_equal, closing, copy, spec_of, to_cpu
+from tests.samplers.device_envs import OBSERVATION, Drift
 from tests.samplers.test_gpu_action_server import Remembers
 
-HERE = "tests.helpers.device_envs"
+HERE = "tests.samplers.device_envs"
 B, RUN_SEED = 6, 3
 SPEC = EnvSpec(OBSERVATION, gymnasium.spaces.Discrete(4))
 MASKED = replace(SPEC, mask_sources=("info",))

@@ -88,7 +88,7 @@ def test_the_learner_draws_what_it_would_draw_without_environments() -> None:
 
 def test_a_batch_on_a_device_draws_by_the_seed() -> None:
     """The device sampler keeps generators for its environments, too, and a checkpoint holds them."""
-    env = EnvConfig("tests.helpers.device_envs:Chances")
+    env = EnvConfig("tests.samplers.device_envs:Chances")
     first, second = (make(DeviceSampler, env, SamplerConfig(4, 5, 0)) for _ in range(2))
     with closing(first, second):
         np.random.seed(5)

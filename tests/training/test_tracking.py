@@ -18,10 +18,10 @@ import yaml
 import accel_rl
 from accel_rl.errors import UsageError
 from accel_rl.training import tracking
-from tests.helpers.offline_runs import OfflineRun, read_offline_runs
 from tests.helpers.processes import TINY, Command, Result
 from tests.helpers.runs import TINY_LEARNERS_RUN, TINY_SERIAL_RUN, assert_same_policy, rows, rows_without_time
 from tests.helpers.samplers import TOYS
+from tests.training.offline_runs import OfflineRun, read_offline_runs
 
 MORE: dict[str, Any] = {"log_interval_steps": 20, "eval_interval_steps": 40, "eval_episodes": 1, "steps": 80}
 RUN: dict[str, Any] = {**TINY_SERIAL_RUN, **MORE, "algo": "a2c", "decorrelation_steps": 0}

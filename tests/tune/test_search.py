@@ -102,13 +102,9 @@ def test_a_large_space_is_searched_by_lines() -> None:
 
 
 def test_the_default_stays_where_nothing_is_faster() -> None:
-    """Luck makes no settings file."""
+    """Luck makes no settings file. Where no point may be faster than the default, there is no final."""
     found = Machine(lambda workers, threads: 1000.0, noise=0.05).search(SMALL)
     assert found.finalists and found.pick == SMALL.start
-
-
-def test_a_default_that_wins_needs_no_final() -> None:
-    """Where no point may be faster than the default, there is no final."""
     found = Machine(lambda workers, threads: 1000.0 / (workers * threads) ** 2).search(SMALL)
     assert found.finalists == [] and found.pick == SMALL.start and len(found.trials) > 1
 

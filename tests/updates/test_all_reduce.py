@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.helpers.reduce_process import CASES, NUM_UPDATES, Network, alone, run, together, too_many_terms
+from tests.updates.reduce_process import CASES, NUM_UPDATES, Network, alone, run, together, too_many_terms
 
 # Each rank is a process that imports torch. `make test` has synchronous learners in tests/distributed.
 pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]

@@ -20,7 +20,8 @@ GPU = torch.device("cuda:0")
 
 def make_update(how: str) -> Update:
     torch.manual_seed(0)
-    update = Update(nn.Linear(3, 1).to("cuda:0" if how == "graph" else "cpu"), SGD())
+    slice_elements = 3 if how == "slices" else 10**6
+    update = Update(nn.Linear(3, 1).to("cuda:0" if how == "graph" else "cpu"), SGD(), slice_elements=slice_elements)
     if how == "buffers":
         update._graphs = CudaGraphs(update.device)
     return update
@@ -270,30 +271,34 @@ def test_work_of_the_cpu_stays_there(graphs: bool) -> None:
         assert found.device == GPU and found.tolist() == [3.0, 3.0]
 
 
-@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("how", [*HOW, "slices"])
 def test_terms_keep_their_order_and_dtype(how: str) -> None:
-    """Terms keep their order, dtype and shape on their way through a graph."""
-    update = make_update(how)
+    """Terms keep their order, dtype, shape and samples; later updates do not change them."""
+    update, kept = make_update(how), []
 
     def loss(x: Tensor, scale: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         loss_sum = scale * update.module(x).sum()
         return loss_sum, {
             "third": x.double().sum() / 3,
-            "each": x[:, 0].double(),
+            "each": x[:, :2].double(),
             "loss": loss_sum.detach(),
-            "pair": x[:1].double() / 3,
+            "one": x[:, 0].double() / 3,
             "ninth": x.double().sum() / 9,
-            "a": scale.detach(),
+            "a": scale.detach() * len(x) / 2,
         }
 
     for index in range(5):
         x = torch.arange(6.0, device=update.device).view(2, 3) + index
         stats = update.minimize(loss, (x, 2.0 + index), torch.tensor(1), 0.1)
-        assert list(stats) == ["third", "each", "loss", "pair", "ninth", "a", "grad_norm"]
+        assert list(stats) == ["third", "each", "loss", "one", "ninth", "a", "grad_norm"]
         assert [stats[name].dtype for name in ("third", "each", "loss")] == [torch.float64] * 2 + [torch.float32]
         total = 15.0 + 6 * index
-        assert stats["third"].item() == total / 3 and stats["ninth"].item() == total / 9
-        assert stats["pair"].tolist() == [[(index + k) / 3 for k in range(3)]] and stats["a"].item() == 2 + index
+        assert [stats[name].item() for name in ("third", "ninth", "a")] == pytest.approx(
+            [total / 3, total / 9, 2 + index]
+        )
+        kept.append((stats, x[:, :2].double()))
+    for stats, pairs in kept:
+        assert torch.equal(stats["each"], pairs) and torch.equal(stats["one"], pairs[:, 0] / 3)
 
 
 # ---- repeat ----

@@ -9,9 +9,8 @@ import torch.distributed as dist
 from accel_rl.hardware.devices import DeviceId
 from accel_rl.hardware.shared_memory import SharedArrays
 from accel_rl.updates import all_reduce, shared_sum
-from accel_rl.updates.all_reduce import AllReduce
 from accel_rl.updates.shared_sum import SharedSum
-from tests.helpers.reduce_process import CASES, run, together
+from tests.updates.reduce_process import CASES, run, together
 
 
 @pytest.mark.parametrize(
@@ -38,31 +37,6 @@ def test_nccl_is_for_learners_with_a_gpu_of_their_own(
     monkeypatch.setattr(dist, "all_gather_object", gather)
     monkeypatch.setattr(all_reduce, "device_id", lambda device: DeviceId("a", "a"))
     assert all_reduce._can_use_nccl(torch.device("cuda:0")) == uses_nccl
-
-
-def test_gloo_gets_no_gpu_tensors() -> None:
-    """With copies enabled, Gloo gets a tensor in CPU memory, and the result is copied back."""
-
-    class OnGpu:
-        values = torch.arange(3.0)
-
-        def cpu(self) -> torch.Tensor:
-            return self.values.clone()
-
-        def copy_(self, values: torch.Tensor) -> None:
-            self.values = values
-
-    def double(values: Any, root: int) -> None:
-        seen.append((type(values), root))
-        if isinstance(values, torch.Tensor):
-            values.mul_(2)
-
-    exchange, seen, tensor = AllReduce(), list[Any](), OnGpu()
-    for by_copies in (False, True):
-        exchange._by_copies = by_copies
-        exchange._call(double, tensor, 0)  # type: ignore[arg-type]
-    assert seen == [(OnGpu, 0), (torch.Tensor, 0)]
-    assert tensor.values.tolist() == [0, 2, 4]
 
 
 @pytest.mark.parametrize("pins", [True, False])

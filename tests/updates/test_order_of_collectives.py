@@ -81,7 +81,7 @@ def test_gradients_are_summed_between_graph_and_step(normalize: str, events: lis
     assert found[-len(last_rollout) :] == last_rollout
 
 
-@pytest.mark.parametrize("normalize", ["minibatch", "rollout"])
+@pytest.mark.parametrize("normalize", ["minibatch", pytest.param("rollout", marks=pytest.mark.slow)])
 def test_learners_come_to_the_same_collectives(normalize: str, events: list[str]) -> None:
     """Learners join the same collectives, whether their samples are valid or not."""
     first, second = (learn(events, normalize, seed, is_lost)[0] for seed, is_lost in ((0, False), (100, True)))

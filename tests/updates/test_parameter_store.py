@@ -12,7 +12,7 @@ import torch
 from accel_rl.errors import UsageError
 from accel_rl.updates.optimizers import Adam
 from accel_rl.updates.parameter_store import CentralStore
-from tests.helpers.store_process import Process, check, fill, go_around, hammer, hold
+from tests.updates.store_process import Process, check, fill, go_around, hammer, hold
 
 SIZE = 90_001
 

@@ -16,9 +16,9 @@ from accel_rl.updates import CentralStore, StoreExchange, Update, shared_state
 from accel_rl.updates.cuda_graphs import CudaGraphs
 from accel_rl.updates.optimizers import SGD, Adam, MomentumSGD, Optimizer, RMSProp, TorchOptimizer
 from accel_rl.updates.parameter_store import LockedTensors
-from tests.helpers.store_process import Process, Weights, learn, update_store
+from tests.updates.store_process import Process, Weights, learn, update_store
 
-RULES: list[Optimizer] = [RMSProp(), RMSProp(momentum=0.5, initial_square=1.0), Adam(), MomentumSGD(), SGD()]
+RULES: list[Optimizer] = [RMSProp(momentum=0.5, initial_square=1.0), Adam(), MomentumSGD()]
 # Updates work in the store's memory, or through copies as on a GPU.
 PLACES = [("cpu", True), ("cpu", False), pytest.param("cuda:0", False, marks=pytest.mark.gpu)]
 RATES = [1e-2, 5e-3, 2e-2, 1e-2, 1e-3, 3e-2, 1e-2, 7e-3, 1e-2, 2e-2]
@@ -106,7 +106,7 @@ def test_a_single_learner_learns_as_without_a_store(
     rule: Optimizer, own_state: bool, device: str, in_place: bool
 ) -> None:
     """A single learner on a store learns as without one, in any number of chunks."""
-    for num_chunks, locks in ((1, True), (3, True), (3, False)):
+    for num_chunks, locks in ((1, True), (3, False)):
         options = {"own_state": own_state}
         local = Update(make_network(device), rule, 0.5, cuda_graphs=False)
         store = make_store(local.module, rule, options=options, num_chunks=num_chunks, locks=locks)
@@ -267,9 +267,16 @@ CASES: dict[str, tuple[Optimizer, dict[str, Any], Callable[[np.ndarray[Any, Any]
 }
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize(("device", "in_place"), PLACES)
-@pytest.mark.parametrize("locks", [True, False])
+BY_HAND = [(name, "cpu", in_place) for name in CASES for in_place in (True, False)]
+FAST_ON_A_GPU = ("own adam", "multi-step adam 2")
+BY_HAND += [
+    pytest.param(name, "cuda:0", False, marks=[pytest.mark.gpu, *([] if name in FAST_ON_A_GPU else [pytest.mark.slow])])
+    for name in CASES
+]
+
+
+@pytest.mark.parametrize("locks", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("name", "device", "in_place"), BY_HAND)
 def test_two_learners_by_hand(name: str, device: str, in_place: bool, locks: bool) -> None:
     """Two learners' parameters equal their equations computed by hand, through pulls and exchanges."""
     rule, options, by_hand = CASES[name]
@@ -315,17 +322,24 @@ def test_what_a_gpu_takes_over_is_there_before_others_may_write() -> None:
     update.exchange.close()
 
 
-def test_staleness() -> None:
+@pytest.mark.parametrize(
+    ("rule", "options", "script", "expected"),
+    [
+        (RMSProp(), {}, "a a b a pull-c c c a b", [0, 0, 2, 1, 0, 0, 2, 4]),
+        (Adam(), {"updates_per_exchange": 2}, "a a b b b a a", [0, 0, 0, 1, 1, 0, 1]),  # that of the newest exchange
+    ],
+)
+def test_staleness(rule: Optimizer, options: dict[str, Any], script: str, expected: list[float]) -> None:
     """Staleness counts the other learners' updates since the last look at the store."""
-    store = make_store(make_network(), RMSProp())
-    updates = {name: on_store(make_network(), RMSProp(), store) for name in "abc"}
+    store = make_store(make_network(), rule, options=options)
+    updates = {name: on_store(make_network(), rule, store, **options) for name in "abc"}
     found = []
-    for action in ["a", "a", "b", "a", "pull c", "c", "c", "a", "b"]:
+    for action in script.split():
         if action.startswith("pull"):
             updates[action[-1]].pull()
         else:
             found.append(float(minimize(updates[action], 0)["staleness"]))
-    assert found == [0, 0, 2, 1, 0, 0, 2, 4]
+    assert found == expected
 
 
 def test_staleness_is_a_mean_over_chunks() -> None:
@@ -336,25 +350,6 @@ def test_staleness_is_a_mean_over_chunks() -> None:
         part.copy_to_staging()
         part.publish()
     assert float(minimize(update, 0)["staleness"]) == pytest.approx(2 / 3)
-
-
-def test_multi_step_staleness_is_that_of_the_newest_exchange() -> None:
-    """Between exchanges, staleness is that of the newest exchange."""
-    options = {"updates_per_exchange": 2}
-    store = make_store(make_network(), Adam(), options=options)
-    a, b = (on_store(make_network(), Adam(), store, **options) for _ in range(2))
-    found = [float(minimize(update, 0)["staleness"]) for update in (a, a, b, b, b, a, a)]
-    assert found == [0, 0, 0, 1, 1, 0, 1]
-
-
-def test_seconds_are_those_since_the_last_reading() -> None:
-    """Each reading of the lock's seconds starts again from zero."""
-    store = make_store(make_network(), SGD())
-    store.lock_wait_s = 3.0
-    update = on_store(make_network(), SGD(), store)
-    store.lock_wait_s += 0.5
-    assert update.exchange.read_seconds() == {"lock": 0.5}
-    assert update.exchange.read_seconds() == {"lock": 0.0}
 
 
 @pytest.mark.multiprocess
@@ -454,7 +449,7 @@ def test_a_target_includes_what_is_pending() -> None:
     ],
     ids=repr,
 )
-@pytest.mark.parametrize("in_place", [True, False])
+@pytest.mark.parametrize("in_place", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_resumes_bit_for_bit(rule: Optimizer, options: dict[str, Any], in_place: bool) -> None:
     """A learner and store restored from a state continue bit for bit, with another number of chunks, too."""
 

@@ -93,15 +93,6 @@ def test_numbers_become_tensors() -> None:
         to_device(({1},), torch.device("cpu"))
 
 
-@pytest.mark.gpu
-def test_batches_go_to_a_device() -> None:
-    """All leaves go to the device and keep their dtype."""
-    given = (torch.arange(3), torch.tensor(0.3, dtype=torch.float64), 0.5)
-    found = to_device(given, torch.device("cuda:0"))
-    assert all(leaf.device == torch.device("cuda:0") for leaf in found)
-    assert [leaf.tolist() for leaf in found] == [[0, 1, 2], 0.3, 0.5] and found[1].dtype == torch.float64
-
-
 def test_the_structure_is_all_but_values() -> None:
     """Two batches have one structure only if shapes, dtypes, names and absent parts agree."""
     batch = make_batch()

@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from accel_rl.samplers.queued.sampler import QueuedSampler
-from tests.helpers.queued import Book, free_tokens, make_queued, numbered
 from tests.helpers.samplers import closing
+from tests.samplers.queued.book import Book, free_tokens, make_queued, numbered
 
 pytestmark = pytest.mark.multiprocess
 MAX_AGENTS = 5

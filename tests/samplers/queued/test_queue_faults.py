@@ -14,8 +14,8 @@ import pytest
 from accel_rl.errors import RunError
 from accel_rl.samplers.base import GamesToPlay, StepHook
 from accel_rl.samplers.queued.batches import SegmentBatch
-from tests.helpers.queued import Book, Telling, make_queued, numbered
 from tests.helpers.samplers import closing
+from tests.samplers.queued.book import Book, Telling, make_queued, numbered
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="watches processes in the way of Linux"),

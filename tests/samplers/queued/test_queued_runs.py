@@ -17,9 +17,9 @@ from accel_rl.settings.resolve import resolve
 from accel_rl.training.build import build_algo_and_update, build_training_sampler
 from accel_rl.training.iteration import Iteration
 from tests.helpers.gpu_runs import assert_learned_alike
-from tests.helpers.queued import Telling, make_queued
 from tests.helpers.runs import assert_same, rows
 from tests.helpers.samplers import TOYS, closing
+from tests.samplers.queued.book import Telling, make_queued
 
 pytestmark = pytest.mark.multiprocess
 slow = pytest.mark.slow

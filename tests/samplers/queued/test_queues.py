@@ -24,8 +24,8 @@ from accel_rl.samplers.queued.slots import (
     request,
     shared_layout,
 )
-from tests.helpers.queued import Telling, numbered, value_of
 from tests.helpers.samplers import spec_of
+from tests.samplers.queued.book import Telling, numbered, value_of
 
 NUM_PRODUCERS = 3
 

@@ -22,7 +22,7 @@ from accel_rl.updates.all_reduce import AllReduce
 from accel_rl.updates.optimizers import make_optimizer
 from accel_rl.updates.shared_sum import SharedSum
 
-MODULE = "tests.helpers.reduce_process"
+MODULE = "tests.updates.reduce_process"
 NUM_UPDATES, NUM_SAMPLES = 40, 24
 
 
