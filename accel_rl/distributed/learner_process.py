@@ -2,7 +2,7 @@
 
 import contextlib
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -20,7 +20,7 @@ from accel_rl.run_folder import checkpoint
 from accel_rl.run_folder.checkpoint import CHECKPOINT
 from accel_rl.settings.resolve import Config
 from accel_rl.training.callbacks import Row
-from accel_rl.training.coordinator import Coordinator, Request, SingleLearner
+from accel_rl.training.coordinator import Coordinator, Request
 from accel_rl.training.learner import LearnerJob
 from accel_rl.training.log import open_log
 from accel_rl.training.out_of_memory import advice_on_memory
@@ -53,30 +53,30 @@ def learn(job: LearnerJob) -> Request:
 class LearnerSetup:
     """The supervisor's message to a learner's process.
 
-    control_fd: descriptor of the memory of `Control`. has_callbacks: the supervisor needs the rows of the log. port:
-    that of the store where synchronous learners meet. store, to_rank_0, from_learners: for asynchronous learners;
-    connections by their descriptors."""
+    control_fd: descriptor of the memory of `Control`. has_callbacks: the supervisor wants the rows of the log. port: of
+    the store where synchronous learners meet. The rest is for asynchronous learners: their parameter store, and the
+    descriptors of their connections."""
 
     config: Config
     folder: Path
     control_fd: int
     is_resumed: bool
     show: bool
-    has_callbacks: bool = False
+    has_callbacks: bool
     port: int | None = None
     store: StoreSetup | None = None
     to_rank_0: int | None = None
     from_learners: dict[int, int] = field(default_factory=dict)
 
     def fds(self) -> list[int]:
-        """The descriptors that the process must inherit, besides its connection to the supervisor."""
-        connections = [*self.from_learners.values(), *([] if self.to_rank_0 is None else [self.to_rank_0])]
-        return [self.control_fd, *connections, *([self.store.fd] if self.store else [])]
+        """Returns the descriptors that the process must inherit, besides its connection to the supervisor."""
+        own = [self.control_fd, self.to_rank_0, self.store and self.store.fd]
+        return [fd for fd in own if fd is not None] + [*self.from_learners.values()]
 
 
 @dataclass
 class SupervisedStop:
-    """The supervisor's request to stop, in the form that `Trainer` reads: true once there is one."""
+    """The supervisor's request to stop, as `Trainer` reads it: true once there is one."""
 
     supervisor: "Connection[Any, Any]"
     control: Control
@@ -92,7 +92,7 @@ class SupervisedStop:
 
 @dataclass
 class SupervisedCallbacks:
-    """A learner's `RowListener`: passes rows to the callbacks in the supervisor's process, and their requests back."""
+    """A `RowListener` that passes rows to the callbacks in the supervisor's process, and their requests back."""
 
     supervisor: "Connection[Any, Any]"
     control: Control
@@ -109,21 +109,16 @@ class SupervisedCallbacks:
 
 
 def main(fd: int) -> None:
-    """Runs a learner in a process forked for it: trains to the end of the run.
+    """Trains a learner in a process forked for it, to the end of the run, and reports how that ended.
 
     fd: the descriptor of its connection to the supervisor."""
-    run_learner(fd, _train)
-
-
-def run_learner(fd: int, work: Callable[[LearnerSetup, SupervisedStop], None]) -> None:
-    """Receives a LearnerSetup through the connection fd, calls work, and reports how that ended."""
     supervisor: Connection[Any, Any] = Connection(fd)
     setup: LearnerSetup = supervisor.recv()
     answer: tuple[str, Any] = ("done", "")
     with open_log(setup.folder, setup.show, setup.config.rank_info.rank):
         try:
             with advice_on_limits():
-                work(setup, SupervisedStop(supervisor, Control(setup.config.rank_info.size, setup.control_fd)))
+                _train(setup, SupervisedStop(supervisor, Control(setup.config.rank_info.size, setup.control_fd)))
         except LostError as error:
             answer = ("lost", error)
         except (RunError, UsageError) as error:
@@ -137,38 +132,33 @@ def run_learner(fd: int, work: Callable[[LearnerSetup, SupervisedStop], None]) -
 
 def _train(setup: LearnerSetup, stop: SupervisedStop) -> None:
     state = checkpoint.load(setup.folder / CHECKPOINT, trust=setup.config.trust) if setup.is_resumed else None
-    with connected(setup, stop, state["steps"] if state else 0) as (coordinator, store):
+    with _connected(setup, stop, state["steps"] if state else 0) as (coordinator, store):
         callbacks = SupervisedCallbacks(stop.supervisor, stop.control, setup.has_callbacks)
         learn(LearnerJob(setup.config, setup.folder, coordinator, stop, state, setup.show, store, callbacks))
 
 
 @contextlib.contextmanager
-def connected(
-    setup: LearnerSetup, stop: SupervisedStop, steps: int = 0
+def _connected(
+    setup: LearnerSetup, stop: SupervisedStop, steps: int
 ) -> Iterator[tuple[Coordinator, CentralStore | None]]:
     """Yields this learner's coordinator, and the store of the parameters if learners share one.
 
     steps: those that a resumed run has done already."""
-    config, rank_info = setup.config, setup.config.rank_info
+    config, rank, size = setup.config, setup.config.rank_info.rank, setup.config.rank_info.size
     if setup.store:
-        from_learners = {rank: Connection(fd, writable=False) for rank, fd in setup.from_learners.items()}
+        from_learners = {other: Connection(fd, writable=False) for other, fd in setup.from_learners.items()}
         to_rank_0 = None if setup.to_rank_0 is None else Connection(setup.to_rank_0, readable=False)
-        yield (
-            AsyncCoordinator(rank_info.rank, rank_info.size, stop.control, to_rank_0, from_learners),
-            CentralStore.attach(setup.store),
-        )
-    elif rank_info.size == 1:
-        yield SingleLearner(steps), None
-    else:
-        # NCCL refuses learners that share a GPU.
-        has_own_gpu = config.device != "cpu" and len(set(config.devices)) == len(config.devices)
-        rank, size, timeout_s = rank_info.rank, rank_info.size, config.learners.learner_timeout_s
+        coordinator = AsyncCoordinator(rank, size, stop.control, to_rank_0, from_learners)
+        yield coordinator, CentralStore.attach(setup.store)
+        return
+    has_own_gpu = config.device != "cpu" and len(set(config.devices)) == size  # NCCL refuses to share a GPU
+    timeout_s = config.learners.learner_timeout_s
 
-        def report(error: LostError) -> None:
-            stop.supervisor.send(("lost", error))
+    def report(error: LostError) -> None:
+        stop.supervisor.send(("lost", error))
 
-        with process_group(rank, size, setup.port, offers_nccl=has_own_gpu):
-            coordinator = SyncCoordinator(rank, size)
-            coordinator.begin(steps, timeout_s)
-            with naming_absent(connect(setup.port, size), rank, size, timeout_s, None, report):
-                yield coordinator, None
+    with process_group(rank, size, setup.port, offers_nccl=has_own_gpu):
+        in_step = SyncCoordinator(rank, size)
+        in_step.begin(steps, timeout_s)
+        with naming_absent(connect(setup.port, size), rank, size, timeout_s, None, report):
+            yield in_step, None

@@ -1,10 +1,9 @@
 """Names the synchronous learners for which the others wait in vain.
 
-torch.distributed says that a collective has timed out, but not who is missing. NCCL's collectives do not even time out
-where the host could see it: the GPU waits, and the host waits for the GPU. So each learner counts the collectives that
-it has reached (`COLLECTIVES`), which costs nothing. Once one learner has waited for learner_timeout_s, it asks all for
-their counts, through the store where they have met, and a thread of each answers. A learner is absent if it does not
-answer (it is stopped, dead or cut off), or if it has reached fewer collectives than others.
+torch.distributed does not say who is missing when a collective times out, and NCCL's collectives do not time out where
+the host could see it. So each learner counts the collectives that it has reached (`COLLECTIVES`). A learner that has
+waited for learner_timeout_s asks all others for their counts, through the store where they have met; a thread of each
+answers. A learner is absent if it does not answer, or has reached fewer collectives than others.
 """
 
 import contextlib
@@ -25,7 +24,7 @@ ANSWER_S = 5.0  # a learner that has not answered for so long is absent
 
 
 class LostError(RunError):
-    """An error: other learners have not reached a collective. absent: their ranks, if known."""
+    """The error of learners that have not reached a collective. absent: their ranks, if known."""
 
     def __init__(self, absent: list[int], message: str):
         super().__init__(absent, message)  # as it is pickled
@@ -38,11 +37,11 @@ class LostError(RunError):
 
 
 class RollCall:
-    """A roll call: asks which learners are absent, and answers others that ask.
+    """A roll call, which asks which learners are absent, and answers others that ask.
 
     store: a connection for this object alone. timeout_s: how long learners wait for a late one. host: the rank of the
-    learner whose process has the store; None: it is another process. report: called before this object ends the process
-    in place of the main thread, which may wait for a GPU that waits for NCCL."""
+    learner whose process has the store; None: it is another process. report: called before this object ends the
+    process, whose main thread may wait for a GPU that waits for NCCL."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Synchronous learners: by torch.distributed, they agree on steps, the stop, and the files that rank 0 writes."""
+"""Coordinates synchronous learners by torch.distributed: their steps, the stop, and the files that rank 0 writes."""
 
 import contextlib
 import os
@@ -25,7 +25,7 @@ NCCL_SPARE_S = 60.0  # NCCL's time-out ends the process and names nobody: the ro
 
 
 class SyncCoordinator(Coordinator):
-    """A coordinator of learners in step: all make the same calls in the same order."""
+    """A coordinator of learners in step, which all make the same calls in the same order."""
 
     is_synchronous = True
 
@@ -115,20 +115,16 @@ class SyncCoordinator(Coordinator):
 def process_group(rank: int, size: int, port: int | None, offers_nccl: bool) -> Iterator[None]:
     """Makes the run's learners torch.distributed's default group: Gloo, and NCCL for GPU tensors if offers_nccl.
 
-    NCCL, where PyTorch has it, connects at its first tensor; `AllReduce` decides whether it gets any.
-
-    port: that of the supervisor's store on this machine; None: that of torchrun's, from the environment. Raises
-    UsageError if the port is in use."""
+    NCCL, where PyTorch has it, connects at its first tensor; `AllReduce` decides whether it gets any. port: that of the
+    supervisor's store on this machine; None: torchrun's, from the environment. Raises UsageError if the port is in
+    use."""
     uses_nccl = offers_nccl and dist.is_nccl_available()
     if port and (loopback := loopback_interface()):  # the machine may have no other
         os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
-    store = port and connect(port, size)
     backend = "cpu:gloo,cuda:nccl" if uses_nccl else "gloo"
+    meeting: Any = {"store": connect(port, size), "rank": rank, "world_size": size} if port else {}
     try:
-        if not store:
-            dist.init_process_group(backend, timeout=RENDEZVOUS_TIMEOUT)
-        else:
-            dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=RENDEZVOUS_TIMEOUT)
+        dist.init_process_group(backend, timeout=RENDEZVOUS_TIMEOUT, **meeting)
     except (dist.DistError, RuntimeError) as error:
         if describe_exceeded_limit(error):
             raise

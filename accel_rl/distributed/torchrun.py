@@ -1,9 +1,7 @@
-"""A learner started by torchrun with others, on one machine or several: they agree on a run, and train in step.
+"""Trains as a learner that torchrun has started with others: they agree on a run, and train in step.
 
-Learners of one machine, in step or not, do without torchrun: they have a supervisor (see supervisor.py). The reasons:
-torchrun ends learners by SIGTERM and, after 30 s, SIGKILL. It reports the first failure, often that of a learner that
-only notices that another one is gone. It has one exit status for all, passes on no shared memory, and leaves learners
-behind when it is killed itself."""
+Learners of one machine have a supervisor instead (supervisor.py). torchrun often reports a learner that only notices
+that another one is gone; it passes on no shared memory, and leaves learners behind when it is killed itself."""
 
 import contextlib
 import os

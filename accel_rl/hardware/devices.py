@@ -1,7 +1,6 @@
 """Finds the devices that a setting names, and pins memory so that a GPU reads it directly."""
 
 import contextlib
-import ctypes
 import logging
 import re
 import socket
@@ -18,7 +17,6 @@ from accel_rl.hardware.topology import parse_cpus, show_cpus
 
 logger = logging.getLogger("accel_rl")
 
-MAPS = Path("/proc/self/maps")  # the loaded files of this process, and their addresses
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # the same in all containers of a machine
 ARCHITECTURE = re.compile(r"(sm|compute)_(\d+)(\d)([af]?)")  # as in sm_90a: kind, major, minor, suffix
 
@@ -54,9 +52,8 @@ def find_device(name: str, setting: str = "device") -> str:
 def _first_device(setting: str) -> str:
     """Returns the first GPU that this build of PyTorch has kernels for; if there is none, the CPU."""
     gpus = range(num_gpus())
-    usable = next((gpu for gpu in gpus if not _missing_kernels(gpu)), None)
-    device = "cpu" if usable is None else f"cuda:{usable}"
-    if gpus and usable != 0:
+    device = next((f"cuda:{gpu}" for gpu in gpus if not _missing_kernels(gpu)), "cpu")
+    if gpus and device != "cuda:0":
         logger.warning("%s=auto is %s: %s", setting, device, _missing_kernels(0))
     return device
 
@@ -135,7 +132,7 @@ def gpu_has_bf16(device: str) -> bool:
 def _missing_kernels(gpu: int) -> str | None:
     """Returns a text if this build of PyTorch has no kernels for the GPU, with a build that has; else None.
 
-    Returns None as well if the build does not list its architectures: one for CPUs or for AMD's GPUs."""
+    A build that lists no architectures, for CPUs or for AMD's GPUs, counts as having them."""
     import torch
 
     architectures = {arch: match for arch in torch.cuda.get_arch_list() if (match := ARCHITECTURE.fullmatch(arch))}
@@ -159,15 +156,13 @@ def _runs_on(architecture: re.Match[str], major: int, minor: int) -> bool:
     """Tells whether code for this ARCHITECTURE runs on a GPU of this compute capability (CUDA C++ Programming Guide,
     "Compute Capabilities" and "Feature sets").
 
-    Machine code (sm) runs on its own capability and on larger ones of the same major version. PTX (compute), which the
-    driver compiles, runs on all larger ones. With the suffix a, either runs on this one capability only; with f, on its
-    major version."""
-    kind, own_major, own_minor, suffix = architecture[1], int(architecture[2]), int(architecture[3]), architecture[4]
+    Machine code (sm) runs on its own capability and on larger ones of the same major version, PTX (compute) on all
+    larger ones. With the suffix a, either runs on this one capability only; with f, on its major version."""
+    kind, *numbers, suffix = architecture.groups()
+    own, capability = (int(numbers[0]), int(numbers[1])), (major, minor)
     if suffix == "a":
-        return (major, minor) == (own_major, own_minor)
-    if kind == "compute" and not suffix:
-        return (major, minor) >= (own_major, own_minor)
-    return major == own_major and minor >= own_minor
+        return capability == own
+    return capability >= own and (major == own[0] or (kind == "compute" and not suffix))
 
 
 # ---- where a GPU is ----
@@ -176,8 +171,8 @@ def _runs_on(architecture: re.Match[str], major: int, minor: int) -> bool:
 class DeviceId(NamedTuple):
     """An identifier of a device among those of all machines, whatever its number in a process.
 
-    hardware: the physical GPU, or the CPU's machine; memory: the unit with its own memory, which may be an instance of
-    a divided GPU (MIG)."""
+    hardware: the physical GPU, or the CPU's machine. memory: the unit with its own memory, perhaps a part of a divided
+    GPU (MIG)."""
 
     hardware: str
     memory: str
@@ -265,26 +260,10 @@ def unpin(address: int) -> None:
 
 
 def _clear_last_error() -> None:
-    """Makes CUDA forget a refusal that has been handled: PyTorch would raise it at its next launch of a kernel.
+    """Makes CUDA forget a refusal that has been handled.
 
-    PyTorch itself has no call for that. CUDA keeps errors per thread: call it from the thread that met the refusal."""
+    PyTorch would raise it when this thread next launches a kernel, which clears it. So launch one here."""
     import torch
 
-    runtimes = _loaded_runtimes()
-    for runtime in runtimes:
-        runtime.cudaGetLastError()
-    if not runtimes:
-        with contextlib.suppress(RuntimeError):  # a launch that raises the error clears it, too
-            torch.empty(1, device="cuda").fill_(1)
-
-
-def _loaded_runtimes() -> list[Any]:
-    """Returns the CUDA runtimes that this process has loaded: PyTorch's and, rarely, another package's.
-
-    Returns none if the system does not list loaded files, or if PyTorch itself contains the runtime."""
-    found = []
-    with contextlib.suppress(OSError):
-        paths = {line[line.index("/") :] for line in MAPS.read_text().splitlines() if "/" in line}
-        for path in sorted(path for path in paths if Path(path).name.startswith("libcudart.so")):
-            found.append(ctypes.CDLL(path))  # loaded already, so it makes no second one
-    return found
+    with contextlib.suppress(RuntimeError):
+        torch.empty(1, device="cuda").fill_(1)

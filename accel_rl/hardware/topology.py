@@ -1,4 +1,4 @@
-"""The logical CPUs of this process: hardware threads, by the operating system's number. A core has one or more."""
+"""Reads the logical CPUs of this process: hardware threads, by the operating system's number, and their cores."""
 
 import math
 import os
@@ -93,8 +93,7 @@ def read_quota(root: Path = Path("/")) -> float | None:
 
 
 def control_groups(controller: str, root: Path = Path("/")) -> list[Path]:
-    """Returns the folders of control groups, of version 1 and 2, that this process may be in, up to the topmost ones.
-    Some may not exist.
+    """Returns the folders of this process's control groups (version 1 or 2), up to the topmost; some may not exist.
 
     controller: cpu, memory or pids. root: the folder of /sys and /proc."""
     try:
