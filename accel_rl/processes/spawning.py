@@ -54,9 +54,8 @@ def spawn(
 ) -> "subprocess.Popen[bytes]":
     """Starts `python -P -m module arguments ...`, which inherits these descriptors and no Ctrl-C of a terminal.
 
-    -P: it imports from where this process does, and not from the current folder before that.
-
-    environment: what is added to this process's. options: as subprocess.Popen takes them."""
+    -P: the current folder does not come first in its import path, which is this process's. environment: variables in
+    addition to this process's. options: as subprocess.Popen takes them."""
     command = [sys.executable, "-P", "-m", module, *map(str, arguments)]
     env = {**child_environment(), **(environment or {})}
     return subprocess.Popen(command, stdin=stdin, pass_fds=[*fds], env=env, process_group=0, **options)
