@@ -207,7 +207,7 @@ def _send(control: "Connection[Any, Any]", answer: Any) -> None:
 
 
 def _serve(control: "Connection[Any, Any]", prepare: str, inherited: set[int], parent: int) -> int | None:
-    """Forks children on request; ends those that are left once the parent hangs up. In a child, returns its connection."""
+    """Forks children on request, and ends the rest once the parent hangs up. In a child, returns its connection."""
     children: Statuses = {}
     failure = None
     paths, argument = _receive(control, children)
