@@ -75,8 +75,8 @@ def is_native(config: EnvConfig) -> bool:
 
 
 def warn_if_inexact(config: EnvConfig) -> None:
-    """Logs a warning if the native simulator is known to differ from ale-py in this game, or was compared with a
-    version of ale-py other than the installed one."""
+    """Warns if the native simulator is known to differ from ale-py in this game, or was compared with another version
+    of ale-py than the installed one."""
     if not is_native(config):
         return
     game = str(game_name(config.env_id))
@@ -117,9 +117,7 @@ def describe_native() -> str:
 
 @functools.cache
 def find_problem() -> str | None:
-    """Returns why the native simulator cannot run here, or None if it can. Makes one, and compiles it if it never was.
-
-    So any problem with Numba is known before a run begins."""
+    """Returns why the native simulator cannot run here, or None if it can. Compiles it if it never was."""
     try:
         check_numba()
         make_native("pong", AtariOptions(), np.random.SeedSequence(0))

@@ -1,7 +1,7 @@
 """Runs Atari games on the project's own emulator: one compiled call steps many environments.
 
-The rules of a step are in emulator/steps.py. Frames, rewards, lives, ends and random numbers are those of
-AtariSimulator (atari.py) with the same seed, so a run does not depend on which of the two simulates it.
+The rules of a step are in emulator/steps.py. With the same seed, frames, rewards, lives, ends and random numbers are
+those of AtariSimulator (atari.py).
 """
 
 import functools
@@ -53,14 +53,12 @@ def start_states(game: str, options: AtariOptions) -> list[list[Start]]:
 
 
 class NativeBatch(Consoles):
-    """A simulator of several environments of one Atari game.
+    """A simulator of several environments of one Atari game. Raises UsageError like Consoles.
 
-    seeds: one for each environment, as for AtariSimulator. reserve: resets restore prepared states, where these can
-    replace real resets.
-
-    counters: int32 [3, k]: raw score and length in steps of each game, age in steps of each episode; a step increments
-    them. stepping: bool [k], the environments that a step advances. events: int32 [k]: the endings in a step, as bits
-    of emulator/steps.py. Raises UsageError like Consoles."""
+    seeds: one for each environment, as for AtariSimulator. reserve: resets restore prepared states where these can
+    replace real ones. counters: int32 [3, k]: raw score and length in steps of each game, age in steps of each episode;
+    a step increments them. stepping: bool [k], the environments that a step advances. events: int32 [k]: the endings in
+    a step, as bits of emulator/steps.py."""
 
     def __init__(
         self, game: str, options: AtariOptions, seeds: Sequence[np.random.SeedSequence], reserve: bool = False
