@@ -80,9 +80,7 @@ def make_simulator(config: EnvConfig, seed: np.random.SeedSequence, reserve: boo
 
 
 def prepare(config: "BatchConfig") -> None:
-    """Prepares, once, data that all simulators need, so that processes forked from this one share them.
-
-    These are start states and machine code of the native simulator, which is compiled now if it never was."""
+    """Prepares start states and the native simulator's machine code, which processes forked from this one share."""
     reserve = config.reset_mode == "reserve"
     if game_name(config.env.env_id) and (reserve or is_native(config.env)):
         make_atari(config.env, np.random.SeedSequence(0), reserve).close()
@@ -122,11 +120,10 @@ class BatchConfig:
 class EnvBatch(ABC):
     """A batch of k environments, the learner's first_env ... first_env + k - 1; the base class of such batches.
 
-    arrays: those of rollout_layout, cut to these k columns and without a window. The order of calls is `start`, then
-    for each rollout `begin`, `step(0)` ... `step(T - 1)`, `pause`. heartbeat: called with an environment's index before
-    each of its steps. If an environment fails, methods raise RunError with its index in the run and its seed (unless
-    restart_on_error).
-    """
+    arrays: those of rollout_layout, cut to these k columns and without a window. heartbeat: called with an
+    environment's index before each of its steps. The order of calls is `start`, then for each rollout `begin`,
+    `step(0)` ... `step(T - 1)`, `pause`. If an environment fails, methods raise RunError with its index in the run and
+    its seed (unless restart_on_error)."""
 
     def __init__(
         self,
@@ -251,7 +248,7 @@ class BatchSimulator(EnvBatch):
         ]
         self._native = self._make_native() if is_native(config.env) else None
         self.simulators: list[Simulator] = (
-            list[Simulator](self._native.simulators)
+            [*self._native.simulators]
             if self._native is not None
             else [self._guarded(column, self._build) for column in range(self.num_envs)]
         )

@@ -2,7 +2,6 @@
 
 import contextlib
 import logging
-from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
 
@@ -14,7 +13,6 @@ from accel_rl.envs.closing import close_all
 from accel_rl.envs.global_generators import with_own_generators
 from accel_rl.envs.make import is_vector
 from accel_rl.envs.spaces.conversion import random_action
-from accel_rl.envs.spec import Array
 from accel_rl.errors import RunError, UsageError
 
 logger = logging.getLogger("accel_rl")
@@ -26,15 +24,9 @@ OVERWRITES_LAST = (
 )
 
 
-def make_batch(
-    config: BatchConfig,
-    arrays: dict[str, Array],
-    first_env: int,
-    heartbeat: Callable[[int], None] = lambda env: None,
-) -> EnvBatch:
-    """Builds the environments of these columns; takes and raises the same as EnvBatch."""
-    kind = VectorBatch if is_vector(config.env) else BatchSimulator
-    return kind(config, arrays, first_env, heartbeat)
+def make_batch(config: BatchConfig, *arguments: Any, **options: Any) -> EnvBatch:
+    """Builds the environments of a batch; takes and raises the same as EnvBatch."""
+    return (VectorBatch if is_vector(config.env) else BatchSimulator)(config, *arguments, **options)
 
 
 def check_reset_mode(name: str, env_id: str) -> None:

@@ -86,7 +86,7 @@ class NativeBatch(Consoles):
 
     @property
     def simulators(self) -> "list[NativeSimulator]":
-        """Returns the environments one by one."""
+        """The environments one by one."""
         return [NativeSimulator(self, env) for env in range(self.num_envs)]  # a kept list would keep the batch alive
 
     def bind_step(self, frames: Array, rewards: Array, ages: Array) -> Callable[[], int]:
@@ -108,19 +108,16 @@ class NativeBatch(Consoles):
         event = int(self.events[env])
         if event & steps.BAD_ACTION:
             raise IndexError(f"there is no action {self._numbers[env]} among {len(self.actions)}")
+        if event & steps.LIFE_ENDED and self._plan.enlarges:
+            self._plan.finish(self._made_last[env], self._last_frames[env])
         return Outcome(
             reward,
             float(self.arrays.rewards[env]),
             bool(event & steps.TERMINATED),
             bool(event & steps.TRUNCATED),
             bool(event & steps.GAME_OVER),
-            self._finish_last_frame(env) if event & steps.LIFE_ENDED else None,
+            self._last_frames[env] if event & steps.LIFE_ENDED else None,
         )
-
-    def _finish_last_frame(self, env: int) -> Array:
-        if self._plan.enlarges:
-            self._plan.finish(self._made_last[env], self._last_frames[env])
-        return np.asarray(self._last_frames[env])
 
     def step_one(self, env: int, action: Any, row: Array) -> Outcome:
         """Plays a step in one environment; raises IndexError if there is no such action."""
