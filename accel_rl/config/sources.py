@@ -10,8 +10,7 @@ from accel_rl.errors import UsageError
 ALTERNATIVES = ({"workers", "envs_per_worker"}, {"device", "devices"})
 """Settings that say the same in two ways: the higher source decides which of them counts."""
 
-MOST_ALIASES = 16
-"""Of a YAML file: texts of a few aliases of each other can stand for more than any memory holds."""
+MOST_ALIASES = 16  # in a YAML file: a few that refer to each other can expand past any memory
 
 
 def read_yaml(path: Path, kind: str) -> dict[str, Any]:

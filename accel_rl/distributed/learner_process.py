@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from accel_rl.distributed.async_coordinator import AsyncCoordinator, Control
-from accel_rl.distributed.roll_call import LostError, naming_absent, peer_failure_message
+from accel_rl.distributed.roll_call import LostError, RollCall, peer_failure_message
 from accel_rl.distributed.sync_coordinator import SyncCoordinator, connect, process_group
 from accel_rl.errors import RunError, UsageError
 from accel_rl.hardware.limits import advice_on_limits, check_threads
@@ -75,50 +75,43 @@ class LearnerSetup:
 
 
 @dataclass
-class SupervisedStop:
-    """The supervisor's request to stop, as `Trainer` reads it: true once there is one."""
+class Supervisor:
+    """The supervisor in a learner's process: a request to stop (true once there is one), and a `RowListener`."""
 
-    supervisor: "Connection[Any, Any]"
+    connection: "Connection[Any, Any]"
     control: Control
+    has_callbacks: bool
 
     def __bool__(self) -> bool:
-        return self.control.request is Request.STOP
-
-    def ready(self) -> None:
-        """Announces that this learner can stop in good order, and waits until all learners can."""
-        self.supervisor.send(("ready", ""))
-        self.control.wait_for_start()
-
-
-@dataclass
-class SupervisedCallbacks:
-    """A `RowListener` that passes rows to the callbacks in the supervisor's process, and their requests back."""
-
-    supervisor: "Connection[Any, Any]"
-    control: Control
-    are_there: bool
+        return self.request is Request.STOP
 
     @property
     def request(self) -> Request:
         return self.control.request
 
+    def ready(self) -> None:
+        """Announces that this learner can stop in good order, and waits until all learners can."""
+        self.connection.send(("ready", ""))
+        self.control.wait_for_start()
+
     def __call__(self, row: Row) -> None:
-        if self.are_there:
-            self.supervisor.send(("row", row))
-            self.supervisor.recv()
+        if self.has_callbacks:
+            self.connection.send(("row", row))
+            self.connection.recv()
 
 
 def main(fd: int) -> None:
     """Trains a learner in a process forked for it, to the end of the run, and reports how that ended.
 
     fd: the descriptor of its connection to the supervisor."""
-    supervisor: Connection[Any, Any] = Connection(fd)
-    setup: LearnerSetup = supervisor.recv()
+    connection: Connection[Any, Any] = Connection(fd)
+    setup: LearnerSetup = connection.recv()
     answer: tuple[str, Any] = ("done", "")
     with open_log(setup.folder, setup.show, setup.config.rank_info.rank):
         try:
             with advice_on_limits():
-                _train(setup, SupervisedStop(supervisor, Control(setup.config.rank_info.size, setup.control_fd)))
+                control = Control(setup.config.rank_info.size, setup.control_fd)
+                _train(setup, Supervisor(connection, control, setup.has_callbacks))
         except LostError as error:
             answer = ("lost", error)
         except (RunError, UsageError) as error:
@@ -127,19 +120,18 @@ def main(fd: int) -> None:
             lost = peer_failure_message(error)  # a failure before the first roll call
             answer = ("lost", LostError([], lost)) if lost else ("failed", traceback.format_exc().rstrip())
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the supervisor is gone, and so is its log
-        supervisor.send(answer)
+        connection.send(answer)
 
 
-def _train(setup: LearnerSetup, stop: SupervisedStop) -> None:
+def _train(setup: LearnerSetup, supervisor: Supervisor) -> None:
     state = checkpoint.load(setup.folder / CHECKPOINT, trust=setup.config.trust) if setup.is_resumed else None
-    with _connected(setup, stop, state["steps"] if state else 0) as (coordinator, store):
-        callbacks = SupervisedCallbacks(stop.supervisor, stop.control, setup.has_callbacks)
-        learn(LearnerJob(setup.config, setup.folder, coordinator, stop, state, setup.show, store, callbacks))
+    with _connected(setup, supervisor, state["steps"] if state else 0) as (coordinator, store):
+        learn(LearnerJob(setup.config, setup.folder, coordinator, supervisor, state, setup.show, store, supervisor))
 
 
 @contextlib.contextmanager
 def _connected(
-    setup: LearnerSetup, stop: SupervisedStop, steps: int
+    setup: LearnerSetup, supervisor: Supervisor, steps: int
 ) -> Iterator[tuple[Coordinator, CentralStore | None]]:
     """Yields this learner's coordinator, and the store of the parameters if learners share one.
 
@@ -148,17 +140,17 @@ def _connected(
     if setup.store:
         from_learners = {other: Connection(fd, writable=False) for other, fd in setup.from_learners.items()}
         to_rank_0 = None if setup.to_rank_0 is None else Connection(setup.to_rank_0, readable=False)
-        coordinator = AsyncCoordinator(rank, size, stop.control, to_rank_0, from_learners)
+        coordinator = AsyncCoordinator(rank, size, supervisor.control, to_rank_0, from_learners)
         yield coordinator, CentralStore.attach(setup.store)
         return
     has_own_gpu = config.device != "cpu" and len(set(config.devices)) == size  # NCCL refuses to share a GPU
     timeout_s = config.learners.learner_timeout_s
 
     def report(error: LostError) -> None:
-        stop.supervisor.send(("lost", error))
+        supervisor.connection.send(("lost", error))
 
     with process_group(rank, size, setup.port, offers_nccl=has_own_gpu):
         in_step = SyncCoordinator(rank, size)
         in_step.begin(steps, timeout_s)
-        with naming_absent(connect(setup.port, size), rank, size, timeout_s, None, report):
+        with RollCall(connect(setup.port, size), rank, size, timeout_s, None, report):
             yield in_step, None

@@ -11,7 +11,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch.distributed as dist
 from torch.distributed import Store  # type: ignore[attr-defined]
@@ -39,6 +39,8 @@ class LostError(RunError):
 class RollCall:
     """A roll call, which asks which learners are absent, and answers others that ask.
 
+    The block under `with` raises LostError in place of torch.distributed's error if another learner is gone or late.
+
     store: a connection for this object alone. timeout_s: how long learners wait for a late one. host: the rank of the
     learner whose process has the store; None: it is another process. report: called before this object ends the
     process, whose main thread may wait for a GPU that waits for NCCL."""
@@ -57,7 +59,6 @@ class RollCall:
         self._num_answered = 0  # roll calls
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._answer_regularly, name="roll call", daemon=True)
-        self._thread.start()
 
     def _answer_regularly(self) -> None:
         count, since = COLLECTIVES.value, time.monotonic()
@@ -112,29 +113,20 @@ class RollCall:
             self._store.set(f"{each}/{self._rank}", str(COLLECTIVES.value))
         self._num_answered = number
 
-    def close(self) -> None:
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        message = peer_failure_message(error) if isinstance(error, RuntimeError) else None
+        absent = self.find_absent() if message else []
         self._is_over.set()
         self._thread.join(POLL_S)
+        if message:
+            raise LostError(absent, message) from error
 
 
 def _parse(absent: bytes) -> list[int]:
     return [int(rank) for rank in absent.split()]
-
-
-@contextlib.contextmanager
-def naming_absent(
-    store: Store, rank: int, size: int, timeout_s: float, host: int | None, report: Callable[[LostError], None]
-) -> Iterator[None]:
-    """Raises LostError in place of torch.distributed's error when another learner is gone or does not come."""
-    roll_call = RollCall(store, rank, size, timeout_s, host, report)
-    try:
-        yield
-    except RuntimeError as error:
-        if (message := peer_failure_message(error)) is None:
-            raise
-        raise LostError(roll_call.find_absent(), message) from error
-    finally:
-        roll_call.close()
 
 
 def peer_failure_message(error: Exception) -> str | None:

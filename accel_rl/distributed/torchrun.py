@@ -19,7 +19,7 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from accel_rl.config.learners import RankInfo
 from accel_rl.distributed.learner_process import learn
-from accel_rl.distributed.roll_call import LostError, naming_absent
+from accel_rl.distributed.roll_call import LostError, RollCall
 from accel_rl.distributed.run_request import RunRequest
 from accel_rl.distributed.sync_coordinator import SyncCoordinator, connect, process_group
 from accel_rl.errors import RunError, UsageError
@@ -86,23 +86,18 @@ def _learn(run: AgreedRun, coordinator: SyncCoordinator, stop: StopSignal, show:
         print_line(f"accel-rl: {this} {error}")
 
     try:
-        with naming_absent(store, coordinator.rank, coordinator.size, timeout_s, host, report):
+        with RollCall(store, coordinator.rank, coordinator.size, timeout_s, host, report):
             request = learn(LearnerJob(run.config, run.folder, coordinator, stop, run.state, show, on_row=callbacks))
     except LostError as error:
         raise RunError(f"{this} {error}") from None
     except (RunError, UsageError) as error:
         raise type(error)(f"{this}: {error}") from None
     if request is Request.STOP and callbacks.request is not Request.STOP:
-        _wait_for_own_signal(stop)
+        deadline = time.monotonic() + SIGNAL_SPREAD_S
+        while not stop and time.monotonic() < deadline:  # if this learner gets the others' signal, it has not failed
+            time.sleep(0.05)
         if not stop:
             raise RunError(f"{this} has stopped at step {coordinator.steps}, as another learner was asked to")
-
-
-def _wait_for_own_signal(stop: StopSignal) -> None:
-    """Waits for the signal that has stopped other learners: if this one gets it, too, it has not failed."""
-    deadline = time.monotonic() + SIGNAL_SPREAD_S
-    while not stop and time.monotonic() < deadline:
-        time.sleep(0.05)
 
 
 def agree_on_run(coordinator: SyncCoordinator, request: RunRequest, lock: contextlib.ExitStack) -> AgreedRun | None:

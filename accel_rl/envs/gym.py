@@ -75,8 +75,6 @@ class GymSimulator:
 
     def _number(self, name: str, value: Any) -> Any:
         """Returns a number from a step, which may come as an array of one. Raises RunError for anything else."""
-        if isinstance(value, bool | int | float | np.bool_ | np.integer | np.floating):
-            return value
         array = np.asarray(value)
         if array.size != 1 and array.ndim:
             raise RunError(

@@ -7,7 +7,6 @@ import socket
 import warnings
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -218,15 +217,8 @@ def gpu_node(device: str) -> int | None:
 # ---- pinned memory ----
 
 
-@dataclass
-class _Pinned:
-    """Pinned memory and the number of its users. It is kept here, so that it is not unmapped before it is unpinned."""
-
-    memory: SharedArrays
-    num_users: int
-
-
-_pinned: dict[int, _Pinned] = {}  # by address
+# By address, once for each user. Kept here, the memory is not unmapped before it is unpinned.
+_pinned: dict[int, list[SharedArrays]] = {}
 
 
 def pin(memory: SharedArrays) -> int | None:
@@ -242,8 +234,7 @@ def pin(memory: SharedArrays) -> int | None:
             _clear_last_error()
             logger.warning("the shared memory cannot be pinned (CUDA error %d): transfers are slower", error)
             return None
-        _pinned[address] = _Pinned(memory, 0)
-    _pinned[address].num_users += 1
+    _pinned.setdefault(address, []).append(memory)
     return address
 
 
@@ -251,9 +242,8 @@ def unpin(address: int) -> None:
     """Undoes one `pin`; after the last one the memory is pageable again."""
     import torch
 
-    pinned = _pinned[address]
-    pinned.num_users -= 1
-    if not pinned.num_users:
+    _pinned[address].pop()
+    if not _pinned[address]:
         del _pinned[address]
         if int(torch.cuda.cudart().cudaHostUnregister(address)) != 0:  # type: ignore[no-untyped-call]
             _clear_last_error()

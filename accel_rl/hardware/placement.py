@@ -72,7 +72,7 @@ class Plan:
 
 
 def show_plans(devices: Sequence[str], plans: Sequence[Plan], simulators: str | None = None) -> list[str]:
-    """Returns the lines of the only learner's plan (see `Plan.lines`), or a line for each of several learners, by rank."""
+    """Returns the lines of the only learner's plan (see `Plan.lines`), or a line for each of several learners."""
     if len(plans) == 1:
         return plans[0].lines(simulators)
     lines, width = [], max(map(len, devices))
@@ -109,8 +109,8 @@ def make_plan(
         if num_workers is None or 0 < num_workers <= num_left:
             server_cpus, num_busy = cores.pop(core), num_left
     elif not on_gpu and num_workers is None and num_busy == 2:
-        # The network acts on one thread, beside the workers, and learns on both CPUs. Pong on two cores of an EPYC: with
-        # 16 environments or more, two workers are 6 to 11 % faster than one; with 8, PPO is 4 to 22 % slower. Two
+        # The network acts on one thread, beside the workers, and learns on both CPUs. Pong on two cores of an EPYC:
+        # with 16 environments or more, two workers are 6 to 11 % faster than one; with 8, PPO is 4 to 22 % slower. Two
         # hyperthreads of a core simulate hardly faster than one.
         sampling_threads = sampling_threads or 1
         if len(cores) == 1 or num_envs < 2 * LEAST_ENVS_BESIDE_NETWORK:
@@ -196,8 +196,8 @@ def _warnings(num_envs: int, num_workers: int | None, num_free: list[int], on_gp
 def _spread(cores: list[Cpus]) -> list[int]:
     """Returns the order in which workers take logical CPUs: the first of each core, then the second of each, ...
 
-    So a few workers have cores of their own. If each serves one group (the first half of them group 0), the groups share
-    the cores' sibling threads: while one waits for actions, the other has the core."""
+    So a few workers have cores of their own. If each serves one group (the first half group 0), sibling threads of a
+    core serve both: while one waits for actions, the other has the core."""
     most = max(map(len, cores))
     return [core[thread] for thread in range(most) for core in cores if thread < len(core)]
 
