@@ -70,7 +70,7 @@ class LearnerSetup:
 
     def fds(self) -> list[int]:
         """Returns the descriptors that the process must inherit, besides its connection to the supervisor."""
-        own = [self.control_fd, self.to_rank_0, self.store and self.store.fd]
+        own = [self.control_fd, self.to_rank_0, self.store.fd if self.store else None]
         return [fd for fd in own if fd is not None] + [*self.from_learners.values()]
 
 

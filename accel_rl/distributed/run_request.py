@@ -41,7 +41,8 @@ class RunRequest:
             if self.make_env is not None:
                 name, function = as_setting(self.make_env)
                 settings = settings | {"env": name}
-            config = with_initial_policy(resolve(settings, self.config and Path(self.config), function=function))
+            file = Path(self.config) if self.config else None
+            config = with_initial_policy(resolve(settings, file, function=function))
         return check(config, (config.device,) if alone else None), state
 
     @contextlib.contextmanager

@@ -40,8 +40,7 @@ def doom(
     """Makes a scenario of ViZDoom.
 
     scenario: one of ViZDoom's names, or the path of a .cfg file. size: height x width of the observed pictures.
-    frame_skip: tics for which an action is repeated. Raises UsageError for a wrong value, or if ViZDoom is not
-    installed."""
+    frame_skip: tics for which an action is repeated. Raises UsageError for wrong values, or without ViZDoom."""
     try:
         height, width = (int(part) for part in size.split("x"))
     except (AttributeError, ValueError):

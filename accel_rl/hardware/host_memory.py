@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 USABLE_SHARE = 0.95  # the rest of free memory stays free for whatever else grows
 
 ROOT = Path("/")  # the folder of /proc and /sys
-# Limit, usage, and the field of memory.stat that counts reclaimable files, of control groups of version 2 and of 1.
+# In control groups of version 2 and 1: limit, usage, and the field of memory.stat that counts reclaimable files.
 FIELDS = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -63,8 +63,11 @@ def free_host_bytes() -> int:
     """Returns the bytes that the system can still give, or that the control group still allows, if these are fewer.
 
     Memory that a virtual machine holds back until it is needed (a balloon) counts as free."""
+    sizes, not_held = _meminfo(), 0
+    if {"MemTotal", "Active(anon)", "Inactive(anon)"} <= sizes.keys():
+        not_held = sizes["MemTotal"] - sum(sizes.get(name, 0) for name in HELD)
     system, *groups = [free for free, _ in free_and_total()] or [2**62]
-    return max(0, min([max(system, _unheld_bytes()), *groups]))
+    return max(0, min([max(system, not_held), *groups]))
 
 
 def used_share() -> float:
@@ -89,14 +92,6 @@ def free_and_total() -> list[tuple[int, int]]:
                 stat = dict(line.split() for line in _read(folder / "memory.stat").splitlines())
                 found.append((int(limit) - int(usage) + int(stat.get(cache_field, 0)), int(limit)))
     return found
-
-
-def _unheld_bytes() -> int:
-    """Returns the bytes that neither programs nor the kernel hold; 0 if the system does not say."""
-    sizes = _meminfo()
-    if not {"MemTotal", "Active(anon)", "Inactive(anon)"} <= sizes.keys():
-        return 0
-    return sizes["MemTotal"] - sum(sizes.get(name, 0) for name in HELD)
 
 
 def _meminfo() -> dict[str, int]:

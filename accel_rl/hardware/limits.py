@@ -1,4 +1,4 @@
-"""Messages when a run meets a limit of its process, its user or its control group. Imports no torch."""
+"""Explains errors at a limit of the process, its user or its control group. Imports no torch."""
 
 import contextlib
 import errno

@@ -299,9 +299,8 @@ def _end(children: Statuses, patience_s: float) -> None:
 
 
 def _end_all_with_parent(parent: int) -> None:
-    """Makes this process end all its children before itself when the parent ends; until now it was killed at once.
-
-    It does so only from here on: before, it may compile and could not react at once, and it has started nothing."""
+    """Makes this process end all its children before itself when the parent ends. Until now it was killed at once: it
+    had started nothing, and could not have reacted while it compiled."""
     adopt_orphans()
     if sys.platform == "linux":
         signal.signal(signal.SIGRTMIN, _end_all)
@@ -326,7 +325,7 @@ def assert_safe_to_fork() -> None:
 
 
 def _load(name: str) -> Any:
-    module, _, function = name.partition(":")
+    module, function = name.split(":")
     return getattr(importlib.import_module(module), function)
 
 
@@ -337,8 +336,8 @@ def _close_all(fds: Iterable[int]) -> None:
 
 if __name__ == "__main__":
     main()
-    # For the forking process and its children alike: without taking the interpreter down piece by piece, which takes a
-    # worker 50 ms (and makes ale-py report everything that was shared as leaked) and torch seconds.
+    # In the forking process and its children alike. To take the interpreter down piece by piece takes a worker 50 ms
+    # and torch seconds, and makes ale-py report everything that was shared as leaked.
     with contextlib.suppress(AttributeError, ValueError):  # an environment has taken or closed them
         sys.stdout.flush()
         sys.stderr.flush()

@@ -84,9 +84,7 @@ def ask_process(
     module: str, *arguments: object, request: bytes = b"", timeout_s: float | None = None, **options: Any
 ) -> Answer:
     """Runs `python -m module FD arguments ...` to its end. It reads the request from stdin and writes its answer to the
-    file FD, since a large answer would fill a pipe.
-
-    Raises subprocess.TimeoutExpired. Whatever happens, no process of its group is left."""
+    file FD. Raises subprocess.TimeoutExpired. Whatever happens, no process of its group is left."""
     with _anonymous_file() as answer:
         fd = answer.fileno()
         with spawn(module, fd, *arguments, fds=[fd], stdin=subprocess.PIPE, **options) as process:
