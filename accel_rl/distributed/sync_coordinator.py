@@ -35,13 +35,12 @@ class SyncCoordinator(Coordinator):
         self._flag = torch.zeros(1, dtype=torch.int32)
         self._states: list[Any] | None = None
         self._seconds = 0.0
-        self._check: Callable[[], None] = lambda: None
 
-    def begin(self, steps: int, timeout_s: float, check: Callable[[], None] | None = None) -> None:
+    def begin(self, steps: int, timeout_s: float, check: Callable[[], None] = lambda: None) -> None:
         """Sets steps and time-outs. steps: done by a resumed run; timeout_s: how long learners wait for a late one.
 
         check: called on rank 0 before a checkpoint is written; raises RunError if it must not be."""
-        self.steps = steps
+        self.steps, self._check = steps, check
         try:
             for group in (None, self._group):  # None: the default group
                 distributed_c10d._set_pg_timeout(timedelta(seconds=timeout_s), group)
@@ -55,8 +54,6 @@ class SyncCoordinator(Coordinator):
                 "group",
                 timeout_s,
             )
-        if check:
-            self._check = check
 
     def add_steps(self, num_steps: int) -> int:
         self.steps += num_steps * self.size

@@ -209,7 +209,9 @@ class EnvBatch(ABC):
         self._score[column], self._length[column], self._counts[column] = 0.0, 0, True
 
     def _note_failure(self, columns: int | slice, failure: RunError) -> None:
-        """Counts and logs an environment, or a batch, that raised, if restart_on_error lets the run go on."""
+        """Counts and logs an environment, or a batch, that has raised; raises `failure` unless restart_on_error."""
+        if not self.config.restart_on_error:
+            raise failure
         logger.warning("%s\nA new environment takes its place.", str(failure).rstrip())
         self.arrays["restarts"][columns] += 1
         self._failed[columns] = True
@@ -225,6 +227,7 @@ class EnvBatch(ABC):
             raise self._failure(column, None) from error
 
     def _failure(self, column: int, action: Any) -> RunError:
+        """Returns an error that says where the one being handled came from."""
         action = self._random_action if action is None else action
         self._random_action = None
         what = "while it was built or reset" if action is None else f"at action {action}"
@@ -258,8 +261,6 @@ class BatchSimulator(EnvBatch):
             try:
                 self._guarded(column, self._start_env)
             except RunError as error:
-                if not self.config.restart_on_error:
-                    raise
                 self._note_failure(column, error)
                 self._replace(column)
 
@@ -277,8 +278,8 @@ class BatchSimulator(EnvBatch):
                 continue
             try:
                 self._step_env(t, column)
-            except Exception as error:
-                self._treat_failure(t, column, error)
+            except Exception:
+                self._treat_failure(t, column)
 
     def pause(self) -> None:
         for column in range(self.num_envs):
@@ -349,8 +350,8 @@ class BatchSimulator(EnvBatch):
                 try:
                     self._end_episode(t, column, native.outcome(column, self._reward[t, column]))
                     self._ages[t + 1, column] = self._age[column]
-                except Exception as error:
-                    self._treat_failure(t, column, error)
+                except Exception:
+                    self._treat_failure(t, column)
 
     def _end_episode(self, t: int, column: int, outcome: Outcome) -> None:
         """Ends the learner's episode, and the game if it is over."""
@@ -383,12 +384,9 @@ class BatchSimulator(EnvBatch):
         self._waiting[column] = True
         stand_still(select_envs(self.arrays, slice(column, column + 1)), t)
 
-    def _treat_failure(self, t: int, column: int, error: Exception) -> None:
+    def _treat_failure(self, t: int, column: int) -> None:
         """Ends the run, or invalidates the samples from step t on, after an environment has raised."""
-        failure = self._failure(column, self._action[t, column])
-        if not self.config.restart_on_error:
-            raise failure from error
-        self._note_failure(column, failure)
+        self._note_failure(column, self._failure(column, self._action[t, column]))
         self._wait_for_pause(t, column)
 
     def _replace(self, column: int) -> None:

@@ -57,8 +57,6 @@ class VectorBatch(EnvBatch):
         try:
             self._guarded(0, self._start)
         except RunError as error:
-            if not self.config.restart_on_error:
-                raise
             self._note_failure(slice(None), error)
             self._replace()
 
@@ -69,11 +67,8 @@ class VectorBatch(EnvBatch):
             return
         try:
             self._step(t)
-        except Exception as error:
-            failure = self._failure(0, self._action[t])
-            if not self.config.restart_on_error:
-                raise failure from error
-            self._note_failure(slice(None), failure)
+        except Exception:
+            self._note_failure(slice(None), self._failure(0, self._action[t]))
             stand_still(self.arrays, t)
 
     def pause(self) -> None:

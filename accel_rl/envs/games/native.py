@@ -233,7 +233,7 @@ class NativeBatch(Consoles):
 class NativeSimulator:
     """A Simulator made of one environment of a batch."""
 
-    def __init__(self, batch: NativeBatch, env: int = 0):
+    def __init__(self, batch: NativeBatch, env: int):
         self._batch, self._env = batch, env
         self.spec, self.options = batch.spec, batch.options
 
