@@ -16,8 +16,7 @@ MOST_ALIASES = 16  # in a YAML file: a few that refer to each other can expand p
 def read_yaml(path: Path, kind: str) -> dict[str, Any]:
     """Reads a YAML file of one flat mapping. Raises UsageError for any other content. kind: the expected content."""
     try:
-        text = path.read_text()
-        values = parse_yaml(text)
+        values = parse_yaml(path.read_text())
     except OSError as error:
         raise UsageError(f"cannot read {kind} from {path}: {error.strerror}") from None
     except ValueError as error:

@@ -45,9 +45,7 @@ PACKAGES = {
 
 
 def import_name(name: str, kind: str) -> Any:
-    """Returns the object called `package.module:name`.
-
-    Raises UsageError if the module does not exist, or lacks the name."""
+    """Returns the object called `package.module:name`. Raises UsageError if the module does not exist or lacks it."""
     module, attribute = _import_module(name, kind)
     if not hasattr(module, attribute):
         raise _unknown_name(kind, attribute, module)
@@ -82,7 +80,7 @@ def _unknown_name(kind: str, name: str, module: ModuleType) -> UsageError:
 def make_gym_env(config: EnvConfig, seed: int | None = None, render_mode: str | None = None) -> Env:
     """Makes a registered environment, or calls the user's factory with the arguments that it takes; then wraps it.
 
-    For ids of batches, this is a batch of one, or for `vector:id` gymnasium's single environment if it exists. Raises
+    An id of batches gives a batch of one, but `vector:id` gymnasium's single environment if there is one. Raises
     UsageError for an unknown id or option, or if a factory or wrapper does not return a gymnasium.Env."""
     env_id = config.env_id.removeprefix(VECTOR)
     is_single = env_id in gymnasium.registry and gymnasium.registry[env_id].entry_point is not None
@@ -121,19 +119,17 @@ def make_device_env(config: EnvConfig, num_envs: int, seed: int, device: str) ->
 
 def _check_reset(env: Env, env_id: str) -> None:
     """Raises UsageError if an environment, or one of its wrappers, cannot be reset with a seed."""
-    while True:
-        try:
-            parameters = inspect.signature(env.reset).parameters.values()
-        except ValueError:  # a compiled method has no signature; it may take one
-            return
-        if not any(parameter.name == "seed" or parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-            raise UsageError(
-                f"{env_id}: reset() of {type(env).__name__} takes no seed; declare reset(self, *, seed=None, "
-                "options=None) and return (observation, info), as gymnasium.Env does since 0.26"
-            )
-        if not isinstance(env, gymnasium.Wrapper):
-            return
-        env = env.env
+    try:
+        parameters = inspect.signature(env.reset).parameters.values()
+    except ValueError:  # a compiled method has no signature; it may take one
+        return
+    if not any(parameter.name == "seed" or parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        raise UsageError(
+            f"{env_id}: reset() of {type(env).__name__} takes no seed; declare reset(self, *, seed=None, "
+            "options=None) and return (observation, info), as gymnasium.Env does since 0.26"
+        )
+    if isinstance(env, gymnasium.Wrapper):
+        _check_reset(env.env, env_id)
 
 
 def _factory(config: EnvConfig) -> Callable[..., Any] | None:

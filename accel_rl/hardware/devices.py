@@ -27,19 +27,14 @@ def find_device(name: str, setting: str = "device") -> str:
 
     Raises UsageError for any other name, and for a GPU that is not here or has no kernels in this build of PyTorch.
     setting: its name in errors."""
-    import torch
-
     if name == "auto":
         return _first_device(setting)
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        device = None
-    if device is None or device.type not in ("cpu", "cuda"):
+    match = re.fullmatch(r"cpu(?::0)?|cuda(?::([0-9]{1,3}))?", name)
+    if not match:
         raise UsageError(f"{setting}={name!r} must be auto, cpu or cuda:<number>")
-    if device.type == "cpu":
+    if name.startswith("cpu"):
         return "cpu"
-    gpu, flag = device.index or 0, f"--{setting.replace('_', '-')}"
+    gpu, flag = int(match[1] or 0), f"--{setting.replace('_', '-')}"
     if gpu >= num_gpus():
         usable = ["cpu", *(f"cuda:{index}" for index in range(num_gpus()))]
         raise UsageError(f"{setting}={name!r}, but there is no such GPU here; use {flag} {' or '.join(usable)}")
@@ -61,8 +56,8 @@ def find_devices(names: str | Sequence[str | int], learners_per_gpu: int = 1) ->
     """Returns each learner's device, by rank: cpu as often as it is named, or each of the GPUs learners_per_gpu times.
 
     GPUs are named as in cuda:0,cuda:2 or cuda:0-3 or 0-3, or as all; auto is the first one, or cpu where there is none.
-    The numbers are PyTorch's: if CUDA_VISIBLE_DEVICES is set, 0 is the first in its list. The function returns its own
-    results unchanged. Raises UsageError for anything else, and for GPUs that are not here."""
+    The numbers are PyTorch's, within CUDA_VISIBLE_DEVICES. The function returns its own results unchanged. Raises
+    UsageError for anything else, and for GPUs that are not here."""
     text = names if isinstance(names, str) else ",".join(map(str, names))
     shown, words = f"devices={text!r}", [word.strip() for word in text.split(",")]
     if learners_per_gpu < 1:

@@ -1,8 +1,7 @@
 """Steps several environments one after the other, and writes into columns of time-major arrays.
 
-Worker processes, agents of the queued sampler and SerialSampler hold a BatchSimulator or a VectorBatch
-(vector_batch.py). This file has all rules of episodes: resets, scores of whole games, decorrelated starts, and the
-treatment of an environment that raises.
+This file has all rules of episodes: resets, scores of whole games, decorrelated starts, and the treatment of an
+environment that raises. Processes that step environments hold a BatchSimulator, or a VectorBatch (vector_batch.py).
 """
 
 import contextlib
@@ -93,13 +92,12 @@ class BatchConfig:
     reset_mode: "immediate" starts the next game at once; "wait" leaves the environment alone until the pause between
         two rollouts (its samples are not valid until then); "reserve" starts it from a prepared state (Atari only).
     decorrelation_steps: each environment starts with a random number of random actions, at most this many.
-    restart_on_error: an environment that raises does not end the run. Its samples are not valid for the rest of the
-        rollout, and a new environment takes its place in the pause.
+    restart_on_error: the samples of an environment that raises are not valid for the rest of the rollout, and a new one
+        takes its place in the pause; else the run ends.
     role: 0 for training, 1 + k for evaluation k, which has its own generators.
     first_env: index in the run of this learner's first environment, for seeds and messages.
     terminal_frames: final_observation holds the true last rows of terminated episodes, too.
-    env_threads: number of threads in each batch for an environment library with its own threads.
-    """
+    env_threads: number of threads in each batch for an environment library with its own threads."""
 
     env: EnvConfig
     seed: int

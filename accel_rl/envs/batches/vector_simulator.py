@@ -30,8 +30,7 @@ class VectorOutcome(NamedTuple):
     """The results of one step of k environments.
 
     reward: float64 [k], raw, 0 if is_step is False. terminated, truncated: bool [k], as in gymnasium. is_step: bool
-    [k], False if an environment only reset. is_start: bool [k], True if the row shows a game's first observation.
-    """
+    [k], False if an environment only reset. is_start: bool [k], True if the row shows a game's first observation."""
 
     reward: Array
     terminated: Array

@@ -54,14 +54,10 @@ def choose_simulator(config: EnvConfig) -> tuple[str, str]:
     game, options = str(game_name(config.env_id)), make_options(config.preset, config.options)
     if config.simulator == "ale":
         return "ale", "as asked for"
-    try:
-        _check_range(options)
-        if problem := find_problem():
-            raise UsageError(problem)
-    except UsageError as error:
+    if problem := _find_large_number(options) or find_problem():
         if config.simulator == "auto":
-            return "ale", str(error)
-        raise UsageError(f"simulator=native: {error}, or use simulator=ale (--simulator ale)") from None
+            return "ale", problem
+        raise UsageError(f"simulator=native: {problem}, or use simulator=ale (--simulator ale)")
     if config.simulator == "native":
         return "native", "as asked for"
     if difference := find_difference(game):
@@ -142,7 +138,8 @@ def _table() -> dict[str, dict[str, Any]]:
     return {row["game"]: row for row in read_table(TABLE)}
 
 
-def _check_range(options: AtariOptions) -> None:
+def _find_large_number(options: AtariOptions) -> str | None:
     for name in ("frame_skip", "noop_max", "max_episode_steps"):
         if (value := getattr(options, name)) >= MOST:
-            raise UsageError(f"{name}={value} is more than the native simulator can count: use less than {MOST}")
+            return f"{name}={value} is more than the native simulator can count: use less than {MOST}"
+    return None
