@@ -101,11 +101,10 @@ def _learn(run: AgreedRun, coordinator: SyncCoordinator, stop: StopSignal, show:
 
 
 def agree_on_run(coordinator: SyncCoordinator, request: RunRequest, lock: contextlib.ExitStack) -> AgreedRun | None:
-    """Agrees with all learners on the same run, in a folder that all of them see.
+    """Agrees with all learners on the same run, in a folder that all of them see; None if it was finished before.
 
-    After a restart by torchrun, it goes on from the run's last checkpoint. Returns None if the run was finished before
-    a restart. lock: a stack that unlocks the folder. Raises UsageError, in all learners, if they have different
-    versions or settings."""
+    After a restart by torchrun, the run goes on from its last checkpoint. lock: a stack that unlocks the folder. Raises
+    UsageError, in all learners, if they have different versions or settings."""
     if (name := request.resume or request.out) is None:
         raise UsageError("with torchrun, name the run's folder with --out DIR: a restarted run continues from there")
     folder = Path(name)

@@ -72,8 +72,8 @@ class ForkServer:
     def launch(self, setup: Any, fds: Iterable[int] | None = None) -> "Child":
         """Starts a child, whose first message is its setup. fds: the only ones it inherits; None: all.
 
-        Waits first, without a limit, until the shared data is prepared: the native simulator may have to be compiled.
-        Raises UsageError if that fails, OSError if the system refuses another process."""
+        Waits first, without a limit, until the shared data is prepared, which may take a compilation. Raises UsageError
+        if that fails, OSError if the system refuses another process."""
         ours, theirs = Pipe()
         with self._connected():
             send_message(self._control, ("fork", fds and [*fds]))

@@ -34,9 +34,8 @@ def last_observation(info: dict[str, Any], space: Space, env: int) -> Any:
 
 
 def overwrites_last(envs: VectorEnv, last: Any, env: int) -> bool:
-    """Returns whether a last observation visibly shares the array of the next game's first one.
-
-    An environment that reuses its array overwrites it when gymnasium's SyncVectorEnv resets within the step."""
+    """Returns whether a last observation shares the array of the next game's first one: an environment that reuses its
+    array overwrites it when gymnasium's SyncVectorEnv resets within the step."""
     newest = getattr(envs.unwrapped, "_env_obs", None)
     return newest is not None and _shares_an_array(last, newest[env])
 

@@ -92,8 +92,8 @@ class NativeBatch(Consoles):
     def bind_step(self, frames: Array, rewards: Array, ages: Array) -> Callable[[], int]:
         """Returns a function that plays a step in each environment of `stepping`, with the actions of `set_actions`.
 
-        The function writes the new frames uint8 [k, ...], rewards float32 [k] and ages int64 [k], each C-contiguous,
-        and returns the number of environments with events. Raises UsageError for other arrays."""
+        It writes the new frames uint8 [k, ...], rewards float32 [k] and ages int64 [k], each C-contiguous, and returns
+        the number of environments with events. Raises UsageError for other arrays."""
         check_array("frames", frames, np.uint8, (self.num_envs, *self.spec.row_shape))
         check_array("rewards", rewards, np.float32, (self.num_envs,))
         check_array("ages", ages, np.int64, (self.num_envs,))
@@ -186,8 +186,7 @@ class NativeBatch(Consoles):
         """Runs one of core.py's orders for an agent's game on the environments in `stepping`, as single ones."""
         key = order, count, False
         if key not in self._calls:
-            arrays = self._frames, self._single_rewards, self._single_ages
-            self._calls[key] = self._bind_frames(order, count, *arrays)
+            self._calls[key] = self._bind_frames(order, count, self._frames, self._single_rewards, self._single_ages)
         return self._calls[key]()
 
     def _bind_frames(self, order: int, count: int, frames: Array, rewards: Array, ages: Array) -> Callable[[], int]:
