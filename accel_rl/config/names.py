@@ -90,7 +90,7 @@ ELSEWHERE = {
     "track": "with_wandb",
     "out": "exp_name experiment train_dir log_dir",
 }
-"""What settings are called in Stable-Baselines3, CleanRL, Sample Factory and rlpyt, in small letters: the names of
+"""The names of settings in Stable-Baselines3, CleanRL, Sample Factory and rlpyt, in small letters: those of
 docs/coming_from.md. A key may be a formula; of several for a name, the first whose settings a run has is the answer."""
 
 NAME = re.compile(r"\w\w+")  # a name in a formula, but not its x
