@@ -29,12 +29,10 @@ class AtariOptions:
     fire_on_start: bool = setting(True, "press NOOP, FIRE and UP at a new game or life, where the game has them")
 
     def __post_init__(self) -> None:
-        if len(self.frame_shape) != 2 or not all(
-            isinstance(n, int) and 0 < n <= LARGEST_SIDE for n in self.frame_shape
-        ):
+        sides = self.frame_shape
+        if len(sides) != 2 or not all(isinstance(side, int) and 0 < side <= LARGEST_SIDE for side in sides):
             raise UsageError(
-                f"frame_shape={shown(self.frame_shape)} must be two positive integers of at most {LARGEST_SIDE}, as in "
-                "84x84"
+                f"frame_shape={shown(sides)} must be two positive integers of at most {LARGEST_SIDE}, as in 84x84"
             )
         if self.color and self.frame_stack > 1:
             raise UsageError(

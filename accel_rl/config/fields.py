@@ -1,6 +1,7 @@
 """Settings are fields of frozen dataclasses: each has a default, a sentence of help, and the rule it must obey."""
 
 import functools
+import operator
 import re
 import shlex
 import types
@@ -51,12 +52,10 @@ def build(cls: type, values: dict[str, Any]) -> Any:
 
     Raises UsageError for a value of the wrong type or one that breaks its rule. All names must be fields of cls."""
     types_of = typing.get_type_hints(cls)
-    by_name = {f.name: f for f in fields(cls)}
-    checked = {}
-    for name, value in values.items():
-        checked[name] = _convert(name, value, types_of[name])
-        _check(name, checked[name], by_name[name].metadata)
-    return cls(**checked)
+    converted = {name: _convert(name, value, types_of[name]) for name, value in values.items()}
+    for f in fields(cls):
+        _check(f.name, converted.get(f.name), f.metadata)
+    return cls(**converted)
 
 
 def pick(cls: type, values: dict[str, Any]) -> Any:
@@ -150,7 +149,7 @@ def _number(value: Any) -> Any:
 
 
 def _check(name: str, value: Any, rule: Any) -> None:
-    if not rule or value is None:
+    if value is None:
         return
     least, above, most, choices = (rule.get(key) for key in ("least", "above", "most", "choices"))
     if choices and value not in choices:
@@ -159,12 +158,10 @@ def _check(name: str, value: Any, rule: Any) -> None:
         most_of_type = LARGEST_FLOAT if isinstance(value, float) else LARGEST_INT
         if not -most_of_type <= value <= most_of_type:
             raise UsageError(f"{name}={shown(value)} must be a finite number, at most {most_of_type:.3g}")
-        if least is not None and not value >= least:
-            raise UsageError(f"{name}={value} must be at least {least:g}")
-        if above is not None and not value > above:
-            raise UsageError(f"{name}={value} must be greater than {above:g}")
-        if most is not None and not value <= most:
-            raise UsageError(f"{name}={value} must be at most {most:g}")
+        bounds = (least, operator.ge, "at least"), (above, operator.gt, "greater than"), (most, operator.le, "at most")
+        for bound, holds, words in bounds:
+            if bound is not None and not holds(value, bound):
+                raise UsageError(f"{name}={value} must be {words} {bound:g}")
     for text in value if isinstance(value, tuple) else [value]:
         if isinstance(text, str) and any(unicodedata.category(character) in NOT_IN_TEXT for character in text):
             raise UsageError(

@@ -20,20 +20,15 @@ def add_flags(group: Any, settings: type, presets: list[dict[str, Any]], shown: 
     for field in fields(settings):
         help_text = (field.metadata.get("help", "") + _describe_default(field, presets)).replace("%", "%%")
         is_shown = field.metadata.get("basic") or field.name in shown
-        _add_flag(group, field, types[field.name], help_text if is_shown else argparse.SUPPRESS)
+        kind: dict[str, Any] = {"metavar": _metavar(field.name, types[field.name], field.metadata.get("choices"))}
+        if types[field.name] in (bool, bool | None):
+            kind = {"action": argparse.BooleanOptionalAction, "default": None}
+        group.add_argument(flag_of(field.name), help=help_text if is_shown else argparse.SUPPRESS, **kind)
 
 
-def _add_flag(group: Any, field: Any, field_type: Any, help_text: str) -> None:
-    flag = flag_of(field.name)
-    if field_type in (bool, bool | None):
-        group.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=help_text)
-        return
-    choices = field.metadata.get("choices")
-    metavar = "{" + ",".join(choices) + "}" if choices else _metavar(field.name, field_type)
-    group.add_argument(flag, metavar=metavar, help=help_text)
-
-
-def _metavar(name: str, field_type: Any) -> str:
+def _metavar(name: str, field_type: Any, choices: tuple[str, ...] | None) -> str:
+    if choices:
+        return "{" + ",".join(choices) + "}"
     if name.endswith("_s"):
         return "SECONDS"
     if field_type in (int, int | None):
@@ -44,9 +39,8 @@ def _metavar(name: str, field_type: Any) -> str:
 
 
 def _describe_default(field: Any, presets: list[dict[str, Any]]) -> str:
-    for_pixels, for_vectors = preset_settings(presets, "pixels"), preset_settings(presets, "vectors")
-    for_box = preset_settings(presets, "vectors", is_box=True)
-    pixels, vectors, box = (_default(field, values) for values in (for_pixels, for_vectors, for_box))
+    blocks = ("pixels", False), ("vectors", False), ("vectors", True)
+    pixels, vectors, box = (_default(field, preset_settings(presets, *block)) for block in blocks)
     shown = [] if pixels is None else [str(pixels)]
     shown += [] if vectors == pixels else [f"vectors: {vectors}"]
     shown += [] if box == vectors else [f"vectors, Box actions: {box}"]

@@ -90,7 +90,7 @@ ELSEWHERE = {
     "track": "with_wandb",
     "out": "exp_name experiment train_dir log_dir",
 }
-"""What settings are called in Stable-Baselines3, CleanRL, Sample Factory and rlpyt, in small letters: the names of
+"""The names of settings in Stable-Baselines3, CleanRL, Sample Factory and rlpyt, in small letters: those of
 docs/coming_from.md. A key may be a formula; of several for a name, the first whose settings a run has is the answer."""
 
 NAME = re.compile(r"\w\w+")  # a name in a formula, but not its x
@@ -104,8 +104,8 @@ def run_setting_names() -> list[str]:
 def built_in_setting_names() -> list[str]:
     """Returns the names of the settings of all algorithms of this package.
 
-    They are read from lines of the sources, such as `    epochs: int = setting(2, ...`: importing the algorithms would
-    import torch, which takes seconds."""
+    They are read from lines such as `    epochs: int = setting(2, ...`: the algorithms import torch, which takes
+    seconds."""
     files = (importlib.resources.files("accel_rl") / "algos").iterdir()
     text = "\n".join(file.read_text() for file in files if file.name.endswith(".py"))
     return re.findall(r"^    (\w+): .+ = \w*setting\(", text, re.MULTILINE)

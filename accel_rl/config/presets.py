@@ -53,9 +53,8 @@ def preset_and_base(name: str) -> list[dict[str, Any]]:
 
 
 def preset_settings(presets: list[dict[str, Any]], kind: str | None = None, is_box: bool = False) -> dict[str, Any]:
-    """Returns the presets' settings for observations of a kind (None: of any kind); a later preset overrides.
-
-    is_box: True if actions are in a Box."""
+    """Returns the presets' settings for observations of a kind (None: of any), and for Box actions if is_box; a later
+    preset overrides."""
     values: dict[str, Any] = {}
     for preset in presets:
         block = dict(preset.get(kind, {})) if kind else {}

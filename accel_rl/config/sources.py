@@ -10,15 +10,13 @@ from accel_rl.errors import UsageError
 ALTERNATIVES = ({"workers", "envs_per_worker"}, {"device", "devices"})
 """Settings that say the same in two ways: the higher source decides which of them counts."""
 
-MOST_ALIASES = 16
-"""Of a YAML file: texts of a few aliases of each other can stand for more than any memory holds."""
+MOST_ALIASES = 16  # in a YAML file: a few that refer to each other can expand past any memory
 
 
 def read_yaml(path: Path, kind: str) -> dict[str, Any]:
     """Reads a YAML file of one flat mapping. Raises UsageError for any other content. kind: the expected content."""
     try:
-        text = path.read_text()
-        values = parse_yaml(text)
+        values = parse_yaml(path.read_text())
     except OSError as error:
         raise UsageError(f"cannot read {kind} from {path}: {error.strerror}") from None
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Asynchronous learners: how they count steps, and how they send reports and states to rank 0."""
+"""Coordinates asynchronous learners: counts their steps, and brings their reports and states to rank 0."""
 
 import contextlib
 import pickle
@@ -13,7 +13,7 @@ from accel_rl.training.coordinator import Coordinator, Request, copy_to_cpu
 
 
 class AsyncCoordinator(Coordinator):
-    """A coordinator of learners that share parameters and never wait for each other: each ends by itself.
+    """A coordinator of learners that share parameters and never wait for each other. Each ends by itself.
 
     to_rank_0: this learner's connection to rank 0; from_learners: rank 0's connections, by rank of the sender."""
 
@@ -75,8 +75,9 @@ class _Inbox:
     def __init__(self, connections: "dict[int, Connection[Any, Any]]"):
         self._connections = connections
         self._reports: list[Any] = []
-        self._states: dict[int, tuple[bool, Any]] = {}  # by rank: whether it is the last one, and the newest state
+        self._states: dict[int, Any] = {}  # the newest one of each rank
         self._reporting = set(connections)  # ranks whose last report has not arrived
+        self._unfinished = set(connections)  # ranks whose last state has not arrived
         self._error: Exception | None = None
         self._changed = threading.Condition()
         if connections:
@@ -87,21 +88,20 @@ class _Inbox:
         while ranks:
             for connection in wait(list(ranks)):
                 rank = ranks[connection]  # type: ignore[index]
+                kind, last, content = "end", True, None
                 try:
                     kind, (last, content) = pickle.loads(self._connections[rank].recv_bytes())
                 except (EOFError, OSError):
-                    kind, last, content = "end", True, None
                     del ranks[connection]  # type: ignore[arg-type]
                 except Exception as error:  # unpickling may raise anything; rank 0 raises it at its next call
                     self._error = error
-                    kind, last, content = "end", True, None
                 with self._changed:
                     if kind == "report":
                         self._reports.append(content)
                     elif kind == "state":
-                        self._states[rank] = (last, content)
-                    if last and kind != "state":
-                        self._reporting.discard(rank)
+                        self._states[rank] = content
+                    if last:
+                        (self._unfinished if kind == "state" else self._reporting).discard(rank)
                     self._changed.notify_all()
 
     def take_reports(self, wait_for_last: bool) -> list[Any]:
@@ -117,16 +117,14 @@ class _Inbox:
         """Returns one state of each other learner, by rank; None if some are missing."""
         with self._changed:
             if wait_for_last:
-                self._changed.wait_for(lambda: self._error or self._have_last())
+                self._changed.wait_for(lambda: self._error or not self._unfinished)
             self._check()
             if len(self._states) < len(self._connections):
                 return None
-            states = [state for _, (_, state) in sorted(self._states.items())]
-            self._states = {rank: entry for rank, entry in self._states.items() if entry[0]}
+            states = [self._states[rank] for rank in sorted(self._states)]
+            for rank in self._unfinished:
+                del self._states[rank]
         return states
-
-    def _have_last(self) -> bool:
-        return sum(last for last, _ in self._states.values()) == len(self._connections)
 
     def _check(self) -> None:
         if self._error:
@@ -136,13 +134,12 @@ class _Inbox:
 class Control:
     """Memory shared by the supervisor and its learners: each learner's agent steps, the start, and the request to all.
 
-    fd: the descriptor of memory that another process has made; None: makes it."""
+    fd: the descriptor of memory that another process has made; None: makes new memory."""
 
     def __init__(self, num_learners: int, fd: int | None = None):
         layout: Layout = {"steps": ((num_learners,), "<i8"), "started": ((1,), "<i8"), "request": ((1,), "<i8")}
         self.memory = SharedArrays(layout, fd)
-        arrays = self.memory.arrays
-        self._steps, self._started, self._request = arrays["steps"], arrays["started"], arrays["request"]
+        self._steps, self._started, self._request = self.memory.arrays.values()
 
     def begin(self, steps: int) -> None:
         """Sets the steps that a resumed run has done already."""

@@ -1,4 +1,4 @@
-"""Starts a run: in this process, in a process for each learner, or as one of the learners that torchrun has started."""
+"""Starts a run: in this process, in a process for each learner, or as one learner of those that torchrun started."""
 
 import contextlib
 import os
@@ -53,17 +53,17 @@ def train(
 
     Unlike the command it draws no curve, writes no report.html and plays no `final_games`."""
     make_env = None if env is None or isinstance(env, str) else env
-    named = {"algo": algo, "env": env if isinstance(env, str) else None, "steps": steps}
-    given = {**{name: value for name, value in named.items() if value is not None}, **settings}
-    given = {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
-    request = RunRequest(given, out, config, resume, overwrite, trust, make_env)
+    named = {"algo": algo, "env": None if make_env else env, "steps": steps}
+    settings |= {name: value for name, value in named.items() if value is not None}
+    settings = {name: str(value) if isinstance(value, Path) else value for name, value in settings.items()}
+    request = RunRequest(settings, out, config, resume, overwrite, trust, make_env)
     with trained(request, show, callbacks) as folder:
         return folder
 
 
 @contextlib.contextmanager
 def trained(request: RunRequest, show: bool, callbacks: Sequence[Callback] = ()) -> Iterator[Path]:
-    """Trains as `train` does, and yields the run's folder: what is added there is still given to the run's tracker."""
+    """Trains as `train` does, and yields the run's folder. The run's tracker also gets files that are added there."""
     open_closed_streams()
     current_folder()  # raises UsageError if there is none
     on_row = Callbacks(callbacks)

@@ -1,10 +1,9 @@
 """Names the synchronous learners for which the others wait in vain.
 
-torch.distributed says that a collective has timed out, but not who is missing. NCCL's collectives do not even time out
-where the host could see it: the GPU waits, and the host waits for the GPU. So each learner counts the collectives that
-it has reached (`COLLECTIVES`), which costs nothing. Once one learner has waited for learner_timeout_s, it asks all for
-their counts, through the store where they have met, and a thread of each answers. A learner is absent if it does not
-answer (it is stopped, dead or cut off), or if it has reached fewer collectives than others.
+torch.distributed does not say who is missing when a collective times out, and NCCL's collectives do not time out where
+the host could see it. So each learner counts the collectives that it has reached (`COLLECTIVES`). A learner that has
+waited for learner_timeout_s asks all others for their counts, through the store where they have met; a thread of each
+answers. A learner is absent if it does not answer, or has reached fewer collectives than others.
 """
 
 import contextlib
@@ -12,7 +11,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch.distributed as dist
 from torch.distributed import Store  # type: ignore[attr-defined]
@@ -25,7 +24,7 @@ ANSWER_S = 5.0  # a learner that has not answered for so long is absent
 
 
 class LostError(RunError):
-    """An error: other learners have not reached a collective. absent: their ranks, if known."""
+    """The error of learners that have not reached a collective. absent: their ranks, if known."""
 
     def __init__(self, absent: list[int], message: str):
         super().__init__(absent, message)  # as it is pickled
@@ -38,11 +37,13 @@ class LostError(RunError):
 
 
 class RollCall:
-    """A roll call: asks which learners are absent, and answers others that ask.
+    """A roll call, which asks which learners are absent, and answers others that ask.
+
+    The block under `with` raises LostError in place of torch.distributed's error if another learner is gone or late.
 
     store: a connection for this object alone. timeout_s: how long learners wait for a late one. host: the rank of the
-    learner whose process has the store; None: it is another process. report: called before this object ends the process
-    in place of the main thread, which may wait for a GPU that waits for NCCL."""
+    learner whose process has the store; None: it is another process. report: called before this object ends the
+    process, whose main thread may wait for a GPU that waits for NCCL."""
 
     def __init__(
         self,
@@ -58,7 +59,6 @@ class RollCall:
         self._num_answered = 0  # roll calls
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._answer_regularly, name="roll call", daemon=True)
-        self._thread.start()
 
     def _answer_regularly(self) -> None:
         count, since = COLLECTIVES.value, time.monotonic()
@@ -113,29 +113,20 @@ class RollCall:
             self._store.set(f"{each}/{self._rank}", str(COLLECTIVES.value))
         self._num_answered = number
 
-    def close(self) -> None:
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        message = peer_failure_message(error) if isinstance(error, RuntimeError) else None
+        absent = self.find_absent() if message else []
         self._is_over.set()
         self._thread.join(POLL_S)
+        if message:
+            raise LostError(absent, message) from error
 
 
 def _parse(absent: bytes) -> list[int]:
     return [int(rank) for rank in absent.split()]
-
-
-@contextlib.contextmanager
-def naming_absent(
-    store: Store, rank: int, size: int, timeout_s: float, host: int | None, report: Callable[[LostError], None]
-) -> Iterator[None]:
-    """Raises LostError in place of torch.distributed's error when another learner is gone or does not come."""
-    roll_call = RollCall(store, rank, size, timeout_s, host, report)
-    try:
-        yield
-    except RuntimeError as error:
-        if (message := peer_failure_message(error)) is None:
-            raise
-        raise LostError(roll_call.find_absent(), message) from error
-    finally:
-        roll_call.close()
 
 
 def peer_failure_message(error: Exception) -> str | None:

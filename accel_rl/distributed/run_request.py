@@ -1,4 +1,4 @@
-"""The request of a caller of `train`, and how it becomes a run: resolved, checked, and given its folder."""
+"""Turns the arguments of `train` into a run: resolves and checks its settings, and opens its folder."""
 
 import contextlib
 from collections.abc import Iterator
@@ -34,17 +34,15 @@ class RunRequest:
 
         alone: as if no other learner needed memory on this one's device. Raises UsageError for settings that are wrong
         or do not fit together."""
-        state = None
+        settings, state, function = self.settings, None, None
         if self.resume is not None:
-            folder, make_env = Path(self.resume), self.make_env
-            config, state = reopen(folder, self.settings, self.out, self.config, self.trust, make_env)
+            config, state = reopen(Path(self.resume), settings, self.out, self.config, self.trust, self.make_env)
         else:
-            settings, function = self.settings, None
             if self.make_env is not None:
                 name, function = as_setting(self.make_env)
                 settings = settings | {"env": name}
-            config = resolve(settings, Path(self.config) if self.config else None, function=function)
-            config = with_initial_policy(config)
+            file = Path(self.config) if self.config else None
+            config = with_initial_policy(resolve(settings, file, function=function))
         return check(config, (config.device,) if alone else None), state
 
     @contextlib.contextmanager

@@ -1,6 +1,6 @@
-"""Several learners on this machine: a process for each, and this process, which supervises them.
+"""Supervises several learners on this machine, each in a process of its own.
 
-It passes on the request to stop, calls the user's callbacks, and ends all learners when one has failed."""
+The supervisor passes on the request to stop, calls the user's callbacks, and ends all learners when one has failed."""
 
 import contextlib
 import math
@@ -23,12 +23,13 @@ from accel_rl.hardware.signals import StopSignal
 from accel_rl.processes.fork_server import Child, ForkServer
 from accel_rl.settings.resolve import Config
 from accel_rl.training.build import build_store
-from accel_rl.training.callbacks import Callbacks, Row
+from accel_rl.training.callbacks import Callbacks
 from accel_rl.training.coordinator import Request
 
+PROGRAM = "accel_rl.distributed.learner_process:main"  # each learner runs it
 GRACE_S = 1.0  # until a failure's cause shows: others may first report that a learner is gone
 POLL_S = 0.2  # seconds between looks at the request to stop
-# The main, console and roll-call threads, and three of Gloo for each of two groups. Without them a learner is killed.
+# The main, console and roll-call threads, and three of Gloo for each of two groups. A learner without them is killed.
 THREADS_OF_LEARNER = 9
 EXIT_TIMEOUT_S = 5.0  # for the processes of learners that have finished
 FAILURE_KINDS = ("died", "usage", "failed", "late", "lost")  # the first of these is the likeliest cause
@@ -46,20 +47,16 @@ class WatchedLearner:
     is_gone: bool = False
     failure: tuple[str, str] | None = None  # its kind and a description
     lost: LostError | None = None  # its error that names other learners
-    row: Row | None = None  # a row of the log; the learner waits until it is handled
 
-    @property
-    def control(self) -> "Connection[Any, Any]":
-        """The connection to it."""
-        return self.process.control
-
-    def receive(self) -> None:
-        """Receives the learner's next message, or notes that it is gone."""
+    def receive(self, control: Control, callbacks: Callbacks) -> None:
+        """Receives the learner's next message, or notes that it is gone. The learner waits while a row is handled."""
         kind, content = self.process.receive(math.inf)
         if kind == "ready":
             self.is_ready = True
         elif kind == "row":
-            self.row = content
+            callbacks(content)
+            control.ask(callbacks.request)
+            self.process.send("taken in")
         elif kind == "done":
             self.is_done = True
         elif kind == "died":
@@ -85,22 +82,15 @@ def supervise(
     """Trains with a process for each learner, to the end of the run.
 
     Raises RunError, or UsageError, with the message of the learner that has failed; all learners are gone then."""
-    with started_learners(config, folder, state, show, bool(callbacks)) as (learners, control):
+    with _started_learners(config, folder, state, show, bool(callbacks)) as (learners, control):
         _watch(learners, control, stop, callbacks, config.learners.learner_timeout_s)
 
 
 @contextlib.contextmanager
-def started_learners(
-    config: Config,
-    folder: Path,
-    state: dict[str, Any] | None,
-    show: bool,
-    has_callbacks: bool = False,
-    program: str = "accel_rl.distributed.learner_process:main",
+def _started_learners(
+    config: Config, folder: Path, state: dict[str, Any] | None, show: bool, has_callbacks: bool
 ) -> Iterator[tuple[list[WatchedLearner], Control]]:
-    """Starts a process for each learner; yields them and their memory shared with this one. Kills them at the end.
-
-    program: "module:function" that each process calls with the descriptor of its connection."""
+    """Starts a process for each learner; yields them and their memory shared with this one. Kills them at the end."""
     size = config.rank_info.size
     with contextlib.ExitStack() as resources:
         control = Control(size)
@@ -126,13 +116,15 @@ def started_learners(
             for setup in setups:
                 setup.port = meeting.port
         fds = {fd for setup in setups for fd in setup.fds()}
-        server = ForkServer(program, fds, "the process that starts the learners {how}")
+        server = ForkServer(PROGRAM, fds, "the process that starts the learners {how}")
         resources.callback(server.close)
         for connection in inherited:  # else reading would not notice that the other end is gone
             connection.close()
-        processes = [server.launch(setup, setup.fds()) for setup in setups]
+        learners = [
+            WatchedLearner(rank, setup.config.device, server.launch(setup, setup.fds()))
+            for rank, setup in enumerate(setups)
+        ]
         server.release_fds()
-        learners = [WatchedLearner(rank, setups[rank].config.device, each) for rank, each in enumerate(processes)]
         yield learners, control
 
 
@@ -154,10 +146,9 @@ def _watch(
     while not all(learner.is_done for learner in learners):
         if stop:
             control.ask(Request.STOP)
-        connected = {learner.control: learner for learner in learners if not learner.is_gone}
+        connected = {learner.process.control: learner for learner in learners if not learner.is_gone}
         for connection in wait(list(connected), POLL_S):
-            connected[connection].receive()  # type: ignore[index]
-        _answer_rows(learners, control, callbacks)
+            connected[connection].receive(control, callbacks)  # type: ignore[index]
         now = time.monotonic()
         if not stop.patient and all(learner.is_ready for learner in learners):
             stop.ready()
@@ -186,13 +177,3 @@ def _fail_late(learners: list[WatchedLearner], timeout_s: float) -> list[Watched
     for learner in late:
         learner.failure = ("late", f"has not answered for {timeout_s:g} s (--learner-timeout-s)")
     return late
-
-
-def _answer_rows(learners: list[WatchedLearner], control: Control, callbacks: Callbacks) -> None:
-    """Calls the callbacks with the rows from learners, and then lets the learners continue."""
-    for learner in learners:
-        if learner.row is not None:
-            callbacks(learner.row)
-            control.ask(callbacks.request)
-            learner.row = None
-            learner.process.send("taken in")

@@ -1,4 +1,4 @@
-"""Synchronous learners: by torch.distributed, they agree on steps, the stop, and the files that rank 0 writes."""
+"""Coordinates synchronous learners by torch.distributed: their steps, the stop, and the files that rank 0 writes."""
 
 import contextlib
 import os
@@ -25,7 +25,7 @@ NCCL_SPARE_S = 60.0  # NCCL's time-out ends the process without a name, so the r
 
 
 class SyncCoordinator(Coordinator):
-    """A coordinator of learners in step: all make the same calls in the same order."""
+    """A coordinator of learners in step, which all make the same calls in the same order."""
 
     is_synchronous = True
 
@@ -35,13 +35,12 @@ class SyncCoordinator(Coordinator):
         self._flag = torch.zeros(1, dtype=torch.int32)
         self._states: list[Any] | None = None
         self._seconds = 0.0
-        self._check: Callable[[], None] = lambda: None
 
-    def begin(self, steps: int, timeout_s: float, check: Callable[[], None] | None = None) -> None:
+    def begin(self, steps: int, timeout_s: float, check: Callable[[], None] = lambda: None) -> None:
         """Sets steps and time-outs. steps: done by a resumed run; timeout_s: how long learners wait for a late one.
 
         check: called on rank 0 before a checkpoint is written; raises RunError if it must not be."""
-        self.steps = steps
+        self.steps, self._check = steps, check
         try:
             for group in (None, self._group):  # None: the default group
                 distributed_c10d._set_pg_timeout(timedelta(seconds=timeout_s), group)
@@ -55,8 +54,6 @@ class SyncCoordinator(Coordinator):
                 "group",
                 timeout_s,
             )
-        if check:
-            self._check = check
 
     def add_steps(self, num_steps: int) -> int:
         self.steps += num_steps * self.size
@@ -115,20 +112,16 @@ class SyncCoordinator(Coordinator):
 def process_group(rank: int, size: int, port: int | None, offers_nccl: bool) -> Iterator[None]:
     """Makes the run's learners torch.distributed's default group: Gloo, and NCCL for GPU tensors if offers_nccl.
 
-    NCCL, where PyTorch has it, connects at its first tensor; `AllReduce` decides whether it gets any.
-
-    port: that of the supervisor's store on this machine; None: that of torchrun's, from the environment. Raises
-    UsageError if the port is in use."""
+    NCCL, where PyTorch has it, connects at its first tensor; `AllReduce` decides whether it gets any. port: that of the
+    supervisor's store on this machine; None: torchrun's, from the environment. Raises UsageError if the port is in
+    use."""
     uses_nccl = offers_nccl and dist.is_nccl_available()
     if port and (loopback := loopback_interface()):  # the machine may have no other
         os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
-    store = port and connect(port, size)
     backend = "cpu:gloo,cuda:nccl" if uses_nccl else "gloo"
+    meeting: Any = {"store": connect(port, size), "rank": rank, "world_size": size} if port else {}
     try:
-        if not store:
-            dist.init_process_group(backend, timeout=RENDEZVOUS_TIMEOUT)
-        else:
-            dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=RENDEZVOUS_TIMEOUT)
+        dist.init_process_group(backend, timeout=RENDEZVOUS_TIMEOUT, **meeting)
     except (dist.DistError, RuntimeError) as error:
         if describe_exceeded_limit(error):
             raise

@@ -1,9 +1,7 @@
-"""A learner started by torchrun with others, on one machine or several: they agree on a run, and train in step.
+"""Trains as a learner that torchrun has started with others: they agree on a run, and train in step.
 
-Learners of one machine, in step or not, do without torchrun: they have a supervisor (see supervisor.py). The reasons:
-torchrun ends learners by SIGTERM and, after 30 s, SIGKILL. It reports the first failure, often that of a learner that
-only notices that another one is gone. It has one exit status for all, passes on no shared memory, and leaves learners
-behind when it is killed itself."""
+Learners of one machine have a supervisor instead (supervisor.py). torchrun often reports a learner that only notices
+that another one is gone; it passes on no shared memory, and leaves learners behind when it is killed itself."""
 
 import contextlib
 import os
@@ -21,7 +19,7 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from accel_rl.config.learners import RankInfo
 from accel_rl.distributed.learner_process import learn
-from accel_rl.distributed.roll_call import LostError, naming_absent
+from accel_rl.distributed.roll_call import LostError, RollCall
 from accel_rl.distributed.run_request import RunRequest
 from accel_rl.distributed.sync_coordinator import SyncCoordinator, connect, process_group
 from accel_rl.errors import RunError, UsageError
@@ -88,31 +86,25 @@ def _learn(run: AgreedRun, coordinator: SyncCoordinator, stop: StopSignal, show:
         print_line(f"accel-rl: {this} {error}")
 
     try:
-        with naming_absent(store, coordinator.rank, coordinator.size, timeout_s, host, report):
+        with RollCall(store, coordinator.rank, coordinator.size, timeout_s, host, report):
             request = learn(LearnerJob(run.config, run.folder, coordinator, stop, run.state, show, on_row=callbacks))
     except LostError as error:
         raise RunError(f"{this} {error}") from None
     except (RunError, UsageError) as error:
         raise type(error)(f"{this}: {error}") from None
     if request is Request.STOP and callbacks.request is not Request.STOP:
-        _wait_for_own_signal(stop)
+        deadline = time.monotonic() + SIGNAL_SPREAD_S
+        while not stop and time.monotonic() < deadline:  # if this learner gets the others' signal, it has not failed
+            time.sleep(0.05)
         if not stop:
             raise RunError(f"{this} has stopped at step {coordinator.steps}, as another learner was asked to")
 
 
-def _wait_for_own_signal(stop: StopSignal) -> None:
-    """Waits for the signal that has stopped other learners: if this one gets it, too, it has not failed."""
-    deadline = time.monotonic() + SIGNAL_SPREAD_S
-    while not stop and time.monotonic() < deadline:
-        time.sleep(0.05)
-
-
 def agree_on_run(coordinator: SyncCoordinator, request: RunRequest, lock: contextlib.ExitStack) -> AgreedRun | None:
-    """Agrees with all learners on the same run, in a folder that all of them see.
+    """Agrees with all learners on the same run, in a folder that all of them see; None if it was finished before.
 
-    After a restart by torchrun, it goes on from the run's last checkpoint. Returns None if the run was finished before
-    a restart. lock: a stack that unlocks the folder. Raises UsageError, in all learners, if they have different
-    versions or settings."""
+    After a restart by torchrun, the run goes on from its last checkpoint. lock: a stack that unlocks the folder. Raises
+    UsageError, in all learners, if they have different versions or settings."""
     if (name := request.resume or request.out) is None:
         raise UsageError("with torchrun, name the run's folder with --out DIR: a restarted run continues from there")
     folder = Path(name)

@@ -8,7 +8,7 @@ logger = logging.getLogger("accel_rl")
 
 
 def close_all(envs: Sequence[Any]) -> None:
-    """Closes environments. Those that fail have nothing more to give: that is logged, and the run goes on."""
+    """Closes environments. Logs a failure, and goes on."""
     failures = []
     for env in envs:
         try:

@@ -1,5 +1,6 @@
-"""Ids of environments that mean something else in other frameworks, and how such an environment is named here."""
+"""Explains ids of environments that mean something else in other frameworks, or have another name there."""
 
+import contextlib
 import importlib.metadata
 import re
 
@@ -10,7 +11,7 @@ from accel_rl.envs.games.atari import game_name, games
 from accel_rl.envs.spec import EnvConfig
 
 PLAIN_ATARI = "ale_py.env:AtariEnv"  # gymnasium's entry point of games without any processing
-# Of an id of Gym, Gymnasium, EnvPool or Sample Factory: PongNoFrameskip-v4, ALE/Pong-ram-v5, Pong-v5, atari_pong.
+# An id of Gym, Gymnasium, EnvPool or Sample Factory: PongNoFrameskip-v4, ALE/Pong-ram-v5, Pong-v5, atari_pong.
 ATARI_ID = re.compile(r"(?:ALE/|atari_)?(\w+?)(?:-?(?:ram|NoFrameskip|Deterministic))*(?:-v\d+)?")
 PROCGEN = (
     "Procgen is of the old package gym: EnvPool has its games (envpool:CoinrunHard-v0), or a factory of yours (--env "
@@ -47,14 +48,12 @@ def advise(env_id: str) -> str | None:
         return PROCGEN
     if ":" in env_id:
         return None
-    try:
+    with contextlib.suppress(ImportError):
         importlib.metadata.version("envpool")  # or this would be a file of the current folder
         import envpool
 
         if env_id in envpool.list_all_envs():
             return f"EnvPool has it, and here it is envpool:{env_id}"
-    except ImportError:
-        pass
     match = ATARI_ID.fullmatch(env_id)
     known = {game.replace("_", ""): game for game in games()}
     game = known.get(match[1].replace("_", "").lower()) if match else None

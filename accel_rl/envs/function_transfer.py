@@ -1,5 +1,4 @@
-"""Passes environments given as Python functions to simulator processes: by name if these can import it, else pickled by
-cloudpickle."""
+"""Passes functions that make environments to simulator processes: by name where these can import it, else pickled."""
 
 import pickle
 import sys
@@ -60,8 +59,7 @@ def missing_function(env_id: str, arguments: str = "") -> UsageError:
 
     arguments: those of `accel_rl.train` besides env, as text."""
     name = env_id.removeprefix(FUNCTION)
-    last = name.rpartition(".")[2]
-    shown = "lambda: ..." if last == "<lambda>" else last
+    shown = name.rpartition(".")[2].replace("<lambda>", "lambda: ...")
     return UsageError(
         f"the environment was made by {name}, a function of the program that started the run: give it again, as in "
         f"accel_rl.train({arguments}env={shown})"

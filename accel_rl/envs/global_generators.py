@@ -7,7 +7,6 @@ learner draws, too. Switching generators costs a microsecond or two, once per st
 import ctypes
 import functools
 import random
-import sys
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -25,13 +24,13 @@ class GlobalGenerators:
         if seed is not None:
             numpy_seed, python_seed = seed.spawn(2)
             self._numpy: Any = np.random.MT19937(numpy_seed)
-            self._python: Any = _seeded(int(python_seed.generate_state(1, np.uint64)[0]))
+            self._python = _read(random.Random(int(python_seed.generate_state(1, np.uint64)[0])))
 
     def use(self) -> None:
         global _current
         before, _current = _current, self
         if before is not self:
-            before._numpy, before._python = mtrand.get_bit_generator(), _read()
+            before._numpy, before._python = mtrand.get_bit_generator(), _read(_generator)
             _write(self._python)
             mtrand.set_bit_generator(self._numpy)
         else:  # as if another batch ran in between: numpy forgets the second of a pair of Gaussian numbers
@@ -74,39 +73,30 @@ def only_simulate() -> None:
     _only_simulates = True
 
 
-def _state_in_memory() -> Any:
-    """Returns a view of the state of `random` in memory, [2500] bytes, or None if Python stores it differently.
-
-    `random.getstate` makes 625 objects of it, which takes ten times as long as the rest of `use`."""
-    if sys.implementation.name != "cpython":
-        return None
-    address = id(random._inst) + object.__basicsize__
-    index, *key = words = (ctypes.c_uint32 * 625).from_address(address)
-    return memoryview(words).cast("B") if (*key, index) == random.getstate()[1] else None
+# `getstate` makes 625 Python objects, which takes ten times as long as the rest of `use`. So states are copied here as
+# bytes.
+_Words = ctypes.c_char * (625 * 4)
+_generator = cast(Any, random._inst)
 
 
-_memory, _generator = _state_in_memory(), cast(Any, random._inst)
+def _memory_of(generator: random.Random) -> Any:
+    """Returns where CPython keeps a generator's state: an index and the 624 words of the key, as bytes in `raw`."""
+    return _Words.from_address(id(generator) + object.__basicsize__)
 
 
-def _read() -> Any:
-    return random.getstate() if _memory is None else (_memory.tobytes(), _generator.gauss_next)
+def _read(generator: random.Random) -> Any:
+    return (_memory_of(generator).raw, generator.gauss_next) if _knows_memory else generator.getstate()  # type: ignore[attr-defined]
 
 
 def _write(state: Any) -> None:
-    if _memory is None:
-        random.setstate(state)
+    """Puts a state from `_read` into the generator of the module `random`."""
+    if _knows_memory:
+        _memory_of(_generator).raw, _generator.gauss_next = state
     else:
-        _memory[:], _generator.gauss_next = state
+        _generator.setstate(state)
 
 
-def _seeded(seed: int) -> Any:
-    """Returns the result of `_read` after `random.seed(seed)`."""
-    before = _read()
-    random.seed(seed)
-    state = _read()
-    _write(before)
-    return state
-
-
+_index, *_key = np.frombuffer(_memory_of(_generator).raw, np.uint32).tolist()
+_knows_memory = (*_key, _index) == _generator.getstate()[1]
 _current = GlobalGenerators()
 _only_simulates = False

@@ -13,7 +13,7 @@ from accel_rl.envs.batches.device_env import OneOfBatch
 from accel_rl.envs.global_generators import GlobalGenerators
 from accel_rl.envs.make import make_gym_env
 from accel_rl.envs.saved_states import capture, has_hook, is_exact, restore
-from accel_rl.envs.spaces.conversion import find_mismatch, layout, to_env_action, to_row
+from accel_rl.envs.spaces.conversion import layout, to_env_action
 from accel_rl.envs.spaces.masks import (
     allows_choice,
     find_sources,
@@ -34,11 +34,9 @@ STEP = ("observation", "reward", "terminated", "truncated", "info")
 class GymSimulator:
     """A simulator of one gymnasium environment.
 
-    Observations become rows as envs/spaces/conversion.py describes, action masks as envs/spaces/masks.py does.
-    Box actions are clipped to the bounds when sent. Every step checks the returned values against the declared spaces;
-    every reset also checks the bounds of observations. Methods raise RunError for a mismatch; the constructor raises
-    UsageError for unsupported spaces.
-    """
+    envs/spaces has the formats of rows and masks. Box actions are clipped to the bounds when sent. Every step checks
+    the returned values against the declared spaces, every reset also the bounds; methods raise RunError for a mismatch.
+    The constructor raises UsageError for unsupported spaces."""
 
     def __init__(self, config: EnvConfig, seed: np.random.SeedSequence):
         self._config = config
@@ -77,8 +75,6 @@ class GymSimulator:
 
     def _number(self, name: str, value: Any) -> Any:
         """Returns a number from a step, which may come as an array of one. Raises RunError for anything else."""
-        if isinstance(value, bool | int | float | np.bool_ | np.integer | np.floating):
-            return value
         array = np.asarray(value)
         if array.size != 1 and array.ndim:
             raise RunError(
@@ -111,13 +107,7 @@ class GymSimulator:
             mask = None if has_none else read_mask(observed.mask_source, self._env, observation, info)
             self._write_mask(mask, row, bool(terminated or truncated))
             row = self.spec.observation_in(row)
-        observation = observed.part_of(observation)
-        problem = find_mismatch(observation, observed.space)
-        if not problem:
-            found = to_row(observation, observed.space)
-            if (wrong := observed.write(found, row)) is not None:
-                problem = f"{observed.wrong_part(wrong)} {not_finite(found[wrong][0])}"
-        if problem:
+        if problem := observed.convert(observation, row):
             raise RunError(f"the observation at step {self._steps} of the episode{problem}")
 
     def _write_mask(self, mask: Any, row: Array, is_over: bool) -> None:
@@ -168,22 +158,17 @@ class GymSimulator:
 
 def call(env: Any, method: str, parts: tuple[str, ...], *arguments: Any, **options: Any) -> Any:
     """Calls a method of an environment and returns its result. Raises RunError unless that has these parts."""
+    returned = None
     try:
         returned = getattr(env, method)(*arguments, **options)
     except ValueError as error:
-        if f"(expected {len(parts)}" not in str(error) or not _is_gymnasiums(error):
+        *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+        could_not_unpack = f"(expected {len(parts)}" in str(error)
+        if not (could_not_unpack and frame.f_globals["__name__"].startswith("gymnasium.")):  # a wrapper of gymnasium's
             raise
-        raise RunError(f"{method}() {_other_parts(parts)}") from None  # a wrapper of gymnasium could not unpack it
     if not isinstance(returned, tuple | list) or len(returned) != len(parts):
-        raise RunError(f"{method}() {_other_parts(parts)}")
+        raise RunError(
+            f"{method}() did not return ({', '.join(parts)}), as gymnasium's API has it since 0.26; return exactly "
+            "these"
+        )
     return returned
-
-
-def _is_gymnasiums(error: Exception) -> bool:
-    """Returns whether gymnasium's own code raised the error."""
-    frames = [frame.f_globals["__name__"] for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return str(frames[-1]).startswith("gymnasium.")
-
-
-def _other_parts(parts: tuple[str, ...]) -> str:
-    return f"did not return ({', '.join(parts)}), as gymnasium's API has it since 0.26; return exactly these"

@@ -1,5 +1,4 @@
-"""Makes the environment, or batch of environments, that an id names: a registered one, or one from the user's factory,
-in its wrappers."""
+"""Makes the environment, or the batch of environments, that an id or the user's function names, in its wrappers."""
 
 import functools
 import importlib
@@ -46,12 +45,10 @@ PACKAGES = {
 
 
 def import_name(name: str, kind: str) -> Any:
-    """Returns the object called `package.module:name`.
-
-    Raises UsageError if the module does not exist, or lacks the name."""
+    """Returns the object called `package.module:name`. Raises UsageError if the module does not exist or lacks it."""
     module, attribute = _import_module(name, kind)
     if not hasattr(module, attribute):
-        raise unknown(kind, attribute, _callables(module), _describe_module(module))
+        raise _unknown_name(kind, attribute, module)
     return getattr(module, attribute)
 
 
@@ -71,21 +68,19 @@ def _import_module(name: str, kind: str) -> tuple[ModuleType, str]:
         raise
 
 
-def _describe_module(module: ModuleType) -> str:
-    path = os.path.abspath(f"{module.__name__}.py")
+def _unknown_name(kind: str, name: str, module: ModuleType) -> UsageError:
+    """Returns the error for a name that a module lacks, or for an id that is not registered after its import."""
+    known = gymnasium.registry if "-" in name else [each for each, value in vars(module).items() if callable(value)]
+    path, where = os.path.abspath(f"{module.__name__}.py"), module.__name__
     if os.path.exists(path) and (at := getattr(module, "__file__", path)) != path:
-        return f"(in {module.__name__} at {at}, which has this name before your {path}: rename that)"
-    return f"(in {module.__name__})"
-
-
-def _callables(module: ModuleType) -> list[str]:
-    return [name for name, value in vars(module).items() if callable(value)]
+        where += f" at {at}, which has this name before your {path}: rename that"
+    return unknown(kind, name, known, f"(in {where})")
 
 
 def make_gym_env(config: EnvConfig, seed: int | None = None, render_mode: str | None = None) -> Env:
     """Makes a registered environment, or calls the user's factory with the arguments that it takes; then wraps it.
 
-    For ids of batches, this is a batch of one, or for `vector:id` gymnasium's single environment if it exists. Raises
+    An id of batches gives a batch of one, but `vector:id` gymnasium's single environment if there is one. Raises
     UsageError for an unknown id or option, or if a factory or wrapper does not return a gymnasium.Env."""
     env_id = config.env_id.removeprefix(VECTOR)
     is_single = env_id in gymnasium.registry and gymnasium.registry[env_id].entry_point is not None
@@ -95,7 +90,7 @@ def make_gym_env(config: EnvConfig, seed: int | None = None, render_mode: str | 
     if make is None:
         env: Env = _make_registered(env_id.rpartition(":")[2], config.options, render_mode)
     else:
-        returned = _call_factory(make, config, {"seed": seed, "render_mode": render_mode, **_batch(make, config)})
+        returned = _call_factory(make, config, seed, render_mode)
         if is_vector(config) and isinstance(returned, gymnasium.vector.VectorEnv) and not is_device_env(returned):
             close_all([returned])
             return _one_of_vector(config, seed, render_mode)
@@ -114,9 +109,7 @@ def make_device_env(config: EnvConfig, num_envs: int, seed: int, device: str) ->
     """Makes a batch of environments whose arrays lie on a device (see batches/device_env.py), by the user's factory.
 
     Raises UsageError for anything else, or for a different number of environments."""
-    make = _factory(config)
-    offered = {"seed": seed, "render_mode": None, **_batch(make, config, num_envs, device)}
-    env = _call_factory(make, config, offered)
+    env = _call_factory(_factory(config), config, seed, num_envs=num_envs, device=device)
     if not is_device_env(env):
         raise UsageError(f"{config.env_id} returned {_describe(env)}, and not a batch of environments on a device")
     if env.num_envs != num_envs:
@@ -124,27 +117,19 @@ def make_device_env(config: EnvConfig, num_envs: int, seed: int, device: str) ->
     return env
 
 
-def _batch(factory: Any, config: EnvConfig, num_envs: int = 1, device: str = "cpu") -> dict[str, Any]:
-    """Returns the additional arguments for a factory of batches, one that has the parameter num_envs."""
-    is_batch = "num_envs" in _signature(factory, config.env_id).parameters
-    return {"num_envs": num_envs, "device": device} if is_batch else {}
-
-
 def _check_reset(env: Env, env_id: str) -> None:
     """Raises UsageError if an environment, or one of its wrappers, cannot be reset with a seed."""
-    while True:
-        try:
-            parameters = inspect.signature(env.reset).parameters.values()
-        except ValueError:  # a compiled method has no signature; it may take one
-            return
-        if not any(parameter.name == "seed" or parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-            raise UsageError(
-                f"{env_id}: reset() of {type(env).__name__} takes no seed; declare reset(self, *, seed=None, "
-                "options=None) and return (observation, info), as gymnasium.Env does since 0.26"
-            )
-        if not isinstance(env, gymnasium.Wrapper):
-            return
-        env = env.env
+    try:
+        parameters = inspect.signature(env.reset).parameters.values()
+    except ValueError:  # a compiled method has no signature; it may take one
+        return
+    if not any(parameter.name == "seed" or parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        raise UsageError(
+            f"{env_id}: reset() of {type(env).__name__} takes no seed; declare reset(self, *, seed=None, "
+            "options=None) and return (observation, info), as gymnasium.Env does since 0.26"
+        )
+    if isinstance(env, gymnasium.Wrapper):
+        _check_reset(env.env, env_id)
 
 
 def _factory(config: EnvConfig) -> Callable[..., Any] | None:
@@ -168,8 +153,7 @@ def _find(env_id: str) -> Callable[..., Any] | None:
             return getattr(module, name)  # type: ignore[no-any-return]
         if name in gymnasium.registry:
             return None
-        known = gymnasium.registry if "-" in name else _callables(module)
-        raise unknown("environment", name, known, _describe_module(module))
+        raise _unknown_name("environment", name, module)
     if env_id in gymnasium.registry:
         return None
     for package, beginnings in PACKAGES.items():
@@ -220,10 +204,9 @@ def is_vector(config: EnvConfig) -> bool:
 def make_vector_env(
     config: EnvConfig, seeds: Sequence[int], num_threads: int = 1, render_mode: str | None = None
 ) -> VectorEnv:
-    """Makes a batch with one environment per seed; EnvPool and factories receive the seeds.
+    """Makes a batch with one environment per seed. num_threads: for a library with its own threads.
 
-    num_threads: for a library with its own threads. Raises UsageError for an unknown id or option, for wrappers, or if
-    there is no such batch."""
+    Raises UsageError for an unknown id or option, for wrappers, or if there is no such batch."""
     env_id, num_envs = config.env_id, len(seeds)
     if config.wrappers:
         raise UsageError(
@@ -235,9 +218,7 @@ def make_vector_env(
     elif env_id.startswith(VECTOR):
         env = _make_vector_entry_point(env_id.removeprefix(VECTOR), config.options, num_envs, render_mode)
     else:
-        make = _factory(config)
-        offered = {"num_threads": num_threads, "seed": seeds[0], "render_mode": render_mode}
-        env = _call_factory(make, config, offered | _batch(make, config, num_envs))
+        env = _call_factory(_factory(config), config, seeds[0], render_mode, num_envs, num_threads=num_threads)
     if not isinstance(env, gymnasium.vector.VectorEnv):
         raise UsageError(
             f"{env_id} takes num_envs, but returned {_describe(env)}; return a gymnasium.vector.VectorEnv, or rename "
@@ -285,14 +266,25 @@ def _make_envpool(
 # ---- factories and wrappers ----
 
 
-def _call_factory(factory: Any, config: EnvConfig, offered: dict[str, Any]) -> Any:
-    """Calls a factory and returns its result. Its parameters receive the offered values of their names; **kwargs also
-    receives render_mode, if anything is rendered."""
+def _call_factory(
+    factory: Any,
+    config: EnvConfig,
+    seed: int | None,
+    render_mode: str | None = None,
+    num_envs: int = 1,
+    device: str = "cpu",
+    num_threads: int = 1,
+) -> Any:
+    """Calls a factory and returns its result. It receives the seed and render_mode if it has parameters of these names,
+    and the other values if it takes num_envs, too; **kwargs also receives render_mode, if anything is rendered."""
     signature = _signature(factory, config.env_id)
+    offered = {"seed": seed, "render_mode": render_mode}
+    if "num_envs" in signature.parameters:
+        offered |= {"num_envs": num_envs, "device": device, "num_threads": num_threads}
     arguments = {name: value for name, value in offered.items() if name in signature.parameters}
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values())
-    if takes_any and offered["render_mode"]:
-        arguments["render_mode"] = offered["render_mode"]
+    if takes_any and render_mode:
+        arguments["render_mode"] = render_mode
     arguments.update(config.options)
     try:
         signature.bind(**arguments)

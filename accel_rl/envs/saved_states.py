@@ -2,7 +2,7 @@
 
 In order of preference, a state comes from: the environment's own `get_state` and `set_state`; MuJoCo's simulation data
 with the environment's other attributes (its pickle would start over); a pickle of the whole environment; a pickle of
-all attributes except functions, if wrappers hold such. The latter three are tested before they are trusted.
+all attributes except functions, which wrappers may hold. The latter three are tested before they are trusted.
 """
 
 import pickle
@@ -21,6 +21,7 @@ from accel_rl.envs.global_generators import GlobalGenerators
 
 Env = gymnasium.Env[Any, Any]
 State = dict[str, Any]
+NUM_COMPARED_STEPS = 5
 Choose = Callable[[Env, Any, Any], Any]
 """Chooses a random action by an environment's own generator, given its newest observation and info."""
 
@@ -56,18 +57,19 @@ def restore(state: State, get_env: Callable[[], Env]) -> Env:
     inner: Any = env.unwrapped
     env.reset(seed=0)  # some wrappers require a reset before anything else
     if "wrapped" in state:
-        inner_state, wrapper_states = pickle.loads(state["wrapped"])
-        vars(inner).update(inner_state)
-        _set_wrapper_states(env, wrapper_states)
-        return env
+        attributes, wrapper_states = pickle.loads(state["wrapped"])
+        vars(inner).update(attributes)
+    else:
+        wrapper_states = pickle.loads(state["wrappers"])
     if "hook" in state:
         inner.set_state(state["hook"])
-    else:
+    if "mujoco" in state:
         import mujoco
 
         mujoco.mj_copyData(inner.data, inner.model, pickle.loads(zlib.decompress(state["mujoco"])))
         vars(inner).update(pickle.loads(state["attributes"]))
-    _set_wrapper_states(env, pickle.loads(state["wrappers"]))
+    for wrapper, attributes in zip(_wrappers(env), wrapper_states, strict=True):
+        vars(wrapper).update(attributes)
     return env
 
 
@@ -89,24 +91,24 @@ def is_exact(build: Callable[[], Env], choose: Choose) -> bool:
         close_all([original])
 
 
-def _continue_equally(first: Env, second: Env, seen: Any, choose: Choose, num_steps: int = 5) -> bool:
+def _continue_equally(first: Env, second: Env, seen: Any, choose: Choose) -> bool:
     """Returns whether two environments agree in a few steps and after the next reset; seen: results of the last step.
 
     Both draw the same from `np.random` and `random`, as a checkpoint holds their states, too."""
-    of_first, of_second = (GlobalGenerators(np.random.SeedSequence(1)) for _ in range(2))
-    for _ in range(num_steps):
+    first_generators, second_generators = (GlobalGenerators(np.random.SeedSequence(1)) for _ in range(2))
+    for _ in range(NUM_COMPARED_STEPS):
         action = choose(first, seen[0], seen[-1])
-        with of_first:
+        with first_generators:
             seen = first.step(action)
-        with of_second:
+        with second_generators:
             other = second.step(action)
         if not data_equivalence(seen[:4], other[:4], exact=True):
             return False
         if seen[2] or seen[3]:
             break
-    with of_first:
+    with first_generators:
         observation, _ = first.reset()
-    with of_second:
+    with second_generators:
         return data_equivalence(observation, second.reset()[0], exact=True)
 
 
@@ -133,8 +135,3 @@ def _wrapper_states(env: Env, with_functions: bool = True) -> list[State]:
         {name: value for name, value in vars(wrapper).items() if name != "env" and not isinstance(value, ignored)}
         for wrapper in _wrappers(env)
     ]
-
-
-def _set_wrapper_states(env: Env, states: list[State]) -> None:
-    for wrapper, state in zip(_wrappers(env), states, strict=True):
-        vars(wrapper).update(state)

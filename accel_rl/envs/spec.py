@@ -21,8 +21,7 @@ Array = NDArray[Any]
 def stored_action(space: gymnasium.Space[Any]) -> tuple[tuple[int, ...], np.dtype[Any]]:
     """Returns the shape and dtype in which actions are stored and learned from.
 
-    Actions of a Dict or Tuple are one flat row [D]: the numbers of its parts, in the space's order, in float32 if one
-    part is a Box."""
+    Those of a Dict or Tuple are a flat row [D] of its parts' numbers, in their order; float32 if one part is a Box."""
     if not isinstance(space, spaces.Dict | spaces.Tuple):
         return tuple(space.shape or ()), np.dtype(np.float32 if isinstance(space, spaces.Box) else np.int64)
     parts = [stored_action(part) for part in (space.values() if isinstance(space, spaces.Dict) else space)]
@@ -38,8 +37,7 @@ class EnvSpec:
 
     observation_space: that of a row's observation: a frame [H, W] if frame_stack > 0, else all of it.
     frame_stack: the network sees this many newest frames, oldest first; 0: observations are not stacked.
-    nested_space: the environment's own space, if its observations become flat rows (spaces/conversion.py); `parts_of`
-        returns which numbers of a row belong to which part. Parts that cannot be learned from are a `spaces.LeftOut`.
+    nested_space: the environment's own space, if its observations become flat rows (see spaces/conversion.py).
     picture_shape: that of the environment's pictures, if their rows have another (channels last, or grey [H, W]).
     on_device: environments come as one batch, whose arrays stay on the policy's device (see batches/device_env.py).
     vector: how environments that come in batches are reset and seeded, as text; "" for single ones.
@@ -135,11 +133,10 @@ class EnvConfig:
     """A description of one kind of environment, from which a worker process can build it.
 
     env_id: an Atari game, a gymnasium id, `module:id` or `package.module:factory`; `vector:id` and `envpool:id` come in
-        batches, as from a factory that takes num_envs. preset: for Atari games. options: keyword arguments. simulator:
-        for Atari games: native, ale or auto (games/emulator_choice.py). wrappers: for other environments, each named as
-        `package.module:Wrapper`, the innermost first. mask_sources: as in the spec; None: the process that builds the
-        environment finds them by a reset. function: for ids that begin with `function:`, the pickled function (see
-        envs/function_transfer.py); None: only its name is known.
+        batches, as from a factory that takes num_envs. preset, simulator (native, ale or auto): for Atari games.
+    options: keyword arguments. wrappers: for other environments, as `package.module:Wrapper`, the innermost first.
+    mask_sources: as in the spec; None: the process that builds the environment finds them by a reset.
+    function: the pickled function for an id `function:name` (see function_transfer.py); None: only its name is known.
     """
 
     env_id: str
@@ -155,9 +152,8 @@ class Outcome(NamedTuple):
     """The results of one step of one environment.
 
     reward: the learner's. score: the raw reward. terminated: the learner's episode is over (a lost life may be enough).
-        truncated: a limit cut it; the observation is the true last one. game_over: the next call is `reset`.
-    last_frame: the episode's true last frame, if the row already shows the next life's first frame; it may change with
-    the next step. None: the row is the true last one.
+    truncated: a limit cut it. game_over: the next call is `reset`. last_frame: the episode's true last frame, valid
+    until the next step, if the row already shows the next life's first frame; None: the row is the true last one.
     """
 
     reward: float
@@ -169,8 +165,7 @@ class Outcome(NamedTuple):
 
 
 class Simulator(Protocol):
-    """The interface of one environment's simulator, which writes the newest frame or observation into a row
-    [row_shape]."""
+    """A simulator of one environment, which writes the newest frame or observation into a row [row_shape]."""
 
     spec: EnvSpec
 

@@ -40,8 +40,7 @@ def doom(
     """Makes a scenario of ViZDoom.
 
     scenario: one of ViZDoom's names, or the path of a .cfg file. size: height x width of the observed pictures.
-    frame_skip: tics for which an action is repeated. Raises UsageError for a wrong value, or if ViZDoom is not
-    installed."""
+    frame_skip: tics for which an action is repeated. Raises UsageError for wrong values, or without ViZDoom."""
     try:
         height, width = (int(part) for part in size.split("x"))
     except (AttributeError, ValueError):
@@ -72,11 +71,9 @@ class DoomEnv(gymnasium.Env[Array, np.int64]):
     """An environment that plays one scenario of ViZDoom without a window, step by step.
 
     Observations are pictures uint8 [3, H, W] in colour. Action 0 does nothing, action k presses the scenario's k-th
-    button. Rewards are the scenario's, summed over the repeated tics, neither clipped nor rounded. The scenario's
-    timeout truncates an episode, after a last step that may be shorter. An episode that is over for any other reason is
-    terminated; the engine draws nothing after that, so its last observation is the one before. The same seed and
-    actions give the same episodes. The state cannot be saved.
-    """
+    button. Rewards are the scenario's, summed over the repeated tics. The scenario's timeout truncates an episode,
+    after a last step that may be shorter; any other end terminates it, and repeats the observation before. The same
+    seed and actions give the same episodes. The state cannot be saved."""
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": TICS_PER_SECOND / 4}
 

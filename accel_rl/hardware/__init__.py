@@ -1,5 +1,1 @@
-"""The machine of a run: CPUs and placement, devices, timers, and memory shared by processes.
-
-Modules, among others: topology (the logical CPUs), placement (their division among the parts of a run), devices,
-instructions, shared_memory (arrays and semaphores between processes), signals (SIGINT and SIGTERM), timers.
-"""
+"""The machine of a run: its logical CPUs and their division, devices, timers, signals, memory shared by processes."""

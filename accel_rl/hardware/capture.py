@@ -68,10 +68,9 @@ def capture(work: Callable[[], object], stream: "torch.cuda.Stream") -> Any:
 
 
 def _end_allocating(pool: Any, stream: "torch.cuda.Stream") -> None:
-    """Ends the allocations of a failed capture from its pool.
+    """Ends the allocations of a failed capture from its pool; PyTorch before 2.13 does not (pytorch/pytorch#180395).
 
-    Releases of PyTorch before 2.13 do not end them. After that no cache can be emptied, so nothing can be captured.
-    Newer ones have ended them already and raise an error here. (pytorch/pytorch#180395)"""
+    Without this, no cache could be emptied, and nothing captured. Newer releases raise an error here."""
     if end := getattr(torch._C, "_cuda_endAllocateToPool", None):
         with contextlib.suppress(RuntimeError):
             end(stream.device.index, pool)
@@ -81,8 +80,8 @@ def _end_allocating(pool: Any, stream: "torch.cuda.Stream") -> None:
 def _end_capturing(stream: "torch.cuda.Stream") -> None:
     """Makes PyTorch's generators forget a failed capture, by a successful one.
 
-    `capture_end` tells generators only if nothing has failed. Else the next random numbers outside of a graph, such as
-    dropout's, are reported to raise "Offset increment outside graph capture encountered unexpectedly"."""
+    Else the next random numbers outside of a graph, such as dropout's, are reported to raise "Offset increment outside
+    graph capture encountered unexpectedly"."""
     graph = torch.cuda.CUDAGraph()
     with contextlib.suppress(RuntimeError), torch.cuda.stream(stream):
         graph.capture_begin(capture_error_mode="thread_local")

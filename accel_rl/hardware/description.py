@@ -13,8 +13,7 @@ PACKAGES = ("torch", "ale-py", "gymnasium", "numpy", "opencv-python-headless", "
 
 
 def describe_machine(with_gpus: bool = True) -> dict[str, Any]:
-    """Returns the properties that figures depend on: CPU, instructions for networks, cores that this process may use,
-    GPUs, versions of Python and packages.
+    """Returns the properties that figures depend on: CPU, instructions, usable cores, GPUs, versions.
 
     with_gpus: reads the GPUs' names, which starts CUDA in this process."""
     import torch

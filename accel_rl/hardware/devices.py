@@ -1,14 +1,12 @@
 """Finds the devices that a setting names, and pins memory so that a GPU reads it directly."""
 
 import contextlib
-import ctypes
 import logging
 import re
 import socket
 import warnings
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +16,6 @@ from accel_rl.hardware.topology import parse_cpus, show_cpus
 
 logger = logging.getLogger("accel_rl")
 
-MAPS = Path("/proc/self/maps")  # the loaded files of this process, and their addresses
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # the same in all containers of a machine
 ARCHITECTURE = re.compile(r"(sm|compute)_(\d+)(\d)([af]?)")  # as in sm_90a: kind, major, minor, suffix
 
@@ -30,19 +27,14 @@ def find_device(name: str, setting: str = "device") -> str:
 
     Raises UsageError for any other name, and for a GPU that is not here or has no kernels in this build of PyTorch.
     setting: its name in errors."""
-    import torch
-
     if name == "auto":
         return _first_device(setting)
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        device = None
-    if device is None or device.type not in ("cpu", "cuda"):
+    match = re.fullmatch(r"cpu(?::0)?|cuda(?::([0-9]{1,3}))?", name)
+    if not match:
         raise UsageError(f"{setting}={name!r} must be auto, cpu or cuda:<number>")
-    if device.type == "cpu":
+    if name.startswith("cpu"):
         return "cpu"
-    gpu, flag = device.index or 0, f"--{setting.replace('_', '-')}"
+    gpu, flag = int(match[1] or 0), f"--{setting.replace('_', '-')}"
     if gpu >= num_gpus():
         usable = ["cpu", *(f"cuda:{index}" for index in range(num_gpus()))]
         raise UsageError(f"{setting}={name!r}, but there is no such GPU here; use {flag} {' or '.join(usable)}")
@@ -54,9 +46,8 @@ def find_device(name: str, setting: str = "device") -> str:
 def _first_device(setting: str) -> str:
     """Returns the first GPU that this build of PyTorch has kernels for; if there is none, the CPU."""
     gpus = range(num_gpus())
-    usable = next((gpu for gpu in gpus if not _missing_kernels(gpu)), None)
-    device = "cpu" if usable is None else f"cuda:{usable}"
-    if gpus and usable != 0:
+    device = next((f"cuda:{gpu}" for gpu in gpus if not _missing_kernels(gpu)), "cpu")
+    if gpus and device != "cuda:0":
         logger.warning("%s=auto is %s: %s", setting, device, _missing_kernels(0))
     return device
 
@@ -65,8 +56,8 @@ def find_devices(names: str | Sequence[str | int], learners_per_gpu: int = 1) ->
     """Returns each learner's device, by rank: cpu as often as it is named, or each of the GPUs learners_per_gpu times.
 
     GPUs are named as in cuda:0,cuda:2 or cuda:0-3 or 0-3, or as all; auto is the first one, or cpu where there is none.
-    The numbers are PyTorch's: if CUDA_VISIBLE_DEVICES is set, 0 is the first in its list. The function returns its own
-    results unchanged. Raises UsageError for anything else, and for GPUs that are not here."""
+    The numbers are PyTorch's, within CUDA_VISIBLE_DEVICES. The function returns its own results unchanged. Raises
+    UsageError for anything else, and for GPUs that are not here."""
     text = names if isinstance(names, str) else ",".join(map(str, names))
     shown, words = f"devices={text!r}", [word.strip() for word in text.split(",")]
     if learners_per_gpu < 1:
@@ -135,7 +126,7 @@ def gpu_has_bf16(device: str) -> bool:
 def _missing_kernels(gpu: int) -> str | None:
     """Returns a text if this build of PyTorch has no kernels for the GPU, with a build that has; else None.
 
-    Returns None as well if the build does not list its architectures: one for CPUs or for AMD's GPUs."""
+    A build that lists no architectures, for CPUs or for AMD's GPUs, counts as having them."""
     import torch
 
     architectures = {arch: match for arch in torch.cuda.get_arch_list() if (match := ARCHITECTURE.fullmatch(arch))}
@@ -159,15 +150,13 @@ def _runs_on(architecture: re.Match[str], major: int, minor: int) -> bool:
     """Tells whether code for this ARCHITECTURE runs on a GPU of this compute capability (CUDA C++ Programming Guide,
     "Compute Capabilities" and "Feature sets").
 
-    Machine code (sm) runs on its own capability and on larger ones of the same major version. PTX (compute), which the
-    driver compiles, runs on all larger ones. With the suffix a, either runs on this one capability only; with f, on its
-    major version."""
-    kind, own_major, own_minor, suffix = architecture[1], int(architecture[2]), int(architecture[3]), architecture[4]
+    Machine code (sm) runs on its own capability and on larger ones of the same major version, PTX (compute) on all
+    larger ones. With the suffix a, either runs on this one capability only; with f, on its major version."""
+    kind, *numbers, suffix = architecture.groups()
+    own, capability = (int(numbers[0]), int(numbers[1])), (major, minor)
     if suffix == "a":
-        return (major, minor) == (own_major, own_minor)
-    if kind == "compute" and not suffix:
-        return (major, minor) >= (own_major, own_minor)
-    return major == own_major and minor >= own_minor
+        return capability == own
+    return capability >= own and (major == own[0] or (kind == "compute" and not suffix))
 
 
 # ---- where a GPU is ----
@@ -176,8 +165,8 @@ def _runs_on(architecture: re.Match[str], major: int, minor: int) -> bool:
 class DeviceId(NamedTuple):
     """An identifier of a device among those of all machines, whatever its number in a process.
 
-    hardware: the physical GPU, or the CPU's machine; memory: the unit with its own memory, which may be an instance of
-    a divided GPU (MIG)."""
+    hardware: the physical GPU, or the CPU's machine. memory: the unit with its own memory, perhaps a part of a divided
+    GPU (MIG)."""
 
     hardware: str
     memory: str
@@ -223,15 +212,8 @@ def gpu_node(device: str) -> int | None:
 # ---- pinned memory ----
 
 
-@dataclass
-class _Pinned:
-    """Pinned memory and the number of its users. It is kept here, so that it is not unmapped before it is unpinned."""
-
-    memory: SharedArrays
-    num_users: int
-
-
-_pinned: dict[int, _Pinned] = {}  # by address
+# By address, once for each user. Kept here, the memory is not unmapped before it is unpinned.
+_pinned: dict[int, list[SharedArrays]] = {}
 
 
 def pin(memory: SharedArrays) -> int | None:
@@ -247,8 +229,7 @@ def pin(memory: SharedArrays) -> int | None:
             _clear_last_error()
             logger.warning("the shared memory cannot be pinned (CUDA error %d): transfers are slower", error)
             return None
-        _pinned[address] = _Pinned(memory, 0)
-    _pinned[address].num_users += 1
+    _pinned.setdefault(address, []).append(memory)
     return address
 
 
@@ -256,35 +237,18 @@ def unpin(address: int) -> None:
     """Undoes one `pin`; after the last one the memory is pageable again."""
     import torch
 
-    pinned = _pinned[address]
-    pinned.num_users -= 1
-    if not pinned.num_users:
+    _pinned[address].pop()
+    if not _pinned[address]:
         del _pinned[address]
         if int(torch.cuda.cudart().cudaHostUnregister(address)) != 0:  # type: ignore[no-untyped-call]
             _clear_last_error()
 
 
 def _clear_last_error() -> None:
-    """Makes CUDA forget a refusal that has been handled: PyTorch would raise it at its next launch of a kernel.
+    """Makes CUDA forget a refusal that has been handled.
 
-    PyTorch itself has no call for that. CUDA keeps errors per thread: call it from the thread that met the refusal."""
+    PyTorch would raise it when this thread next launches a kernel, which clears it. So launch one here."""
     import torch
 
-    runtimes = _loaded_runtimes()
-    for runtime in runtimes:
-        runtime.cudaGetLastError()
-    if not runtimes:
-        with contextlib.suppress(RuntimeError):  # a launch that raises the error clears it, too
-            torch.empty(1, device="cuda").fill_(1)
-
-
-def _loaded_runtimes() -> list[Any]:
-    """Returns the CUDA runtimes that this process has loaded: PyTorch's and, rarely, another package's.
-
-    Returns none if the system does not list loaded files, or if PyTorch itself contains the runtime."""
-    found = []
-    with contextlib.suppress(OSError):
-        paths = {line[line.index("/") :] for line in MAPS.read_text().splitlines() if "/" in line}
-        for path in sorted(path for path in paths if Path(path).name.startswith("libcudart.so")):
-            found.append(ctypes.CDLL(path))  # loaded already, so it makes no second one
-    return found
+    with contextlib.suppress(RuntimeError):
+        torch.empty(1, device="cuda").fill_(1)

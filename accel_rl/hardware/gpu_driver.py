@@ -1,4 +1,4 @@
-"""Says whether there is a GPU of NVIDIA, its driver's version, and why PyTorch finds no GPU."""
+"""Finds NVIDIA's GPUs and driver without CUDA, and says why PyTorch finds no GPU."""
 
 import re
 import subprocess
@@ -41,10 +41,10 @@ def find_driver(root: Path = Path("/")) -> str:
         return found[1]
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
-        lines = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.split()
+        output = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
     except (OSError, subprocess.SubprocessError):
-        lines = []
-    return lines[0] if lines else ""
+        return ""
+    return next(iter(output.split()), "")
 
 
 def _read(path: Path) -> str:

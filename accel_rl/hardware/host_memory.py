@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 USABLE_SHARE = 0.95  # the rest of free memory stays free for other growth
 
 ROOT = Path("/")  # the folder of /proc and /sys
-# Limit, usage, and the field of memory.stat that counts reclaimable files, of control groups of version 2 and of 1.
+# In control groups of version 2 and 1: limit, usage, and the field of memory.stat that counts reclaimable files.
 FIELDS = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -38,9 +38,16 @@ def check_fits(
 
     num_bytes: the need of `size` entries, where size is the value of `setting`. The error names the setting, its
     largest value that fits, and way_out, as in "--replay-device cpu, or ". num_learners: those that need the bytes
-    together. untouched: compares with all memory of a GPU, used or not, for a process that may not use the GPU; even to
-    ask for free memory would keep some of it."""
-    free = free_bytes(device, untouched)
+    together. untouched: compares with all memory of a GPU, for a process that must not use any of it: even to ask how
+    much is free takes some."""
+    import torch
+
+    if device.type != "cuda":
+        free = free_host_bytes()
+    elif untouched:
+        free = torch.cuda.get_device_properties(device).total_memory
+    else:
+        free = torch.cuda.mem_get_info(device)[0]
     usable = free * USABLE_SHARE
     if num_bytes > usable:
         place = f"{device} for {num_learners} learners" if num_learners > 1 else f"{device}"
@@ -52,31 +59,21 @@ def check_fits(
     return free
 
 
-def free_bytes(device: torch.device, untouched: bool) -> int:
-    """Returns the bytes that can still be allocated, on the host within the process's control group, or on a GPU.
-    untouched: returns all bytes of a GPU."""
-    if device.type != "cuda":
-        return free_host_bytes()
-    import torch
-
-    if untouched:
-        return int(torch.cuda.get_device_properties(device).total_memory)
-    return int(torch.cuda.mem_get_info(device)[0])
-
-
 def free_host_bytes() -> int:
     """Returns the bytes that the system can still give, or that the control group still allows, if these are fewer.
 
-    A virtual machine may hold back memory until it is needed (a balloon). Nothing uses this memory, so it counts as
-    free although it is not available yet. (Memory that only a driver knows of counts, too.)"""
+    Memory that a virtual machine holds back until it is needed (a balloon) counts as free."""
+    sizes, not_held = _meminfo(), 0
+    if {"MemTotal", "Active(anon)", "Inactive(anon)"} <= sizes.keys():
+        not_held = sizes["MemTotal"] - sum(sizes.get(name, 0) for name in HELD)
     system, *groups = [free for free, _ in free_and_total()] or [2**62]
-    return max(0, min([max(system, _unheld_bytes()), *groups]))
+    return max(0, min([max(system, not_held), *groups]))
 
 
 def used_share() -> float:
     """Returns the share of memory in use, from 0 to 1: the larger of the system's and the control group's.
 
-    Cached files that give way when memory is needed do not count. 0 on a system without these figures."""
+    Cached files that can give way do not count. 0 on a system without these figures."""
     used = max([1 - free / total for free, total in free_and_total() if total], default=0.0)
     return min(max(0.0, used), 1.0)
 
@@ -95,14 +92,6 @@ def free_and_total() -> list[tuple[int, int]]:
                 stat = dict(line.split() for line in _read(folder / "memory.stat").splitlines())
                 found.append((int(limit) - int(usage) + int(stat.get(cache_field, 0)), int(limit)))
     return found
-
-
-def _unheld_bytes() -> int:
-    """Returns the bytes that neither programs nor the kernel hold; 0 if the system does not say."""
-    sizes = _meminfo()
-    if not {"MemTotal", "Active(anon)", "Inactive(anon)"} <= sizes.keys():
-        return 0
-    return sizes["MemTotal"] - sum(sizes.get(name, 0) for name in HELD)
 
 
 def _meminfo() -> dict[str, int]:

@@ -61,9 +61,7 @@ def _bf16(root: Path) -> tuple[str, str]:
 
 
 def _onednn_takes_bf16() -> bool:
-    """Tells whether PyTorch gives bfloat16 to oneDNN; True where this release of PyTorch does not say.
-
-    This is necessary, not sufficient: oneDNN emulates bfloat16 on AVX-512 without its instructions."""
+    """Tells whether PyTorch gives bfloat16 to oneDNN, which may still emulate it; True if PyTorch does not say."""
     import torch
 
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]

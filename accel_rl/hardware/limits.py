@@ -1,4 +1,4 @@
-"""Messages when a run meets a limit of its process, its user or its control group. Imports no torch."""
+"""Explains errors at a limit of the process, its user or its control group. Imports no torch."""
 
 import contextlib
 import errno
@@ -22,9 +22,8 @@ def advice_on_limits() -> Iterator[None]:
 
 
 def describe_exceeded_limit(error: BaseException) -> str | None:
-    """Returns a line about an error caused by too few files, processes, threads or addresses, and the way out.
-
-    Returns None for any other error, and for this package's own, which say enough."""
+    """Returns a line about an error caused by too few files, processes, threads or addresses, and the way out; None for
+    any other error, and for this package's own, which say enough."""
     if isinstance(error, RunError | UsageError):
         return None
     reason = (str(error).splitlines() or [type(error).__name__])[0]
@@ -51,8 +50,7 @@ def describe_exceeded_limit(error: BaseException) -> str | None:
 
 
 def check_threads(num_threads: int) -> None:
-    """Raises RuntimeError if this process cannot start num_threads more. OpenMP and Gloo start theirs when needed, and
-    would end the process."""
+    """Raises RuntimeError if this process cannot start num_threads more. OpenMP and Gloo would end it later."""
     is_tried = threading.Event()
     tried = [threading.Thread(target=is_tried.wait, daemon=True) for _ in range(num_threads)]
     try:

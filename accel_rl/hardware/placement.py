@@ -21,10 +21,9 @@ LEAST_ENVS_BESIDE_NETWORK = 8  # for each worker that shares two logical CPUs wi
 class Plan:
     """A plan of the logical CPUs for a learner's processes, with num_envs environments.
 
-    worker_cpus: for each simulator process, in order; server_cpus: for this process, which chooses actions and learns.
-        None: wherever the operating system puts it.
-    sampling_threads, learning_threads: PyTorch's, on the CPU. num_free: logical CPUs available to workers.
-    """
+    worker_cpus: for each simulator process, in order. server_cpus: for this process, which chooses actions and learns.
+    None: wherever the operating system puts it. sampling_threads, learning_threads: PyTorch's, on the CPU. num_free:
+    logical CPUs available to workers."""
 
     topology: CpuTopology
     num_envs: int
@@ -42,8 +41,7 @@ class Plan:
         return bool(self.server_cpus and others and None not in others and not {*self.server_cpus} & others)
 
     def lines(self, simulators: str | None = None) -> list[str]:
-        """Returns one line of text each on the logical CPUs, the workers, and this process. simulators: a line in place
-        of that on workers."""
+        """Returns a line each on the logical CPUs, the workers (or `simulators` in place of it), and this process."""
         return [
             f"CPUs        {self.topology}",
             simulators or f"workers     {self._workers()}",
@@ -74,24 +72,19 @@ class Plan:
 
 
 def show_plans(devices: Sequence[str], plans: Sequence[Plan], simulators: str | None = None) -> list[str]:
-    """Returns the lines of the only learner's plan (see `Plan.lines`), or one line for each of several learners, by
-    rank, with its threads if it is on the CPU."""
+    """Returns the lines of the only learner's plan (see `Plan.lines`), or a line for each of several learners."""
     if len(plans) == 1:
         return plans[0].lines(simulators)
-    width = max(map(len, devices))
-    return [
-        f"learner {rank:<3} {device:<{width}}  {_show_part(plan)}{f'; {plan.threads()}' if device == 'cpu' else ''}"
-        for rank, (device, plan) in enumerate(zip(devices, plans, strict=True))
-    ]
-
-
-def _show_part(plan: Plan) -> str:
-    nodes, num_workers = set(plan.topology.nodes), len(plan.worker_cpus)
-    workers = f"{count(num_workers, 'worker')} {_on(plan.worker_cpus)}" if num_workers else "no workers"
-    return (
-        f"{'node' if len(nodes) == 1 else 'nodes'} {show_cpus(nodes)}: server {plan.server()}; "
-        f"{workers}; {count(plan.num_envs, 'environment')}"
-    )
+    lines, width = [], max(map(len, devices))
+    for rank, (device, plan) in enumerate(zip(devices, plans, strict=True)):
+        nodes, num_workers = set(plan.topology.nodes), len(plan.worker_cpus)
+        workers = f"{count(num_workers, 'worker')} {_on(plan.worker_cpus)}" if num_workers else "no workers"
+        lines.append(
+            f"learner {rank:<3} {device:<{width}}  {'node' if len(nodes) == 1 else 'nodes'} {show_cpus(nodes)}: "
+            f"server {plan.server()}; {workers}; {count(plan.num_envs, 'environment')}"
+            f"{f'; {plan.threads()}' if device == 'cpu' else ''}"
+        )
+    return lines
 
 
 def make_plan(
@@ -107,9 +100,8 @@ def make_plan(
     """Returns the plan for one learner whose network is on the CPU, or on a GPU of NUMA node gpu_node (None: unknown).
 
     num_workers (0: this process steps the environments) and the numbers of threads are chosen here if they are None.
-    With a GPU, this process has a core of its own if there are enough, even if some workers then have one environment
-    more: all of them wait for this process. On the CPU, simulating and learning take turns on all logical CPUs; of two,
-    one stays free to choose actions if environments are few."""
+    With a GPU, this process has a core of its own if there are enough. On the CPU, simulating and learning take turns
+    on all logical CPUs; of two, one stays free to choose actions if environments are few."""
     server_cpus, cores, num_busy = topology.cpus if topology.chosen else None, list(topology.cores), topology.num_busy
     if on_gpu and topology.can_pin and min(len(cores), num_busy) >= LEAST_CORES_TO_RESERVE_ONE:
         core = topology.nodes.index(gpu_node) if gpu_node in topology.nodes else 0
@@ -118,16 +110,15 @@ def make_plan(
             server_cpus, num_busy = cores.pop(core), num_left
     elif not on_gpu and num_workers is None and num_busy == 2:
         # The network acts on one thread, beside the workers, and learns on both CPUs. Pong on two cores of an EPYC:
-        # with two workers, A2C with 16 environments and DQN with 32 train 6 to 11 % faster than with one; PPO with 8
-        # trains 4 to 22 % slower. Two hyperthreads of a core simulate hardly faster than one.
+        # with 16 environments or more, two workers are 6 to 11 % faster than one; with 8, PPO is 4 to 22 % slower. Two
+        # hyperthreads of a core simulate hardly faster than one.
         sampling_threads = sampling_threads or 1
         if len(cores) == 1 or num_envs < 2 * LEAST_ENVS_BESIDE_NETWORK:
             num_busy = 1
     cpus = _spread(cores)
-    if num_workers is None:
+    chosen_workers = num_workers
+    if chosen_workers is None:
         chosen_workers = min(num_envs, num_busy) if on_gpu else default_workers(num_envs, num_busy)
-    else:
-        chosen_workers = num_workers
     num_threads = 1 if on_gpu else topology.num_busy  # with a GPU threads have almost nothing to do
     return Plan(
         topology,
@@ -169,11 +160,10 @@ def make_plans(
         )
         for part, node in zip(divide(topology, gpu_nodes, share), gpu_nodes, strict=True)
     ]
+    warnings = _warnings(num_envs_of_each, num_workers_of_each, [plan.num_free for plan in plans], on_gpu)
     if num_learners > topology.num_busy:
         text = f"learners={num_learners} share {count(topology.num_busy, 'logical CPU')}"
-        warnings: tuple[str, ...] = (f"{text}; {count(topology.num_busy, 'learner')} would have one each",)
-    else:
-        warnings = _warnings(num_envs_of_each, num_workers_of_each, [plan.num_free for plan in plans], on_gpu)
+        warnings = (f"{text}; {count(topology.num_busy, 'learner')} would have one each",)
     return tuple(replace(plan, warnings=() if rank else warnings) for rank, plan in enumerate(plans))
 
 
@@ -206,8 +196,8 @@ def _warnings(num_envs: int, num_workers: int | None, num_free: list[int], on_gp
 def _spread(cores: list[Cpus]) -> list[int]:
     """Returns the order in which workers take logical CPUs: the first of each core, then the second of each, ...
 
-    So a few workers have cores of their own. If each worker serves one group (the first half of them group 0), the two
-    groups are on sibling threads of the same cores: while one waits for actions, the other has the core."""
+    So a few workers have cores of their own. If each serves one group (the first half group 0), sibling threads of a
+    core serve both: while one waits for actions, the other has the core."""
     most = max(map(len, cores))
     return [core[thread] for thread in range(most) for core in cores if thread < len(core)]
 
@@ -225,10 +215,9 @@ def divide(topology: CpuTopology, gpu_nodes: Sequence[int | None], share: bool =
 
     They are on the NUMA node of the learner's GPU while that has enough cores, else on the nearest nodes (by number)
     with idle ones. For None (no GPU, or unknown) they are on as few nodes as possible, nodes in turn. With fewer cores
-    than learners, hardware threads are dealt out. A quota is divided evenly. A single learner has everything.
+    than learners, hardware threads are dealt out. A quota is divided evenly.
 
-    Raises UsageError if there are fewer logical CPUs, or less quota, than learners. With share, each learner then has
-    one, in turn."""
+    Raises UsageError if there are fewer logical CPUs, or less quota, than learners; with share, these take turns."""
     num_learners = len(gpu_nodes)
     if num_learners == 1:
         return [topology]
@@ -274,7 +263,9 @@ def _deal(topology: CpuTopology, homes: list[int | None]) -> list[set[int]]:
         parts.append(_take(idle[home], num) if home is not None else [])
     for part, home, size in zip(parts, homes, sizes, strict=True):
         while missing := size - len(part):
-            part += _take(idle[_next_node(idle, home)], missing)
+            nodes = [node for node in idle if idle[node]]  # the nearest one is next, or the one with most idle pieces
+            node = min(nodes, key=lambda node: -len(idle[node]) if home is None else abs(node - home))
+            part += _take(idle[node], missing)
     return [{cpu for piece in part for cpu in piece} for part in parts]
 
 
@@ -292,12 +283,6 @@ def _sizes(homes: list[int | None], num_on: dict[int, int]) -> list[int]:
     for learner in [learner for learner, size in enumerate(sizes) if size == least][:odd]:
         sizes[learner] += 1
     return sizes
-
-
-def _next_node(idle: dict[int, list[Cpus]], home: int | None) -> int:
-    """Returns the node of a learner's next piece: the nearest one to its home, or the one with most idle pieces."""
-    nodes = [node for node in idle if idle[node]]
-    return min(nodes, key=lambda node: -len(idle[node]) if home is None else abs(node - home))
 
 
 def _take(pieces: list[Cpus], num: int) -> list[Cpus]:

@@ -20,8 +20,7 @@ ALIGNMENT = 64  # bytes: a cache line
 class SharedArrays:
     """NumPy arrays in one anonymous piece of shared memory, whose file descriptor other processes inherit.
 
-    fd: the descriptor of an existing piece, to be mapped; None: makes a new piece, of zeros. Raises RunError if the
-    system refuses it."""
+    fd: that of an existing piece; None: makes a new one, of zeros. Raises RunError if the system refuses it."""
 
     def __init__(self, layout: Layout, fd: int | None = None):
         offsets, size = [], 0
@@ -69,8 +68,7 @@ def _anonymous_file(size: int) -> int:
 class Semaphore:
     """A count of tokens across processes, named for the fact that a token announces.
 
-    one_at_a_time: each `try_acquire` takes a single token, so that several processes can wait for one semaphore.
-    """
+    one_at_a_time: each `try_acquire` takes a single token, so that several processes can wait for one semaphore."""
 
     def __init__(self, one_at_a_time: bool = False):
         self._one_at_a_time = one_at_a_time

@@ -1,6 +1,6 @@
-"""The logical CPUs of this process: hardware threads, by the operating system's number. A core has one or more."""
+"""Reads the logical CPUs of this process: hardware threads, by the operating system's number, and their cores."""
 
-import math
+import contextlib
 import os
 import re
 import socket
@@ -88,13 +88,12 @@ def physical_cores(cpus: list[int], root: Path = Path("/")) -> list[list[int]]:
 
 def read_quota(root: Path = Path("/")) -> float | None:
     """Returns the smallest CPU quota of this process's control groups, in CPUs; None: no limit."""
-    quota = min(map(_quota_of, control_groups("cpu", root)), default=math.inf)
-    return None if quota == math.inf else quota
+    quotas = map(_quota_of, control_groups("cpu", root))
+    return min((quota for quota in quotas if quota is not None), default=None)
 
 
 def control_groups(controller: str, root: Path = Path("/")) -> list[Path]:
-    """Returns the folders of control groups, of version 1 and 2, that this process may be in, up to the topmost ones.
-    Some may not exist.
+    """Returns the folders of this process's control groups (version 1 or 2), up to the topmost; some may not exist.
 
     controller: cpu, memory or pids. root: the folder of /sys and /proc."""
     try:
@@ -113,15 +112,14 @@ def control_groups(controller: str, root: Path = Path("/")) -> list[Path]:
     return list(dict.fromkeys(folders))
 
 
-def _quota_of(group: Path) -> float:
-    try:
+def _quota_of(group: Path) -> float | None:
+    with contextlib.suppress(OSError, ValueError):  # a group without a limit has no number, or no file
         if (group / "cpu.max").exists():
             limit, period = (group / "cpu.max").read_text().split()
         else:
             limit, period = ((group / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
-        return math.inf if limit == "max" or float(limit) <= 0 else float(limit) / float(period)
-    except (OSError, ValueError):
-        return math.inf
+        return float(limit) / float(period) if float(limit) > 0 else None
+    return None
 
 
 def _choose(text: str, allowed: list[int], online: list[int]) -> list[int]:

@@ -22,8 +22,7 @@ OOM_SCORE = 500  # as if a process had half of all memory in addition
 
 
 def leave_signals_to_parent() -> None:
-    """Makes a child process ignore SIGINT and SIGTERM. The kernel kills it when its parent's thread ends, even if it
-    never returns from an environment."""
+    """Makes a child process ignore SIGINT and SIGTERM, and be killed by the kernel when its parent's thread ends."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     when_parent_ends(signal.SIGKILL)

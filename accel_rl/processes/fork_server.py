@@ -1,15 +1,13 @@
 """Starts similar child processes: one process imports everything that they need, and forks them. Imports no torch.
 
-A forked child is up in milliseconds and shares imported code and prepared data with the others. A worker that started
-from nothing would take a fifth of a second and 30 MB; a learner would import for 2.5 s, while the others do. (The
-parent itself cannot fork: it has threads, and perhaps CUDA. multiprocessing's forkserver would import the user's
-`__main__` again in each child and leave its named socket behind when killed. Its children outlive both it and the
-process that asked for them.)
+A forked child is up in milliseconds and shares imported code and prepared data with the others. The parent itself
+cannot fork: it has threads, and perhaps CUDA. Children of multiprocessing's forkserver would import the user's
+`__main__` again, and outlive a killed parent.
 
-Nothing outlives the parent, however that ends. The kernel tells the forking process, which kills its children and the
-processes that these have started: it adopts them. If the forking process itself is killed, the kernel kills its
-children with it, but not their own. Where the kernel says nothing, the forking process reads the end of file of its
-connection when the parent is gone: then the remaining children have EXIT_PATIENCE_S to end.
+Nothing outlives the parent. When it ends, the kernel tells the forking process, which kills its children and the
+processes that these have started: it adopts them. Where the kernel does not (macOS), the forking process reads the end
+of file of its connection, and children then have EXIT_PATIENCE_S to end. If the forking process itself is killed, the
+kernel kills its children, but not theirs.
 """
 
 import contextlib
@@ -52,9 +50,9 @@ class ForkServer:
     """The parent's side of the forking process: starts, watches and ends children through it.
 
     program: "module:function", which each child calls with the descriptor of its connection to this process. prepare:
-    likewise, a function that the forking process calls with `argument` before it forks. Without prepare, it only runs
-    imports, and asserts that it has one thread and no CUDA context. fds: the descriptors that children inherit. lost:
-    the text of RunError, which any method raises once the forking process has ended, with {how}."""
+    likewise, a function that the forking process calls with `argument` before it forks. Without prepare, it asserts
+    that its imports have left it with one thread and no CUDA context. fds: the descriptors that children inherit. lost:
+    the text, with {how}, of the RunError that any method raises once the forking process has ended."""
 
     def __init__(
         self,
@@ -74,8 +72,8 @@ class ForkServer:
     def launch(self, setup: Any, fds: Iterable[int] | None = None) -> "Child":
         """Starts a child, whose first message is its setup. fds: the only ones it inherits; None: all.
 
-        Waits first, without a limit, until the shared data is prepared: the native simulator may have to be compiled.
-        Raises UsageError if that fails, OSError if the system refuses another process."""
+        Waits first, without a limit, until the shared data is prepared, which may take a compilation. Raises UsageError
+        if that fails, OSError if the system refuses another process."""
         ours, theirs = Pipe()
         with self._connected():
             send_message(self._control, ("fork", fds and [*fds]))
@@ -86,8 +84,8 @@ class ForkServer:
         return child
 
     def release_fds(self) -> None:
-        """Closes the descriptors in the forking process, which starts no more children. Else a child would not notice
-        that the other end of its connection to another one is gone."""
+        """Closes the descriptors in the forking process, which starts no more children: else these do not notice when
+        another child, at the other end of a connection, is gone."""
         self.ask("release")
 
     def ask(self, *request: Any) -> Any:
@@ -142,11 +140,10 @@ class Child:
             send_message(self.control, message)
 
     def receive(self, timeout_s: float = EXIT_PATIENCE_S) -> tuple[str, Any]:
-        """Waits for the child's next message, a kind and a content. If the child has hung up, they are "died" and how
-        it ended, which may take up to timeout_s."""
+        """Returns the child's next message, a kind and a content. If the child has hung up, they are "died" and how it
+        ended, which may take up to timeout_s."""
         try:
-            kind, content = self.control.recv()
-            return kind, content
+            return self.control.recv()  # type: ignore[no-any-return]
         except (EOFError, OSError):
             return "died", describe_exit(self.wait(timeout_s))
 
@@ -156,8 +153,7 @@ class Child:
 
     def wait(self, timeout_s: float = math.inf) -> int | None:
         """Waits until the child has ended, at most timeout_s; returns the same as `poll`."""
-        status: int | None = self.server.ask("wait", self.pid, timeout_s)
-        return status
+        return self.server.ask("wait", self.pid, timeout_s)  # type: ignore[no-any-return]
 
     def kill(self) -> None:
         """Kills the child; it has ended when this returns."""
@@ -167,10 +163,8 @@ class Child:
 
 
 def send_message(connection: "Connection[Any, Any]", message: Any) -> None:
-    """Sends an object, as Connection.send does.
-
-    Connection.send would leave a buffer in the traceback of a failure. Python 3.12.0 and 3.12.1 crash when they collect
-    it as garbage (python/cpython#111049); Python 3.13 prints an error."""
+    """Sends an object, as Connection.send does. That would leave a buffer in the traceback of a failure, which crashes
+    Python 3.12.0 and 3.12.1 (python/cpython#111049), and makes Python 3.13 print an error."""
     connection.send_bytes(pickle.dumps(message))
 
 
@@ -213,8 +207,7 @@ def _send(control: "Connection[Any, Any]", answer: Any) -> None:
 
 
 def _serve(control: "Connection[Any, Any]", prepare: str, inherited: set[int], parent: int) -> int | None:
-    """Forks children on request; ends the remaining ones once the parent hangs up. In a child, returns its
-    connection."""
+    """Forks children on request, and ends the rest once the parent hangs up. In a child, returns its connection."""
     children: Statuses = {}
     failure = None
     paths, argument = _receive(control, children)
@@ -237,26 +230,13 @@ def _serve(control: "Connection[Any, Any]", prepare: str, inherited: set[int], p
                 connection = recv_handle(control)
             except EOFError:
                 continue
-            if failure:
-                os.close(connection)
-                _send(control, failure)
-                continue
-            alive = [pid for pid, status in children.items() if status is None]
-            if len(alive) < len(children):  # the processes of a replaced child end before the new one starts
-                end_children(alive)
-            try:
-                pid = _fork()
-            except OSError as error:
-                os.close(connection)
-                _send(control, error)
-                continue
-            if pid == 0:
+            answer = failure or _fork(children)
+            if answer == 0:
                 control.close()
                 _close_all(inherited - {*(inherited if arguments[0] is None else arguments[0])})
                 return connection
             os.close(connection)
-            children[pid] = None
-            _send(control, pid)
+            _send(control, answer)
         elif request == "wait":
             _send(control, _wait(children, *arguments))
         elif request == "release":
@@ -264,17 +244,25 @@ def _serve(control: "Connection[Any, Any]", prepare: str, inherited: set[int], p
             inherited = set()
             _send(control, "released")
         else:
-            (patience_s,) = arguments
-            _end(children, patience_s)
+            _end(children, *arguments)
             _send(control, "closed")
             return None
 
 
-def _fork() -> int:
-    """Forks a child that ends with this process, and has its own global NumPy generator."""
+def _fork(children: Statuses) -> int | OSError:
+    """Forks a child that ends with this process, and has a global NumPy generator of its own; returns its process id (0
+    in the child), or the error if the system refuses it."""
+    alive = [pid for pid, status in children.items() if status is None]
+    if len(alive) < len(children):  # the processes of a replaced child end before the new one starts
+        end_children(alive)
     parent = os.getpid()
-    pid = os.fork()
-    if pid == 0:
+    try:
+        pid = os.fork()
+    except OSError as error:
+        return error
+    if pid:
+        children[pid] = None
+    else:
         end_with_parent(parent)
         adopt_orphans()  # keeps what an environment starts by a shell below this child
         end_before_parent_without_memory()
@@ -311,9 +299,8 @@ def _end(children: Statuses, patience_s: float) -> None:
 
 
 def _end_all_with_parent(parent: int) -> None:
-    """Makes this process end all its children before itself when the parent ends; until now it was killed at once.
-
-    It does so only from here on: before, it may compile and could not react at once, and it has started nothing."""
+    """Makes this process end all its children before itself when the parent ends. Until now it was killed at once: it
+    had started nothing, and could not have reacted while it compiled."""
     adopt_orphans()
     if sys.platform == "linux":
         signal.signal(signal.SIGRTMIN, _end_all)
@@ -338,7 +325,7 @@ def assert_safe_to_fork() -> None:
 
 
 def _load(name: str) -> Any:
-    module, _, function = name.partition(":")
+    module, function = name.split(":")
     return getattr(importlib.import_module(module), function)
 
 
@@ -349,8 +336,8 @@ def _close_all(fds: Iterable[int]) -> None:
 
 if __name__ == "__main__":
     main()
-    # For the forking process and its children alike: without taking the interpreter down piece by piece, which takes a
-    # worker 50 ms (and makes ale-py report everything that was shared as leaked) and torch seconds.
+    # In the forking process and its children alike. To take the interpreter down piece by piece takes a worker 50 ms
+    # and torch seconds, and makes ale-py report everything that was shared as leaked.
     with contextlib.suppress(AttributeError, ValueError):  # an environment has taken or closed them
         sys.stdout.flush()
         sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""The parent's view of several children of one kind: their messages, and which have died or hang. Imports no torch."""
+"""Watches several children of one kind: their messages, and which of them have died or hang. Imports no torch."""
 
 import logging
 import time
@@ -19,8 +19,7 @@ Message = tuple[str, Any]
 class ProcessPool:
     """A pool of children by number. If one ends, an error names it.
 
-    name: the name of their kind, as in "worker". place: returns where a child is, as in "environment 3 (run seed 1,
-    pong)"."""
+    name: of their kind, as in "worker". place: returns where a child is, as in "environment 3 (run seed 1, pong)"."""
 
     def __init__(self, name: str, server: ForkServer, place: Callable[[int], str]):
         self._name, self._server, self._place = name, server, place

@@ -54,9 +54,8 @@ def spawn(
 ) -> "subprocess.Popen[bytes]":
     """Starts `python -P -m module arguments ...`, which inherits these descriptors and no Ctrl-C of a terminal.
 
-    -P: it imports from where this process does, and not from the current folder before that.
-
-    environment: what is added to this process's. options: as subprocess.Popen takes them."""
+    -P: the current folder does not come first in its import path, which is this process's. environment: variables in
+    addition to this process's. options: as subprocess.Popen takes them."""
     command = [sys.executable, "-P", "-m", module, *map(str, arguments)]
     env = {**child_environment(), **(environment or {})}
     return subprocess.Popen(command, stdin=stdin, pass_fds=[*fds], env=env, process_group=0, **options)
@@ -85,9 +84,7 @@ def ask_process(
     module: str, *arguments: object, request: bytes = b"", timeout_s: float | None = None, **options: Any
 ) -> Answer:
     """Runs `python -m module FD arguments ...` to its end. It reads the request from stdin and writes its answer to the
-    file FD, since a large answer would fill a pipe.
-
-    Raises subprocess.TimeoutExpired. Whatever happens, no process of its group is left."""
+    file FD. Raises subprocess.TimeoutExpired. Whatever happens, no process of its group is left."""
     with _anonymous_file() as answer:
         fd = answer.fileno()
         with spawn(module, fd, *arguments, fds=[fd], stdin=subprocess.PIPE, **options) as process:

@@ -1,4 +1,4 @@
-"""Standard streams that may be closed, full or gone: a process must not end by what it prints. Imports no torch."""
+"""Secures standard streams, which may be closed, full or gone: no process ends by what it prints. Imports no torch."""
 
 import contextlib
 import io

@@ -35,8 +35,7 @@ def add_settings(command: argparse.ArgumentParser, arguments: list[str]) -> None
 
 
 def _check_names(command: argparse.ArgumentParser, arguments: list[str], algo: str) -> None:
-    """Raises UsageError for an unknown algorithm, and for a flag that neither the command nor any algorithm of this
-    package has."""
+    """Raises UsageError for an unknown algorithm, or a flag that neither the command nor a built-in algorithm has."""
     from accel_rl.config.fields import flag_of
     from accel_rl.config.names import built_in_setting_names, run_setting_names, unknown_setting
     from accel_rl.config.presets import load_preset
@@ -72,9 +71,8 @@ def settings_of_file(options: argparse.Namespace) -> dict[str, Any]:
 
 def given_settings(options: argparse.Namespace) -> dict[str, Any]:
     """Returns the arguments that the user has given, by their field names."""
-    return {
-        name: value for name, value in vars(options).items() if value is not None and name not in ("command", "run")
-    }
+    others = ("command", "run")
+    return {name: value for name, value in vars(options).items() if value is not None and name not in others}
 
 
 def add_list(commands: Any) -> None:
@@ -108,6 +106,5 @@ def _list(options: argparse.Namespace) -> None:
         from accel_rl.envs.games.atari import PRESETS
 
         for name, atari in PRESETS.items():
-            print(
-                f"{name:20} (--env-preset) {yaml.safe_dump(asdict(atari), default_flow_style=True, width=1000).strip()}"
-            )
+            values = yaml.safe_dump(asdict(atari), default_flow_style=True, width=1000).strip()
+            print(f"{name:20} (--env-preset) {values}")

@@ -1,4 +1,4 @@
-"""From names, files and flags to one resolved, checked configuration: default < preset < --config file < flag."""
+"""Resolves names, files and flags to one checked configuration: default < preset < --config file < flag."""
 
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -129,7 +129,7 @@ def resolve(
     """Resolves the given settings, a file of settings and presets to one configuration.
 
     spec: the environment's, if known already. function: the pickled function that makes it, if only a program has it.
-    Raises UsageError for settings that are unknown, wrong or do not fit together; RunError if the environment cannot be
+    Raises UsageError for settings that are unknown, wrong or do not fit together, RunError if the environment cannot be
     built."""
     file = read_yaml(config_file, "settings") if config_file else {}
     chosen = overlay(file, given)
@@ -169,8 +169,8 @@ def resolve(
     run, algo = pick(RunSettings, values), pick(algo_class.Settings, values)
     check_learners(learners, rank_info, run.envs)
     device = devices[rank_info.local_rank]
-    precision = _precision(run, device, takes_bytes)
-    run = replace(run, device=device, precision=precision, reset_mode=_reset_mode(run.reset_mode, env))
+    precision, reset_mode = _precision(run, device, takes_bytes), _reset_mode(run.reset_mode, env)
+    run = replace(run, device=device, precision=precision, reset_mode=reset_mode)
     plans = _plans(run, learners, rank_info, devices)
     queues = _queues(pick(QueueSettings, values), run.envs, plans[0])
     steps = run.schedule_steps or run.steps
@@ -195,8 +195,8 @@ def _precision(run: RunSettings, device: str, takes_bytes: bool) -> str:
 def find_algo(name: str) -> tuple[Any, list[Values]]:
     """Returns an algorithm's class and its presets: a variant's base, and its own.
 
-    name: a preset, or package.module:Class. Raises UsageError for an unknown name, for a class that is not an Algo, for
-    settings that clash with a run's, and for `defaults` of settings that do not exist."""
+    name: a preset, or package.module:Class. Raises UsageError for an unknown name, a class that is no Algo, settings
+    that clash with a run's, and `defaults` of settings that do not exist."""
     from accel_rl.algos import Algo
 
     presets = [] if ":" in name else preset_and_base(name)
@@ -208,7 +208,7 @@ def find_algo(name: str) -> tuple[Any, list[Values]]:
         raise UsageError(f"{name}: {', '.join(sorted(clash))} are settings of every run; give yours other names")
     if not presets:
         presets, names = [algo_class.defaults], setting_names(algo_class)
-        for setting in (name for kind in KINDS for name in preset_settings(presets, kind, is_box=True)):
+        for setting in (setting for kind in KINDS for setting in preset_settings(presets, kind, is_box=True)):
             if setting not in names:
                 raise unknown_setting("setting", setting, names, f"(in the defaults of {name})")
     return algo_class, presets
@@ -220,9 +220,7 @@ def setting_names(algo_class: Any) -> list[str]:
 
 
 def _check_variant(name: str, variant: Values, algo_name: str) -> None:
-    """Raises UsageError unless preset and algorithm are variants of one base; the same class is not enough.
-
-    So a3c, itself a variant of a2c, takes a2c's variants; categorical_dqn does not take those of eps_rainbow."""
+    """Raises UsageError unless preset and algorithm are variants of one base, as a3c and the others of a2c are."""
     base = variant.get("base", name)
     base_of_algo = algo_name if ":" in algo_name else load_preset(algo_name).get("base", algo_name)
     if base != base_of_algo:
@@ -238,16 +236,16 @@ def _environment(
 ) -> tuple[EnvConfig, EnvSpec, Values]:
     """Returns the environment, its spec (the given one, if any), and the presets' settings for it.
 
-    Observations and actions decide which blocks of a preset apply, but these may change the environment. An Atari game
-    always shows pixels and takes Discrete actions: it is built with its block from the start. Any other environment is
-    probed without its blocks, and again if they change it. Raises UsageError if then others apply."""
+    Observations and actions decide which blocks of a preset apply, but these may change the environment. So it is
+    probed without its blocks, and again if they change it. Raises UsageError if then others apply. The block of an
+    Atari game is known: pixels."""
     common = overlay(preset_settings(presets), chosen)
     run = pick(RunSettings, common)
-    probed, probed_spec = None, spec
+    blocks, probed, probed_spec = ("pixels", False), None, spec
     if game_name(run.env) is None:
         probed = _env_config(common, chosen, function)
         probed_spec = spec or probe_spec(probed, run.env_build_timeout_s)
-    blocks = _blocks(probed_spec) if probed and probed_spec else ("pixels", False)
+        blocks = _blocks(probed_spec)
     below = preset_settings(presets, *blocks)
     env = _env_config(overlay(below, chosen), chosen, function)
     if spec is None:
@@ -265,27 +263,22 @@ def _environment(
 
 def _blocks(spec: EnvSpec) -> tuple[str, bool]:
     """Returns the preset's block for these observations, and True if its part for Box actions applies, too."""
-    return _kind(spec), spec.has_box_actions
-
-
-def _kind(spec: EnvSpec) -> str:
-    """Returns the name of a preset's block for these observations."""
-    return "pixels" if spec.is_picture and not is_small(spec.observation_shape) else "vectors"
+    is_pixels = spec.is_picture and not is_small(spec.observation_shape)
+    return "pixels" if is_pixels else "vectors", spec.has_box_actions
 
 
 def _takes_preset_network(spec: EnvSpec) -> bool:
     """Tells whether a preset's network fits: the one for pixels needs large pictures, the one for vectors none."""
-    if _kind(spec) == "pixels":
+    if _blocks(spec)[0] == "pixels":
         return min(spec.observation_shape[1:]) >= LARGE
     nested = parts_of(spec.nested_space) if spec.nested_space is not None else []
     return not spec.is_picture and not any(is_picture(part.space) for part in nested)
 
 
 def _env_config(values: Values, chosen: Values, function: bytes | None) -> EnvConfig:
-    """Combines env, env_preset, env_options and the settings of Atari games to one environment, with the simulator that
-    was chosen for a game.
+    """Combines env, env_preset, env_options and the settings of Atari games to one environment; chooses its simulator.
 
-    An environment that is not an Atari game ignores a preset's Atari settings and refuses the user's."""
+    An environment that is no Atari game ignores a preset's Atari settings and refuses the user's."""
     run = pick(RunSettings, values)
     atari = {f.name: values[f.name] for f in fields(AtariOptions) if f.name in values}
     game = game_name(run.env)
@@ -356,8 +349,8 @@ def _plans(
         raise UsageError(
             f"workers={workers} do not split over {rank_info.size} learners; use a multiple of {rank_info.size}"
         )
-    # Learners that see one GPU each all call it cuda:0 and don't know where the others' are. So none may rely on where
-    # its own is, or the learners would divide the machine in different ways.
+    # Learners that see one GPU each all call it cuda:0 and don't know where the others' are. If they relied on where
+    # their own is, each would divide the machine in another way.
     knows_all = rank_info.local_size == 1 or learners.devices is not None or len({*devices}) > 1
     on_gpu = devices[0].startswith("cuda")
     sampling_threads, learning_threads = kind.threads(run, 1 if on_gpu else topology.num_busy)

@@ -1,5 +1,6 @@
 """Roll calls: who is absent when learners in step wait in vain. test_learner_faults.py really stops processes."""
 
+import contextlib
 import os
 import threading
 import time
@@ -10,7 +11,7 @@ import pytest
 import torch.distributed as dist
 
 from accel_rl.distributed import roll_call
-from accel_rl.distributed.roll_call import LostError, RollCall, naming_absent
+from accel_rl.distributed.roll_call import LostError, RollCall
 from accel_rl.updates.all_reduce import COLLECTIVES
 
 COUNT = 7  # collectives that this process's learners have reached
@@ -22,7 +23,7 @@ def call(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., RollCall]]:
     monkeypatch.setattr(roll_call, "POLL_S", 0.02)
     monkeypatch.setattr(roll_call, "ANSWER_S", 0.2)
     monkeypatch.setattr(COLLECTIVES, "value", COUNT)
-    made, store, reported = list[RollCall](), dist.HashStore(), list[Any]()  # type: ignore[attr-defined]
+    store, reported = dist.HashStore(), list[Any]()  # type: ignore[attr-defined]
 
     def end(status: int) -> None:
         raise RuntimeError  # ends the thread alone
@@ -30,13 +31,13 @@ def call(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., RollCall]]:
     monkeypatch.setattr(os, "_exit", end)
 
     def make(rank: int, timeout_s: float = 60.0, store: Any = store, host: int | None = None) -> RollCall:
-        made.append(RollCall(store, rank, 3, timeout_s, host, reported.append))
-        return made[-1]
+        made = RollCall(store, rank, 3, timeout_s, host, reported.append)
+        made_calls.enter_context(made)
+        return made
 
     make.store, make.reported = store, reported  # type: ignore[attr-defined]
-    yield make
-    for each in made:
-        each.close()
+    with contextlib.ExitStack() as made_calls:
+        yield make
 
 
 def test_a_silent_learner_is_absent(call: Any) -> None:
@@ -91,8 +92,8 @@ def test_a_long_evaluation_is_no_fault(call: Any) -> None:
 
 def test_only_a_peers_failure_is_named(call: Any) -> None:
     """An error that is no failure of a peer is raised unchanged."""
-    with pytest.raises(RuntimeError, match=r"^mine$"), naming_absent(call.store, 0, 1, 60.0, None, print):
+    with pytest.raises(RuntimeError, match=r"^mine$"), RollCall(call.store, 0, 1, 60.0, None, print):
         raise RuntimeError("mine")
     lost = "has lost another learner, .*: Timed out waiting 5ms for recv operation"
-    with pytest.raises(LostError, match=lost), naming_absent(call.store, 0, 1, 60.0, None, print):
+    with pytest.raises(LostError, match=lost), RollCall(call.store, 0, 1, 60.0, None, print):
         raise RuntimeError("[/gloo/unbound_buffer.cc:81] Timed out waiting 5ms for recv operation. This is typically x")

@@ -1,8 +1,6 @@
 """Tests of which devices a setting names, which of them can be used, and how memory is pinned."""
 
-import ctypes
 import logging
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -184,14 +182,6 @@ def test_a_gpu_is_the_same_whatever_its_number(monkeypatch: Any, tmp_path: Path)
 # ---- pinned memory ----
 
 
-class Runtime:
-    """CUDA's runtime, which keeps an error until it is read."""
-
-    @staticmethod
-    def cudaGetLastError() -> None:  # noqa: N802
-        machine().last_error = None
-
-
 @pytest.mark.gpu(fake=True)
 def test_memory_is_pinned_once_for_all_its_users(monkeypatch: Any) -> None:
     """Memory is pinned once for all users and unpinned by the last one."""
@@ -206,28 +196,11 @@ def test_memory_is_pinned_once_for_all_its_users(monkeypatch: Any) -> None:
 
 
 @pytest.mark.gpu(fake=True)
-@pytest.mark.parametrize("runtimes", [[Runtime], []], ids=["shared", "within PyTorch"])
-def test_a_refusal_to_pin_is_forgotten(runtimes: list[Any], monkeypatch: Any, caplog: Any) -> None:
+def test_a_refusal_to_pin_is_forgotten(caplog: Any) -> None:
     """A refusal to pin gives one warning and leaves no CUDA error behind."""
-    monkeypatch.setattr(devices, "_loaded_runtimes", lambda: runtimes)
     machine().refuses_to_pin = True
     with caplog.at_level(logging.WARNING, "accel_rl"):
         assert pin(SharedArrays({"x": ((4,), "float32")})) is None
     assert machine().last_error is None
     (record,) = caplog.records
     assert record.getMessage() == "the shared memory cannot be pinned (CUDA error 801): transfers are slower"
-
-
-def test_the_loaded_runtime_is_found(monkeypatch: Any, tmp_path: Path) -> None:
-    """The CUDA runtime that is already loaded is found, and systems without a list of libraries have none."""
-    path = tmp_path / "with space" / "libcudart.so.13"
-    maps = tmp_path / "maps"
-    lines = ["7f00-7f01 rw-p 00000000 00:00 0", "7f01-7f02 r-xp 00000000 08:01 5  /usr/lib/libc.so.6"]
-    lines += [f"7f0{i}-7f0{i + 1} r-xp 00000000 08:01 77    {path}" for i in (2, 3)]
-    maps.write_text("\n".join(lines))
-    loaded: list[str] = []
-    monkeypatch.setattr(devices, "MAPS", maps)
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: loaded.append(name) or name)
-    assert devices._loaded_runtimes() == [str(path)] == loaded
-    monkeypatch.setattr(devices, "MAPS", Path(os.devnull) / "maps")
-    assert devices._loaded_runtimes() == []

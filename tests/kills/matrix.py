@@ -80,8 +80,8 @@ PHASES: dict[str, Place] = {
 STARTS: dict[str, Place] = {
     "command": ("accel_rl.distributed.launch:_train_here", 1),
     "learners' fork server": ("accel_rl.distributed.learner_process", 1),
-    "learner 0": ("accel_rl.distributed.learner_process:run_learner", 1),
-    "learner 1": ("accel_rl.distributed.learner_process:run_learner", 1),
+    "learner 0": ("accel_rl.distributed.learner_process:main", 1),
+    "learner 1": ("accel_rl.distributed.learner_process:main", 1),
     "workers' fork server": ("accel_rl.envs.batches.batch_simulator:prepare", 1),
     "worker": ("accel_rl.samplers.worker:Worker.__init__", 1),
     "probe": ("accel_rl.envs.batches.batch_simulator:make_simulator", 1),

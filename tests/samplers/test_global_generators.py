@@ -47,9 +47,8 @@ def test_the_seed_decides_what_environments_draw(sampler: Any, num_workers: int)
 def test_nobody_else_changes_what_is_drawn(knows_memory: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Generators give the same numbers in any order of turns, also where Python keeps its state in an unknown way, and
     go on where a saved state ends."""
-    assert global_generators._memory is not None
-    if not knows_memory:
-        monkeypatch.setattr(global_generators, "_memory", None)
+    assert global_generators._knows_memory
+    monkeypatch.setattr(global_generators, "_knows_memory", knows_memory)
 
     def played(turns: str) -> dict[str, list[Any]]:
         each = {name: GlobalGenerators(np.random.SeedSequence(ord(name))) for name in "ab"}

@@ -1,8 +1,7 @@
 """Steps several environments one after the other, and writes into columns of time-major arrays.
 
-Worker processes, agents of the queued sampler and SerialSampler hold a BatchSimulator or a VectorBatch
-(vector_batch.py). This file has all rules of episodes: resets, scores of whole games, decorrelated starts, and the
-treatment of an environment that raises.
+This file has all rules of episodes: resets, scores of whole games, decorrelated starts, and the treatment of an
+environment that raises. Processes that step environments hold a BatchSimulator, or a VectorBatch (vector_batch.py).
 """
 
 import contextlib
@@ -80,9 +79,7 @@ def make_simulator(config: EnvConfig, seed: np.random.SeedSequence, reserve: boo
 
 
 def prepare(config: "BatchConfig") -> None:
-    """Prepares, once, data that all simulators need, so that processes forked from this one share them.
-
-    These are start states and machine code of the native simulator, which is compiled now if it never was."""
+    """Prepares start states and the native simulator's machine code, which processes forked from this one share."""
     reserve = config.reset_mode == "reserve"
     if game_name(config.env.env_id) and (reserve or is_native(config.env)):
         make_atari(config.env, np.random.SeedSequence(0), reserve).close()
@@ -95,13 +92,12 @@ class BatchConfig:
     reset_mode: "immediate" starts the next game at once; "wait" leaves the environment alone until the pause between
         two rollouts (its samples are not valid until then); "reserve" starts it from a prepared state (Atari only).
     decorrelation_steps: each environment starts with a random number of random actions, at most this many.
-    restart_on_error: an environment that raises does not end the run. Its samples are not valid for the rest of the
-        rollout, and a new environment takes its place in the pause.
+    restart_on_error: the samples of an environment that raises are not valid for the rest of the rollout, and a new one
+        takes its place in the pause; else the run ends.
     role: 0 for training, 1 + k for evaluation k, which has its own generators.
     first_env: index in the run of this learner's first environment, for seeds and messages.
     terminal_frames: final_observation holds the true last rows of terminated episodes, too.
-    env_threads: number of threads in each batch for an environment library with its own threads.
-    """
+    env_threads: number of threads in each batch for an environment library with its own threads."""
 
     env: EnvConfig
     seed: int
@@ -122,11 +118,10 @@ class BatchConfig:
 class EnvBatch(ABC):
     """A batch of k environments, the learner's first_env ... first_env + k - 1; the base class of such batches.
 
-    arrays: those of rollout_layout, cut to these k columns and without a window. The order of calls is `start`, then
-    for each rollout `begin`, `step(0)` ... `step(T - 1)`, `pause`. heartbeat: called with an environment's index before
-    each of its steps. If an environment fails, methods raise RunError with its index in the run and its seed (unless
-    restart_on_error).
-    """
+    arrays: those of rollout_layout, cut to these k columns and without a window. heartbeat: called with an
+    environment's index before each of its steps. The order of calls is `start`, then for each rollout `begin`,
+    `step(0)` ... `step(T - 1)`, `pause`. If an environment fails, methods raise RunError with its index in the run and
+    its seed (unless restart_on_error)."""
 
     def __init__(
         self,
@@ -212,7 +207,9 @@ class EnvBatch(ABC):
         self._score[column], self._length[column], self._counts[column] = 0.0, 0, True
 
     def _note_failure(self, columns: int | slice, failure: RunError) -> None:
-        """Counts and logs an environment, or a batch, that raised, if restart_on_error lets the run go on."""
+        """Counts and logs an environment, or a batch, that has raised; raises `failure` unless restart_on_error."""
+        if not self.config.restart_on_error:
+            raise failure
         logger.warning("%s\nA new environment takes its place.", str(failure).rstrip())
         self.arrays["restarts"][columns] += 1
         self._failed[columns] = True
@@ -228,6 +225,7 @@ class EnvBatch(ABC):
             raise self._failure(column, None) from error
 
     def _failure(self, column: int, action: Any) -> RunError:
+        """Returns an error that says where the one being handled came from."""
         action = self._random_action if action is None else action
         self._random_action = None
         what = "while it was built or reset" if action is None else f"at action {action}"
@@ -251,7 +249,7 @@ class BatchSimulator(EnvBatch):
         ]
         self._native = self._make_native() if is_native(config.env) else None
         self.simulators: list[Simulator] = (
-            list[Simulator](self._native.simulators)
+            [*self._native.simulators]
             if self._native is not None
             else [self._guarded(column, self._build) for column in range(self.num_envs)]
         )
@@ -261,8 +259,6 @@ class BatchSimulator(EnvBatch):
             try:
                 self._guarded(column, self._start_env)
             except RunError as error:
-                if not self.config.restart_on_error:
-                    raise
                 self._note_failure(column, error)
                 self._replace(column)
 
@@ -280,8 +276,8 @@ class BatchSimulator(EnvBatch):
                 continue
             try:
                 self._step_env(t, column)
-            except Exception as error:
-                self._treat_failure(t, column, error)
+            except Exception:
+                self._treat_failure(t, column)
 
     def pause(self) -> None:
         for column in range(self.num_envs):
@@ -352,8 +348,8 @@ class BatchSimulator(EnvBatch):
                 try:
                     self._end_episode(t, column, native.outcome(column, self._reward[t, column]))
                     self._ages[t + 1, column] = self._age[column]
-                except Exception as error:
-                    self._treat_failure(t, column, error)
+                except Exception:
+                    self._treat_failure(t, column)
 
     def _end_episode(self, t: int, column: int, outcome: Outcome) -> None:
         """Ends the learner's episode, and the game if it is over."""
@@ -386,12 +382,9 @@ class BatchSimulator(EnvBatch):
         self._waiting[column] = True
         stand_still(select_envs(self.arrays, slice(column, column + 1)), t)
 
-    def _treat_failure(self, t: int, column: int, error: Exception) -> None:
+    def _treat_failure(self, t: int, column: int) -> None:
         """Ends the run, or invalidates the samples from step t on, after an environment has raised."""
-        failure = self._failure(column, self._action[t, column])
-        if not self.config.restart_on_error:
-            raise failure from error
-        self._note_failure(column, failure)
+        self._note_failure(column, self._failure(column, self._action[t, column]))
         self._wait_for_pause(t, column)
 
     def _replace(self, column: int) -> None:

@@ -1,9 +1,7 @@
 """Defines batches of environments whose arrays lie on a device, and presents a batch of one as a single environment.
 
-A batch has num_envs, single_observation_space and single_action_space (or observation_space and action_space, of one
-environment), `reset(seed=...)` -> (observation, info) and `step(action)` -> (observation, reward, terminated,
-truncated, info). Arrays are [num_envs, ...] with the DLPack protocol. docs/environments.md has the details. This module
-imports no torch.
+docs/environments.md describes such batches: `reset` and `step` are those of gymnasium's vector environments, on arrays
+[num_envs, ...] with the DLPack protocol. This module imports no torch.
 """
 
 from typing import Any
@@ -42,8 +40,8 @@ def spaces_of(env: Any) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
 
 
 def resets_in_next_step(env: Any, env_id: str) -> bool:
-    """Returns whether the next step resets an ended environment (NEXT_STEP), and not the step that ends it (SAME_STEP,
-    the default). Raises UsageError if no step resets it."""
+    """Returns whether the next step resets an ended environment (NEXT_STEP), rather than the step that ends it
+    (SAME_STEP, the default). Raises UsageError if no step resets it."""
     mode = AutoresetMode((getattr(env, "metadata", None) or {}).get("autoreset_mode", AutoresetMode.SAME_STEP))
     if mode is AutoresetMode.DISABLED:
         raise UsageError(
@@ -55,8 +53,7 @@ def resets_in_next_step(env: Any, env_id: str) -> bool:
 
 def final_observation(info: Any) -> Any:
     """Returns the true last observations of the episodes that a step ended, from its info; None without them."""
-    found = (info[name] for name in FINAL_OBSERVATION if name in info) if isinstance(info, dict) else iter(())
-    return next(found, None)
+    return next((info[name] for name in FINAL_OBSERVATION if name in info), None) if isinstance(info, dict) else None
 
 
 class OneOfBatch(gymnasium.Env[Any, Any]):
@@ -110,8 +107,7 @@ def _first_mask(info: Any) -> dict[str, Any]:
 
 
 def array_library(array: Any) -> Any:
-    """Returns an array's module, which has `from_dlpack`, by the array API standard; torch for arrays that do not name
-    theirs."""
+    """Returns an array's module, which has `from_dlpack`, by the array API standard; torch if the array names none."""
     if hasattr(array, "__array_namespace__"):
         return array.__array_namespace__()
     import torch

@@ -34,9 +34,8 @@ def last_observation(info: dict[str, Any], space: Space, env: int) -> Any:
 
 
 def overwrites_last(envs: VectorEnv, last: Any, env: int) -> bool:
-    """Returns whether a last observation visibly shares the array of the next game's first one.
-
-    An environment that reuses its array overwrites it when gymnasium's SyncVectorEnv resets within the step."""
+    """Returns whether a last observation shares the array of the next game's first one: an environment that reuses its
+    array overwrites it when gymnasium's SyncVectorEnv resets within the step."""
     newest = getattr(envs.unwrapped, "_env_obs", None)
     return newest is not None and _shares_an_array(last, newest[env])
 
@@ -44,15 +43,13 @@ def overwrites_last(envs: VectorEnv, last: Any, env: int) -> bool:
 def _shares_an_array(first: Any, second: Any) -> bool:
     if isinstance(first, np.ndarray):
         return isinstance(second, np.ndarray) and np.may_share_memory(first, second)
-    if not isinstance(first, Mapping | tuple):
-        return False
-    keys = first.keys() if isinstance(first, Mapping) else range(len(first))
-    return any(_shares_an_array(first[key], second[key]) for key in keys)
+    if isinstance(first, Mapping):
+        return any(_shares_an_array(first[key], second[key]) for key in first)
+    return isinstance(first, tuple) and any(map(_shares_an_array, first, second))
 
 
 class OneOfVector(gymnasium.Env[Any, Any]):
-    """A vector environment of one as a single environment. make: returns it for a seed; EnvPool's is made for each
-    seed."""
+    """A vector environment of one as a single environment. make: returns it for a seed (EnvPool's: for each seed)."""
 
     def __init__(self, make: Callable[[int], VectorEnv], seed: int):
         self._make, self._seed = make, seed

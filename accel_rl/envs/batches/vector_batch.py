@@ -2,7 +2,6 @@
 
 import contextlib
 import logging
-from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
 
@@ -14,7 +13,6 @@ from accel_rl.envs.closing import close_all
 from accel_rl.envs.global_generators import with_own_generators
 from accel_rl.envs.make import is_vector
 from accel_rl.envs.spaces.conversion import random_action
-from accel_rl.envs.spec import Array
 from accel_rl.errors import RunError, UsageError
 
 logger = logging.getLogger("accel_rl")
@@ -26,15 +24,9 @@ OVERWRITES_LAST = (
 )
 
 
-def make_batch(
-    config: BatchConfig,
-    arrays: dict[str, Array],
-    first_env: int,
-    heartbeat: Callable[[int], None] = lambda env: None,
-) -> EnvBatch:
-    """Builds the environments of these columns; takes and raises the same as EnvBatch."""
-    kind = VectorBatch if is_vector(config.env) else BatchSimulator
-    return kind(config, arrays, first_env, heartbeat)
+def make_batch(config: BatchConfig, *arguments: Any, **options: Any) -> EnvBatch:
+    """Builds the environments of a batch; takes and raises the same as EnvBatch."""
+    return (VectorBatch if is_vector(config.env) else BatchSimulator)(config, *arguments, **options)
 
 
 def check_reset_mode(name: str, env_id: str) -> None:
@@ -65,8 +57,6 @@ class VectorBatch(EnvBatch):
         try:
             self._guarded(0, self._start)
         except RunError as error:
-            if not self.config.restart_on_error:
-                raise
             self._note_failure(slice(None), error)
             self._replace()
 
@@ -77,11 +67,8 @@ class VectorBatch(EnvBatch):
             return
         try:
             self._step(t)
-        except Exception as error:
-            failure = self._failure(0, self._action[t])
-            if not self.config.restart_on_error:
-                raise failure from error
-            self._note_failure(slice(None), failure)
+        except Exception:
+            self._note_failure(slice(None), self._failure(0, self._action[t]))
             stand_still(self.arrays, t)
 
     def pause(self) -> None:

@@ -13,7 +13,7 @@ from accel_rl.envs.batches.device_env import FINAL_OBSERVATION
 from accel_rl.envs.batches.one_of_vector import VectorEnv, is_envpool, last_observation, overwrites_last
 from accel_rl.envs.gym import RESET, STEP, call
 from accel_rl.envs.make import make_vector_env
-from accel_rl.envs.spaces.conversion import find_mismatch, to_env_action, to_row, to_row_batch
+from accel_rl.envs.spaces.conversion import find_mismatch, to_env_action, to_row_batch
 from accel_rl.envs.spaces.masks import KEY, allows_choice, flat_masks, last_mask, pack, read_mask
 from accel_rl.envs.spaces.observations import LARGEST, Observed, not_finite
 from accel_rl.envs.spec import Array, EnvConfig
@@ -30,8 +30,7 @@ class VectorOutcome(NamedTuple):
     """The results of one step of k environments.
 
     reward: float64 [k], raw, 0 if is_step is False. terminated, truncated: bool [k], as in gymnasium. is_step: bool
-    [k], False if an environment only reset. is_start: bool [k], True if the row shows a game's first observation.
-    """
+    [k], False if an environment only reset. is_start: bool [k], True if the row shows a game's first observation."""
 
     reward: Array
     terminated: Array
@@ -44,10 +43,9 @@ class VectorSimulator:
     """A simulator of k environments, which one call steps.
 
     seeds: one per environment; a batch that takes a single seed receives the first. num_threads: for a library with its
-    own threads. Observations, masks, actions and their checks are those of GymSimulator, but this class does not look
-    for masks. Methods raise RunError for values that do not fit the declared spaces or autoreset mode, the constructor
-    UsageError for unsupported environments.
-    """
+    own threads. Observations, actions, masks (whose sources must be known) and checks are those of GymSimulator.
+    Methods raise RunError for values that do not fit the declared spaces or autoreset mode, the constructor UsageError
+    for unsupported environments."""
 
     def __init__(self, config: EnvConfig, seeds: Sequence[np.random.SeedSequence], num_threads: int = 1):
         self.num_envs = len(seeds)
@@ -108,14 +106,8 @@ class VectorSimulator:
             return self._last_rows[env]
         info = self._info if isinstance(self._info, dict) else {}
         whole, row = last_observation(info, self._whole_space, env), np.zeros(self.spec.row_shape, self.spec.row_dtype)
-        observation = self._observed.part_of(whole)
         self.overwrites_last |= overwrites_last(self._envs, whole, env)
-        problem = find_mismatch(observation, self._observed.space)
-        if not problem:
-            found = to_row(observation, self._observed.space)
-            if (wrong := self._observed.write(found, self.spec.observation_in(row))) is not None:
-                problem = f" {not_finite(found[wrong][0])}"
-        if problem:
+        if problem := self._observed.convert(whole, self.spec.observation_in(row)):
             raise RunError(f"the last observation of environment {env} of {self.num_envs}, in its info,{problem}")
         if self._observed.mask_source:
             self.spec.mask_in(row)[...] = pack(self._last_mask(whole, info.get("final_info"), env))
@@ -156,9 +148,7 @@ class VectorSimulator:
         observation = self._observed.part_of(observation)
         if problem := find_mismatch(observation, self._batch_space):
             raise RunError(f"the observation of {self.num_envs} environments{problem}")
-        self._write_rows(to_row_batch(observation, self._observed.space), rows)
-
-    def _write_rows(self, found: Array, rows: Array) -> None:
+        found = to_row_batch(observation, self._observed.space)
         if (wrong := self._observed.write(found, self.spec.observation_in(rows))) is not None:
             raise RunError(f"the observation {self._where(wrong)} {not_finite(found[wrong][0])}")
 
@@ -191,8 +181,7 @@ class VectorSimulator:
         return last_mask(mask, self._action_space)
 
     def _where(self, wrong: Array) -> str:
-        """Describes the first environment with numbers marked as wrong, its step since the batch was started, and their
-        part."""
+        """Describes where the first number marked as wrong is: environment, step since the batch was started, part."""
         env = int(wrong.reshape(self.num_envs, -1).any(1).argmax())
         part = self._observed.wrong_part(wrong[env]) if wrong.ndim > 1 else ""
         return f"of environment {env} of {self.num_envs} at step {self._steps}{part}"

@@ -1,8 +1,7 @@
-"""Atari games on ale-py's emulator, with the frame processing of Stooke & Abbeel 2018 (section 5.1) and others.
+"""Simulates Atari games on ale-py's emulator, with the frame processing of Stooke & Abbeel 2018 (5.1) or others.
 
 A step is one decision of the agent: `frame_skip` emulator frames with the same action. The newest observation frame is
-the pixel-wise maximum of the last two screens, downsized. A step allocates no memory, except for the changed tiles of
-84x84 frames.
+the pixel-wise maximum of the last two screens, downsized.
 """
 
 import functools
@@ -81,8 +80,7 @@ RESET_REMEMBERS = frozenset(
         "yars_revenge",
     ]
 )
-# The emulator's saved state lacks the half-drawn screen that these games leave after each frame. Restoring it leads to
-# another trajectory and in time corrupts memory, so their states are never restored:
+# The emulator's saved state lacks the half-drawn screen that these games leave after each frame. It is never restored:
 # https://github.com/Farama-Foundation/Arcade-Learning-Environment/pull/739
 NO_STATES = frozenset({"qbert", "tetris", "tic_tac_toe_3d"})
 
@@ -118,10 +116,9 @@ class Start(NamedTuple):
 
 @functools.cache
 def start_states(game: str, options: AtariOptions) -> list[list[Start]]:
-    """Returns prepared starts with 0, 1, ... noop_max no-ops, several of each, all from real resets.
+    """Returns prepared starts with 0, 1, ... noop_max no-ops, all from real resets, the same for every seed.
 
-    Each reset sets the emulator's timer at random, and some games use it. So there are several starts, a sample of what
-    the timer leads to, the same for every seed."""
+    There are several of each, since a reset sets the emulator's timer at random, and some games use it."""
     simulator = AtariSimulator(game, options, np.random.SeedSequence(0))
     copies = -(-NUM_STARTS // (options.noop_max + 1))
     return [[simulator.make_start(noops) for _ in range(copies)] for noops in range(options.noop_max + 1)]
@@ -130,10 +127,9 @@ def start_states(game: str, options: AtariOptions) -> list[list[Start]]:
 class AtariSimulator:
     """A simulator of one Atari game.
 
-    seed decides the number of no-ops at the start of each game and the sticky actions. These are drawn here, since the
-    emulator's saved states do not hold the action to repeat. reserve: a reset restores a prepared state, which takes 50
-    microseconds instead of 5 milliseconds (see start_states and why_no_reserve).
-    """
+    seed: decides the number of no-ops at the start of each game, and the sticky actions: these are drawn here, since
+    the emulator's saved states do not hold the action to repeat. reserve: a reset restores a prepared state, which
+    takes 50 microseconds instead of 5 milliseconds (see start_states and why_no_reserve)."""
 
     def __init__(self, game: str, options: AtariOptions, seed: np.random.SeedSequence, reserve: bool = False):
         self.options = options

@@ -11,16 +11,15 @@ from accel_rl.errors import UsageError
 
 
 class AtariEnv(gymnasium.Env[Array, int]):
-    """A gymnasium environment around one simulator.
+    """A gymnasium environment around one simulator. On the native one it can be copied and pickled.
 
-    Observations are stacks [S, H, W] uint8, oldest frame first; in colour single frames [3, H, W].
-    `reset` starts a new game, except right after a lost life that ended the episode: then the next life begins.
-    info: "score" (raw reward of the step), "lives", "game_over". On the native simulator it can be copied and pickled.
-    """
+    Observations are stacks [S, H, W] uint8, oldest frame first; in colour single frames [3, H, W]. After a lost life
+    that ended the episode, `reset` begins the next life, else a new game. info: "score" (raw reward of the step),
+    "lives", "game_over"."""
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 15}
 
-    def __init__(self, config: EnvConfig, render_mode: str | None = "rgb_array"):
+    def __init__(self, config: EnvConfig, render_mode: str | None):
         self._config, self.render_mode = config, render_mode
         warn_if_inexact(config)
         self._simulator = make_atari(config, np.random.SeedSequence())

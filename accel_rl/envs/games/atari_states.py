@@ -1,8 +1,7 @@
 """Converts saved states of Atari games between the two simulators: ale-py's (atari.py) and the native one (native.py).
 
-ale-py's states hold no pictures. In a converted state, lines that a short frame does not reach look as in ale-py after
-it has restored the state in a new process. A conversion is tested before it is trusted: both emulators play some frames
-and resets from there, and must agree.
+A conversion is tested before it is trusted: both emulators play some frames and resets from there, and must agree. ale-
+py's states hold no pictures, so lines that a short frame does not reach look as in a new process.
 """
 
 import functools
@@ -108,11 +107,10 @@ def _inexact(game: str, written_by: str, wanted: str) -> UsageError:
 
 def _remembers(game: str, saved: bytes, s: Array) -> bool:
     """Returns whether ale-py's state agrees with our words on everything besides the hardware."""
-    if s[words.FRAME_GOES_ON] or s[words.INSTRUCTIONS_LEFT]:
-        return False
     atari = _new_console(game)
     atari.load_ale_state(0, saved)
-    return bool((atari.words(0)[_REMEMBERED] == s[_REMEMBERED]).all())
+    is_equal = (atari.words(0)[_REMEMBERED] == s[_REMEMBERED]).all()
+    return bool(is_equal and not s[words.FRAME_GOES_ON] and not s[words.INSTRUCTIONS_LEFT])
 
 
 def _plays_equally(game: str, saved: bytes, atari: BatchAtari, unseen_frames: int = 0) -> bool:

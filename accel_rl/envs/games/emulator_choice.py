@@ -54,14 +54,10 @@ def choose_simulator(config: EnvConfig) -> tuple[str, str]:
     game, options = str(game_name(config.env_id)), make_options(config.preset, config.options)
     if config.simulator == "ale":
         return "ale", "as asked for"
-    try:
-        _check_range(options)
-        if problem := find_problem():
-            raise UsageError(problem)
-    except UsageError as error:
+    if problem := _find_large_number(options) or find_problem():
         if config.simulator == "auto":
-            return "ale", str(error)
-        raise UsageError(f"simulator=native: {error}, or use simulator=ale (--simulator ale)") from None
+            return "ale", problem
+        raise UsageError(f"simulator=native: {problem}, or use simulator=ale (--simulator ale)")
     if config.simulator == "native":
         return "native", "as asked for"
     if difference := find_difference(game):
@@ -75,8 +71,8 @@ def is_native(config: EnvConfig) -> bool:
 
 
 def warn_if_inexact(config: EnvConfig) -> None:
-    """Logs a warning if the native simulator is known to differ from ale-py in this game, or was compared with a
-    version of ale-py other than the installed one."""
+    """Warns if the native simulator is known to differ from ale-py in this game, or was compared with another version
+    of ale-py than the installed one."""
     if not is_native(config):
         return
     game = str(game_name(config.env_id))
@@ -117,9 +113,7 @@ def describe_native() -> str:
 
 @functools.cache
 def find_problem() -> str | None:
-    """Returns why the native simulator cannot run here, or None if it can. Makes one, and compiles it if it never was.
-
-    So any problem with Numba is known before a run begins."""
+    """Returns why the native simulator cannot run here, or None if it can. Compiles it if it never was."""
     try:
         check_numba()
         make_native("pong", AtariOptions(), np.random.SeedSequence(0))
@@ -144,7 +138,8 @@ def _table() -> dict[str, dict[str, Any]]:
     return {row["game"]: row for row in read_table(TABLE)}
 
 
-def _check_range(options: AtariOptions) -> None:
+def _find_large_number(options: AtariOptions) -> str | None:
     for name in ("frame_skip", "noop_max", "max_episode_steps"):
         if (value := getattr(options, name)) >= MOST:
-            raise UsageError(f"{name}={value} is more than the native simulator can count: use less than {MOST}")
+            return f"{name}={value} is more than the native simulator can count: use less than {MOST}"
+    return None

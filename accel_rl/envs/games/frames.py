@@ -15,8 +15,7 @@ MAX_CROPPED_ROWS = 8  # rows at the bottom that may be dropped so that the frame
 class FrameMaker:
     """A maker of frames from one game's screens: [H, W] uint8 in greyscale, [3, H, W] in colour (red, green, blue).
 
-    Each channel is downsized separately, by area means. screen_shape, frame_shape: height, width.
-    """
+    Each channel is downsized separately, by area means. screen_shape, frame_shape: height, width."""
 
     def __init__(self, screen_shape: tuple[int, int], frame_shape: tuple[int, int], color: bool):
         height, width = screen_shape

@@ -1,7 +1,7 @@
 """Runs Atari games on the project's own emulator: one compiled call steps many environments.
 
-The rules of a step are in emulator/steps.py. Frames, rewards, lives, ends and random numbers are those of
-AtariSimulator (atari.py) with the same seed, so a run does not depend on which of the two simulates it.
+The rules of a step are in emulator/steps.py. With the same seed, frames, rewards, lives, ends and random numbers are
+those of AtariSimulator (atari.py).
 """
 
 import functools
@@ -53,14 +53,12 @@ def start_states(game: str, options: AtariOptions) -> list[list[Start]]:
 
 
 class NativeBatch(Consoles):
-    """A simulator of several environments of one Atari game.
+    """A simulator of several environments of one Atari game. Raises UsageError like Consoles.
 
-    seeds: one for each environment, as for AtariSimulator. reserve: resets restore prepared states, where these can
-    replace real resets.
-
-    counters: int32 [3, k]: raw score and length in steps of each game, age in steps of each episode; a step increments
-    them. stepping: bool [k], the environments that a step advances. events: int32 [k]: the endings in a step, as bits
-    of emulator/steps.py. Raises UsageError like Consoles."""
+    seeds: one for each environment, as for AtariSimulator. reserve: resets restore prepared states where these can
+    replace real ones. counters: int32 [3, k]: raw score and length in steps of each game, age in steps of each episode;
+    a step increments them. stepping: bool [k], the environments that a step advances. events: int32 [k]: the endings in
+    a step, as bits of emulator/steps.py."""
 
     def __init__(
         self, game: str, options: AtariOptions, seeds: Sequence[np.random.SeedSequence], reserve: bool = False
@@ -88,14 +86,14 @@ class NativeBatch(Consoles):
 
     @property
     def simulators(self) -> "list[NativeSimulator]":
-        """Returns the environments one by one."""
+        """The environments one by one."""
         return [NativeSimulator(self, env) for env in range(self.num_envs)]  # a kept list would keep the batch alive
 
     def bind_step(self, frames: Array, rewards: Array, ages: Array) -> Callable[[], int]:
         """Returns a function that plays a step in each environment of `stepping`, with the actions of `set_actions`.
 
-        The function writes the new frames uint8 [k, ...], rewards float32 [k] and ages int64 [k], each C-contiguous,
-        and returns the number of environments with events. Raises UsageError for other arrays."""
+        It writes the new frames uint8 [k, ...], rewards float32 [k] and ages int64 [k], each C-contiguous, and returns
+        the number of environments with events. Raises UsageError for other arrays."""
         check_array("frames", frames, np.uint8, (self.num_envs, *self.spec.row_shape))
         check_array("rewards", rewards, np.float32, (self.num_envs,))
         check_array("ages", ages, np.int64, (self.num_envs,))
@@ -110,19 +108,16 @@ class NativeBatch(Consoles):
         event = int(self.events[env])
         if event & steps.BAD_ACTION:
             raise IndexError(f"there is no action {self._numbers[env]} among {len(self.actions)}")
+        if event & steps.LIFE_ENDED and self._plan.enlarges:
+            self._plan.finish(self._made_last[env], self._last_frames[env])
         return Outcome(
             reward,
             float(self.arrays.rewards[env]),
             bool(event & steps.TERMINATED),
             bool(event & steps.TRUNCATED),
             bool(event & steps.GAME_OVER),
-            self._finish_last_frame(env) if event & steps.LIFE_ENDED else None,
+            self._last_frames[env] if event & steps.LIFE_ENDED else None,
         )
-
-    def _finish_last_frame(self, env: int) -> Array:
-        if self._plan.enlarges:
-            self._plan.finish(self._made_last[env], self._last_frames[env])
-        return np.asarray(self._last_frames[env])
 
     def step_one(self, env: int, action: Any, row: Array) -> Outcome:
         """Plays a step in one environment; raises IndexError if there is no such action."""
@@ -191,8 +186,7 @@ class NativeBatch(Consoles):
         """Runs one of core.py's orders for an agent's game on the environments in `stepping`, as single ones."""
         key = order, count, False
         if key not in self._calls:
-            arrays = self._frames, self._single_rewards, self._single_ages
-            self._calls[key] = self._bind_frames(order, count, *arrays)
+            self._calls[key] = self._bind_frames(order, count, self._frames, self._single_rewards, self._single_ages)
         return self._calls[key]()
 
     def _bind_frames(self, order: int, count: int, frames: Array, rewards: Array, ages: Array) -> Callable[[], int]:
@@ -238,7 +232,7 @@ class NativeBatch(Consoles):
 class NativeSimulator:
     """A Simulator made of one environment of a batch."""
 
-    def __init__(self, batch: NativeBatch, env: int = 0):
+    def __init__(self, batch: NativeBatch, env: int):
         self._batch, self._env = batch, env
         self.spec, self.options = batch.spec, batch.options
 

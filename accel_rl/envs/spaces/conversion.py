@@ -1,10 +1,9 @@
 """Translates between gymnasium's spaces and arrays: observations become rows, actions what the environment expects.
 
-Supported observations: Box and Discrete stay as they are, pictures with channels first (see pictures.py).
-MultiDiscrete, MultiBinary, and Dict and Tuple of all these become one flat float32 row, by gymnasium's own rules
-(`gymnasium.spaces.flatten`: parts in the space's order, finite choices one-hot). Other parts of a Dict or Tuple, such
-as texts, are left out. Supported actions: Discrete, MultiDiscrete, MultiBinary, Box, and Dict and Tuple of these, which
-policies choose as one flat row (see spec.py: stored_action).
+Observations in a Box or Discrete stay as they are, pictures with channels first (see pictures.py). MultiDiscrete,
+MultiBinary, Dict and Tuple become one flat float32 row (`gymnasium.spaces.flatten`), without parts that cannot be
+learned from, such as texts. Actions are of the same types; those of a Dict or Tuple are one flat row for policies (see
+spec.py: stored_action).
 """
 
 import math
@@ -131,8 +130,7 @@ def remaining(observation: Any, space: Space) -> Any:
 
 
 def layout(space: Space) -> str:
-    """Describes the parts, shapes, types and choices of a space, which must not change while an environment is used;
-    bounds may."""
+    """Describes the parts, shapes, types and choices of a space: all that must stay the same. Bounds may change."""
     if isinstance(space, _NESTED):
         return f"{type(space).__name__}({', '.join(f'{key}: {layout(child)}' for key, child in _children(space))})"
     if isinstance(space, spaces.Box):
@@ -241,13 +239,10 @@ def to_rows(observation: Any, spec: EnvSpec) -> tuple[NDArray[Any], bool]:
     if spec.nested_space is not None:
         space = remaining_space(spec.nested_space)
         observation = remaining(observation, spec.nested_space)
-        is_batch = bool(find_mismatch(observation, space))
-        if not is_batch:
+        if not find_mismatch(observation, space):
             return to_row(observation, space)[None].astype(spec.row_dtype), False
-        try:
-            check_batch(observation, space)
-        except ValueError as error:
-            raise ValueError(f"the observation{error} (or a batch of such observations)") from None
+        if problem := _batch_mismatch(observation, space):
+            raise ValueError(f"the observation{problem} (or a batch of such observations)")
         return to_row_batch(observation, space).astype(spec.row_dtype), True
     array, shape = np.asarray(observation), spec.observation_shape
     own = spec.picture_shape or ((*shape[1:], shape[0]) if spec.is_picture else shape)
@@ -290,19 +285,17 @@ def to_policy_rows(observation: Any, masks: Any, spec: EnvSpec) -> tuple[NDArray
     return np.concatenate([rows.reshape(len(rows), -1), pack(allowed).astype(rows.dtype)], 1), is_batch
 
 
-def check_batch(observations: Any, space: Space) -> None:
-    """Raises ValueError, with the reason, if this is no batch of observations: arrays with one more axis, for a Dict or
-    Tuple in each part."""
+def _batch_mismatch(observations: Any, space: Space) -> str | None:
+    """Describes why this is no batch of observations: arrays with one more axis, for a Dict or Tuple in each part."""
     first, leaf = observations, space
     while isinstance(leaf, _NESTED):
         key, leaf = next(iter(_children(leaf)))
         if not isinstance(first, Mapping | tuple | list) or (isinstance(first, Mapping) and key not in first):
-            raise ValueError(find_mismatch(observations, space))
+            return find_mismatch(observations, space)
         first = first[key]
     if np.ndim(first) != len(leaf.shape or ()) + 1 or not len(first):
-        raise ValueError(find_mismatch(observations, space) or " is empty")
-    if problem := find_mismatch(observations, batch_space(space, len(first))):
-        raise ValueError(problem)
+        return find_mismatch(observations, space) or " is empty"
+    return find_mismatch(observations, batch_space(space, len(first)))
 
 
 def find_mismatch(observation: Any, space: Space, name: str = "") -> str | None:
@@ -317,11 +310,8 @@ def find_mismatch(observation: Any, space: Space, name: str = "") -> str | None:
     found = observation.keys() if isinstance(observation, Mapping) else range(len(observation))
     if found != names:
         return f"{_part(name)} has the parts {[*found]}, but the declared space says {[*names]}"
-    for key, child in _children(space):
-        problem = find_mismatch(observation[key], child, _join(name, key))
-        if problem:
-            return problem
-    return None
+    problems = (find_mismatch(observation[key], child, _join(name, key)) for key, child in _children(space))
+    return next(filter(None, problems), None)
 
 
 def _leaf_misfit(observation: Any, space: Space, name: str) -> str | None:
@@ -379,8 +369,7 @@ def to_env_action(action: Any, space: Space) -> Any:
 
 
 def random_action(row: NDArray[Any], spec: EnvSpec) -> Any:
-    """Draws an action in a policy's format by the action space's own generator, among those that a mask in the
-    observation's row allows."""
+    """Draws an action in a policy's format, by the space's own generator, among those that the row's mask allows."""
     space = spec.action_space
     if not spec.mask_sources:
         return from_env_action(space.sample(), space)

@@ -9,7 +9,6 @@ name of its type, such as Text).
 import math
 import reprlib
 from collections import OrderedDict
-from collections.abc import Iterator
 from typing import Any
 
 import gymnasium
@@ -60,9 +59,9 @@ def from_json(value: Any) -> Space:
     """Returns the space that `to_json` described.
 
     Raises UsageError, before it takes memory, for a value that describes no space or too large a space."""
-    if (size := _size(value)) > MOST_NUMBERS:
-        raise UsageError(f"a space of {size:,} numbers is too large; {MOST_NUMBERS:,} is the most")
     try:
+        if (size := _size(value)) > MOST_NUMBERS:
+            raise UsageError(f"a space of {size:,} numbers is too large; {MOST_NUMBERS:,} is the most")
         return _from_json(value)
     except UsageError:
         raise
@@ -74,39 +73,26 @@ def _size(value: Any, level: int = 0) -> int:
     """Returns how many numbers a described space holds, as one row. Raises UsageError if it is no description."""
     if level > MOST_LEVELS:
         raise UsageError(f"spaces lie inside each other more than {MOST_LEVELS} levels deep")
-    try:
-        kind = value["type"]
-        if kind in ("Box", "MultiBinary"):
-            return math.prod(_natural(length) for length in value["shape"])
-        if kind == "Discrete":
-            return _natural(value["n"])
-        if kind == "MultiDiscrete":
-            counts = list(_leaves(value["nvec"]))
-            return len(counts) * max(counts, default=0)  # numbers in a padded table of the choices
-        if kind in ("Dict", "Tuple"):
-            parts = [part for _, part in value["parts"]] if kind == "Dict" else value["parts"]
+    match value:
+        case {"type": "Box" | "MultiBinary", "shape": [*lengths]} if all(map(_is_natural, lengths)):
+            return math.prod(lengths)
+        case {"type": "Discrete", "n": n} if _is_natural(n):
+            return int(n)
+        case {"type": "MultiDiscrete", "nvec": nvec}:
+            counts = np.array(nvec, object).ravel().tolist()
+            if all(map(_is_natural, counts)):
+                return len(counts) * max(counts, default=0)  # numbers in a padded table of the choices
+        case {"type": "Dict", "parts": [*parts]}:
+            return sum(_size(part, level + 1) for _, part in parts)
+        case {"type": "Tuple", "parts": [*parts]}:
             return sum(_size(part, level + 1) for part in parts)
-        if kind == "LeftOut":
+        case {"type": "LeftOut"}:
             return 0
-    except UsageError:
-        raise
-    except (KeyError, TypeError, ValueError, RecursionError):
-        pass
     raise UsageError(f"{_short(value)} describes no space")
 
 
-def _natural(value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ValueError
-    return value
-
-
-def _leaves(values: Any) -> Iterator[int]:
-    if not isinstance(values, list):
-        yield _natural(values)
-        return
-    for value in values:
-        yield from _leaves(value)
+def _is_natural(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def _from_json(value: Any) -> Space:
@@ -143,14 +129,8 @@ def _dtype(name: Any, kinds: str) -> np.dtype[Any]:
 
 def _array(bounds: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
     """Returns bounds [*shape] from one number for all, or from a flat list."""
-    if isinstance(bounds, list):
-        return np.array([_value(bound) for bound in bounds], dtype).reshape(shape)
-    with np.errstate(invalid="ignore"):  # gymnasium reports what is wrong
-        return np.full(shape, _value(bounds), dtype)
-
-
-def _value(bound: Any) -> Any:
-    return float(bound) if isinstance(bound, str) else bound
+    numbers = np.array(bounds, dtype)  # reads "inf", too
+    return numbers.reshape(shape) if isinstance(bounds, list) else np.full(shape, numbers)
 
 
 def _short(value: Any) -> str:

@@ -2,9 +2,10 @@
 
 A mask has a number for each logit or action value: for the n actions of a Discrete space, or for those of all choices
 of a MultiDiscrete space, one choice after the other. It is stored as bits, 8 in a number, behind the observation's
-numbers in the same row, so it is available wherever the observation is.
+numbers in the same row.
 """
 
+import contextlib
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -40,10 +41,12 @@ def find_sources(env: gymnasium.Env[Any, Any], seed: int | None, env_id: str) ->
     """Returns the sources of an environment's masks, the one in use first; () without masks.
 
     Resets the environment. Raises UsageError for masks of actions that are no finite choices."""
-    space = env.observation_space
+    space, info = env.observation_space, None
+    with contextlib.suppress(Exception):  # the environment's code may raise anything, which a run's first reset reports
+        _, info = env.reset(seed=seed)
     found = {
         "method": env.has_wrapper_attr("action_masks"),
-        "info": KEY in _first_info(env, seed),
+        "info": isinstance(info, Mapping) and KEY in info,
         "observation": isinstance(space, spaces.Dict) and KEY in space.spaces,
     }
     sources = tuple(name for name in SOURCES if found[name])
@@ -53,15 +56,6 @@ def find_sources(env: gymnasium.Env[Any, Any], seed: int | None, env_id: str) ->
             f"{env.action_space}; --action-masks none ignores them"
         )
     return sources
-
-
-def _first_info(env: gymnasium.Env[Any, Any], seed: int | None) -> Mapping[str, Any]:
-    """Returns the info of a reset, or an empty one if that fails: a run's first reset will report the error."""
-    try:
-        _, info = env.reset(seed=seed)
-    except Exception:  # the environment's code may raise anything
-        return {}
-    return info if isinstance(info, Mapping) else {}
 
 
 def read_mask(source: str, env: Any, observation: Any, info: Any) -> Any:
@@ -119,8 +113,7 @@ def _parts(mask: Any) -> list[Any]:
 
 
 def last_mask(mask: Any, space: gymnasium.Space[Any]) -> Mask:
-    """Returns the mask [A] of a game's last observation: one that is missing or allows nothing becomes one that allows
-    everything."""
+    """Returns the mask [A] of a game's last observation; one that is missing or allows nothing allows everything."""
     try:
         found = flat_mask(mask, space)
     except ValueError:

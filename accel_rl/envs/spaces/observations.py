@@ -9,10 +9,12 @@ from numpy.typing import NDArray
 
 from accel_rl.envs.spaces.conversion import (
     check_action_space,
+    find_mismatch,
     learnable,
     make_spec,
     remaining,
     remaining_space,
+    to_row,
     wrong_part,
 )
 from accel_rl.envs.spaces.masks import space_without_mask, without_mask
@@ -66,6 +68,15 @@ class Observed:
         if not self._is_float or (is_finite := np.isfinite(seen)).all():
             return None
         return np.asarray(~is_finite)
+
+    def convert(self, observation: Any, row: NDArray[Any]) -> str | None:
+        """Writes an observation's remaining parts into a row, or describes why they do not fit or are not finite."""
+        observation = self.part_of(observation)
+        if problem := find_mismatch(observation, self.space):
+            return problem
+        found = to_row(observation, self.space)
+        wrong = self.write(found, row)
+        return None if wrong is None else f"{self.wrong_part(wrong)} {not_finite(found[wrong][0])}"
 
     def wrong_part(self, wrong: NDArray[np.bool_]) -> str:
         """Describes the first part with numbers marked as wrong in an observation's row."""

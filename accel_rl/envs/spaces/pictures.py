@@ -36,8 +36,7 @@ def is_channels_last(shape: tuple[int, ...]) -> bool:
 
 
 def channels_first(pictures: NDArray[Any], batch_axes: int = 0) -> NDArray[Any]:
-    """Returns a picture of any shape above as [C, H, W], or a batch of them with batch_axes more axes in front; a view
-    where possible."""
+    """Returns a picture of any shape above as [C, H, W], behind batch_axes axes of a batch; a view where possible."""
     batch, shape = pictures.shape[:batch_axes], pictures.shape[batch_axes:]
     if len(shape) > 2 and is_channels_last(shape[-3:]):
         pictures = np.moveaxis(pictures, -1, -3)
