@@ -38,15 +38,6 @@ def test_many_start_as_single_ones_do(game: str) -> None:
             assert (atari.arrays.frames[0] == together.arrays.frames[env]).all()
 
 
-def test_equal_consoles_are_reset_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fifty equal consoles take two resets together, one for the first start and one for the next."""
-    resets: list[int] = []
-    real = BatchAtari._run_reset
-    monkeypatch.setattr(BatchAtari, "_run_reset", lambda self, mask: (resets.append(int(mask.sum())), real(self, mask)))
-    BatchAtari("pong", 50, seed=list(range(50))).reset()
-    assert resets == [1, 1]
-
-
 @pytest.mark.parametrize("seed", [-2, -(2**31), 2**31 - 1])
 def test_seeds_are_ale_pys(seed: int) -> None:
     """Negative and large seeds give the same sticky actions as in ale-py."""

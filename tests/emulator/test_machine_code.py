@@ -118,15 +118,6 @@ def test_a_cache_that_cannot_be_written_costs_a_compilation(
     assert "cannot be written" in capsys.readouterr().err
 
 
-@pytest.mark.usefixtures("compiled")
-def test_another_process_may_remove_old_files_too(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """An old file that has gone before it is removed causes no warning."""
-    cache.mkdir(parents=True)
-    (cache / "old.o").symlink_to(cache / "gone")
-    run_it()
-    assert "cannot be written" not in capsys.readouterr().err
-
-
 def test_who_waits_for_a_compilation_is_told(
     cache: Path, compiled: list[tuple[str, ...]], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

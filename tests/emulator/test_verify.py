@@ -14,11 +14,8 @@ from accel_rl.emulator.rules import known_games
 from accel_rl.emulator.verify import Pair, Plan, verify, write_table
 
 
-# The games cover 2K, 4K, F8, F6SC, E0 and DPC cartridges, paddles, swapped ports, and frames that stop half-way.
-@pytest.mark.parametrize(
-    "game",
-    ["breakout", "seaquest", "asteroids", "wizard_of_wor", "qbert", "pitfall2", "montezuma_revenge", "darkchambers"],
-)
+# The games cover paddles, swapped ports, frames that stop half-way and a cartridge with a memory of its own.
+@pytest.mark.parametrize("game", ["breakout", "wizard_of_wor", "qbert", "pitfall2"])
 def test_games_are_equal(game: str) -> None:
     """Games equal ale-py's in RAM, rewards, lives, ends and pixels, from the start and from snapshots."""
     row = verify(game, Plan(frames=80, seeds=1, mode_frames=0))

@@ -1,8 +1,6 @@
 """BatchSimulator: rows of a rollout, worked out by hand, for both ways to reset; starts, errors, states."""
 
-import itertools
 import pickle
-import warnings
 
 import numpy as np
 import pytest
@@ -143,22 +141,6 @@ def test_lost_life_is_no_reset(reset_mode, simulator):
     assert all(rollout["valid"].all() and not rollout["game_length"].any() for rollout in found)
 
 
-@pytest.mark.parametrize("reset_mode", ["immediate", "wait"])
-def test_true_last_row_of_every_episode(reset_mode):
-    """Every episode's true last row is kept, also when a reset overwrites it."""
-    lengths = [3, -2, 4]  # one is truncated; one ends with the first rollout, or begins the second one (wait)
-    batch = Batch("Counting", horizon=4, num_envs=2, options={"lengths": lengths}, reset_mode=reset_mode).start()
-    found = [batch.rollout() for _ in range(6)]
-    ends = [
-        rollout["final_observation"][t, column].tolist()
-        for column in range(2)
-        for rollout in found
-        for t in np.flatnonzero(rollout["terminated"][:, column] | rollout["truncated"][:, column])
-    ]
-    num_games = len(ends) // 2
-    assert num_games >= 6 and ends == [[game, abs(lengths[game % 3])] for game in range(num_games)] * 2
-
-
 @pytest.mark.parametrize("simulator", NATIVE_FIRST)
 @pytest.mark.parametrize(
     ("reset_mode", "fire_on_start"),
@@ -195,16 +177,6 @@ def test_true_last_frames_of_an_atari_game(reset_mode, fire_on_start, simulator)
     assert lives_lost >= 4 and endings
 
 
-@pytest.mark.parametrize("simulator", NATIVE_FIRST)
-def test_history_rows_are_left_alone(simulator):
-    """A rollout writes no frame into the rows of history or beyond the last row."""
-    batch = Batch("pong", horizon=2, num_envs=2, simulator=simulator).start()
-    batch.arrays["observation"][-1] = 77
-    found = batch.rollout()
-    assert found["observation"].shape[0] == 3 + 2 + 1
-    assert (found["observation"][:3] == 77).all() and (found["observation"][3:] != 77).any(axis=(1, 2, 3)).all()
-
-
 def decorrelated(seed=0, num_envs=40, first_env=0, steps=5, lengths=(0,)):
     options = {"lengths": lengths}
     batch = Batch("Counting", 8, num_envs, first_env, seed, options=options, decorrelation_steps=steps)
@@ -235,16 +207,6 @@ def test_games_with_random_play_are_not_scored():
         lengths = found["game_length"][ends, column].tolist()
         assert lengths == [4 if is_whole else 0] + [4] * (len(ends) - 1)
         assert set(found["game_score"][ends, column][np.array(lengths) > 0]) == {10}
-
-
-def test_decorrelation_samples_actions_of_the_environment():
-    """The random actions of the start are valid in the environment's own action space."""
-    options = {"action_start": -1}
-    batch = Batch("DiscreteObservation", num_envs=8, options=options, decorrelation_steps=9).start()
-    assert batch.rollout()["valid"].all()
-    for name in ("BoxAction", "Nested", "Switches"):
-        batch = Batch(name, num_envs=8, decorrelation_steps=9).start()
-        assert batch.rollout(actions=1)["observation"][0].std(0).any()
 
 
 def test_restart_of_one_environment(tmp_path):
@@ -303,15 +265,6 @@ def test_replaced_environments_are_seeded_anew_and_closed(tmp_path):
     assert kind.closed == before + 2
 
 
-def test_restart_at_the_start(tmp_path):
-    """An environment whose very first reset fails is replaced."""
-    options = {"at_step": 0, "once": str(tmp_path / "once")}
-    batch = Batch("Broken", num_envs=2, options=options, restart_on_error=True).start()
-    assert batch.arrays["restarts"].tolist() == [1, 0]
-    found = batch.rollout()
-    assert found["observation"][0].tolist() == [[0, 0], [0, 0]] and found["reset"][0].all() and found["valid"].all()
-
-
 def test_restart_that_fails_at_once():
     """A restart that fails at once ends the run."""
     with pytest.raises(RunError, match="while it was built or reset"):
@@ -352,33 +305,6 @@ def test_failing_reset_in_the_pause():
     batch = Batch("Broken", first_env=3, options=options, reset_mode="wait").start()
     with pytest.raises(RunError, match=r"environment 3 .*failed while it was built or reset"):
         batch.rollout()
-
-
-@pytest.mark.parametrize("reset_mode", ["immediate", "wait"])
-def test_heartbeat_comes_before_everything_that_may_hang(reset_mode):
-    """A heartbeat names the environment before each of its steps and resets."""
-    batch = Batch("Counting", num_envs=2, horizon=2, options={"lengths": [2]}, reset_mode=reset_mode)
-    calls = batch.heartbeats
-    assert calls == [0, 1]
-    for column, simulator in enumerate(batch.simulator.simulators):
-        simulator.step = logged(simulator.step, f"step {column}", calls)
-        simulator.reset = logged(simulator.reset, f"reset {column}", calls)
-    batch.start()
-    batch.rollout()
-    for before, call in itertools.pairwise(calls):
-        if isinstance(call, str) and isinstance(before, int):
-            assert int(call.split()[1]) == before
-        elif isinstance(call, str):
-            assert before.split()[1] == call.split()[1]
-    assert sum(isinstance(call, str) for call in calls) == 2 + 4 + 2
-
-
-def logged(function, name, log):
-    def call(*arguments):
-        log.append(name)
-        return function(*arguments)
-
-    return call
 
 
 CASES = {
@@ -451,15 +377,6 @@ def test_state_is_exact(case):
         assert_same(copy.rollout(actions), original.rollout(actions))
 
 
-def test_state_at_the_very_start():
-    """A state before the first rollout restores the first rows."""
-    original = Batch("CartPole-v1", num_envs=2).start()
-    copy = Batch("CartPole-v1", num_envs=2, seed=5)
-    copy.simulator.set_state(original.simulator.get_state())
-    for _ in range(10):
-        assert_same(copy.rollout(1), original.rollout(1))
-
-
 @pytest.mark.parametrize("name", ["Unpicklable", "Deceptive"])
 def test_environments_without_a_state_start_anew(name):
     """Environments without a state start a new game after a resume, and are reported."""
@@ -486,13 +403,3 @@ def test_state_does_not_disturb(case):
         states.append((state, pickle.dumps(state)))
         assert_same(with_states.rollout(actions), without.rollout(actions))
     assert all(pickle.dumps(state) == saved for state, saved in states)
-
-
-def test_no_warnings():
-    """Simulators of all kinds of spaces raise no warnings."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for name in ("pong", "CartPole-v1", "Counting", "BoxAction", "DiscreteObservation", "Picture", "Float64"):
-            Batch(name, decorrelation_steps=2).start().rollout()
-        for name in ("Nested", "Switches", "Unbounded"):
-            Batch(name, decorrelation_steps=2).start().rollout()

@@ -13,19 +13,6 @@ from tests.helpers.gym_simulators import assert_state_is_exact, make
 from tests.helpers.samplers import TOYS
 
 
-def test_counting():
-    """A step returns reward, score, ends and game_over in their places, and writes its row."""
-    simulator, row = make("Counting", lengths=(2, -1))
-    simulator.reset(row)
-    assert row.tolist() == [0, 0]
-    assert simulator.step(np.int64(1), row) == (11, 11, False, False, False, None)
-    assert row.tolist() == [0, 1]
-    assert simulator.step(np.int64(0), row) == (2, 2, True, False, True, None)
-    simulator.reset(row)
-    assert row.tolist() == [1, 0]
-    assert simulator.step(np.int64(0), row) == (1, 1, False, True, True, None)
-
-
 def test_spec():
     """The spec has the shapes and types of the stored rows and actions."""
     cases = [

@@ -12,7 +12,6 @@ from accel_rl.envs.batches.batch_simulator import BatchConfig
 from accel_rl.envs.games import atari, native
 from accel_rl.envs.games.atari import (
     NO_STATES,
-    PRESETS,
     RESET_REMEMBERS,
     games,
     make_options,
@@ -269,21 +268,6 @@ def test_where_resets_have_many_outcomes_prepared_starts_are_a_sample_of_them():
     assert frames[0] == frames[1] and len(frames[0]) == 2
 
 
-@pytest.mark.slow
-def test_all_starts_are_used_evenly():
-    """All prepared starts are used equally often."""
-    options = make_options("stooke", {"noop_max": 0, "frame_shape": (20, 16)})
-    sim = simulator("pong", options, reserve=True)
-    starts = sim._starts[0]
-    assert len(starts) == 93
-    sim._starts = [[start._replace(lives=number) for number, start in enumerate(starts)]]
-    row, used = blank(sim), []
-    for _ in range(2 * 93):
-        sim.reset(row)
-        used.append(sim._lives)
-    assert sorted(used) == sorted([*range(93), *range(93)])
-
-
 OTHER_PROCESS = """
 import pickle, sys
 from accel_rl.envs.games import atari, native
@@ -302,17 +286,6 @@ def test_every_process_prepares_the_same_starts():
     assert pickle.dumps(own) == other
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", [atari, native])
-@pytest.mark.parametrize("preset", PRESETS)
-@pytest.mark.parametrize("game", ["pong", "breakout"])
-def test_memory(game, preset, kind):
-    """The prepared starts of a game take at most 2 MB."""
-    starts = kind.start_states(game, make_options(preset, {}))
-    assert sum(map(len, starts)) >= 93
-    assert len(pickle.dumps(starts)) <= 2_000_000
-
-
 # ---- games that are refused ----
 
 # The other games in RESET_REMEMBERS begin alike and differ only later.
@@ -326,19 +299,6 @@ def test_resets_that_remember_what_was_played(game):
     options = make_options("stooke", {"noop_max": 0})
     fresh = outcomes(game, options, 200 if game == "assault" else 30)
     assert bool(outcomes(game, options, 12, played_steps=60) - fresh) == (game in RESET_REMEMBERS)
-
-
-@pytest.mark.parametrize("game", [*sorted(NO_STATES), "surround"])
-def test_refused_games_reset_themselves(game):
-    """Refused games are really reset, and no state is saved of those whose states are incomplete."""
-    sim = simulator(game, make_options("stooke", {"noop_max": 1}), reserve=True)
-    assert sim._starts is None
-    sim.ale = counting = Noops(sim.ale)
-    row = blank(sim)
-    for _ in range(2):
-        sim.reset(row)
-    assert counting.resets >= 2
-    assert (sim.get_state() is None) == (game in NO_STATES)
 
 
 # ---- states of a run ----

@@ -22,7 +22,6 @@ from tests.helpers.runs import (
     TINY_SERIAL_RUN,
     assert_same_run,
     rows,
-    rows_without_time,
 )
 from tests.helpers.samplers import TOYS
 from tests.helpers.toy_envs import Machine
@@ -95,12 +94,6 @@ def test_ppo_learns_it(run: Path) -> None:
     numbers are 1/3 away."""
     found = accel_rl.load(run, trust=True).evaluate(episodes=20, seed=9, greedy=True)
     assert found.mean_reward / found.mean_length > 4.5
-
-
-def test_serial_and_alternating_are_equal(run: Path, tmp_path: Path) -> None:
-    """Serial and alternating sampling give equal runs of structured actions."""
-    alternating = train(**PPO, steps=256, out=tmp_path / "alternating")
-    assert rows_without_time(alternating) == rows_without_time(run)[:2]
 
 
 def test_two_halves_are_a_whole(tmp_path: Path) -> None:

@@ -237,17 +237,6 @@ def test_a_seed_begins_another_game_than_the_last_step_did(monkeypatch: pytest.M
     assert resets == [1, 5, None]
 
 
-def test_rewards_of_resets_are_not_blamed() -> None:
-    """An error about a reward names an environment whose reward counts, not one that was only reset."""
-    simulator = VectorSimulator(of("faulty", how="reward_nan"), [SEED] * 3)
-    rows, actions = np.zeros((3, *simulator.spec.row_shape), simulator.spec.row_dtype), np.zeros(3, np.int64)
-    simulator.reset(rows)
-    simulator.step(actions, rows)
-    simulator._resets_next[0] = True  # as after the end of its game
-    with pytest.raises(RunError, match="the reward of environment 1 of 3 at step 2 is not finite"):
-        simulator.step(actions, rows)
-
-
 @pytest.mark.parametrize(
     ("env", "words"),
     [

@@ -12,7 +12,6 @@ from torch.utils._pytree import tree_leaves
 
 from accel_rl.envs import EnvConfig
 from accel_rl.hardware import devices
-from accel_rl.hardware.timers import DeviceTimer
 from accel_rl.models.actor_critic import ActorCritic
 from accel_rl.rollout import PolicyStep, RecurrentInputs
 from accel_rl.samplers import AlternatingSampler, SerialSampler, gpu_action_server
@@ -117,16 +116,6 @@ def test_frames_go_up_once() -> None:
             frames = T * B * frame + (B * frame if index == 0 else 0)  # the very first row has not been there before
             packed, actions = (T + 1) * B * 16, T * B * 8
             assert moved == frames + packed + actions + sum(finals) * (8 + 8 + frame)
-
-
-def test_graphs_act_like_single_operations() -> None:
-    """Captured graphs act exactly like single operations."""
-    samplers = [on_gpu(PONG, SameNoise(6), graphs=graphs) for graphs in (True, False)]
-    with closing(*samplers):
-        for _ in range(6):
-            first, second = (to_cpu(sampler.collect()) for sampler in samplers)
-            assert_equal(first, second)
-        assert samplers[0]._server._on_device[0].graph and not samplers[1]._server._on_device[0].graph
 
 
 def test_a_network_that_can_not_be_captured() -> None:
@@ -301,18 +290,6 @@ def test_no_group_waits_for_what_the_gpu_does_for_the_other(slow: int, monkeypat
         for _ in range(3):
             sampler.collect()
         assert asked == [3 * T, 3 * T]
-
-
-def test_the_clock_adds_up() -> None:
-    """The timer adds up intervals, and each reading starts again from zero."""
-    clock = DeviceTimer(torch.device("cpu"))
-    clock._mark = iter([1.0, 2.5, 4.0, 4.25]).__next__  # type: ignore[method-assign]
-    with clock:
-        pass
-    with clock:
-        pass
-    assert clock.read() == 1.75
-    assert clock.read() == 0.0
 
 
 def test_captured_actions_spread_as_the_policy_says() -> None:

@@ -283,22 +283,6 @@ def test_nothing_is_left_behind() -> None:
         assert set(os.listdir("/dev/shm")) == shm
 
 
-def test_many_workers_do_not_share_the_global_generators() -> None:
-    """Forty workers each draw other numbers from the global generators."""
-    sampler = make(AlternatingSampler, EnvConfig(f"{TOYS}:GlobalChance"), SamplerConfig(80, 3, 40, env_timeout_s=60.0))
-    with closing(sampler):
-        numbers = sampler.collect().observation_rows[0, :40]  # one environment per worker: numpy's, Python's
-        assert [len(set(column)) for column in numbers.T.tolist()] == [40] * 4
-
-
-def test_processes_leave_in_silence(capfd: Any) -> None:
-    """Workers with prepared starts end without printing anything."""
-    sampler = make(AlternatingSampler, PONG, SamplerConfig(4, 3, 2), reset_mode="reserve")
-    sampler.collect()
-    sampler.close()
-    assert capfd.readouterr() == ("", "")
-
-
 def test_an_announcement_too_many_ends_the_run() -> None:
     """A surplus announcement of a worker ends the run."""
     sampler = make(AlternatingSampler, COUNTING, SamplerConfig(4, 3, 2))
