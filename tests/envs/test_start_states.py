@@ -256,18 +256,6 @@ def outcomes(game, options, num_resets, reserve=False, played_steps=0, seed=1):
     return found
 
 
-@pytest.mark.slow
-def test_where_resets_have_many_outcomes_prepared_starts_are_a_sample_of_them():
-    """In games whose resets have many outcomes, the prepared starts are a large sample of them."""
-    options = make_options("stooke", {"noop_max": 0})
-    real = outcomes("assault", options, 600)
-    prepared = outcomes("assault", options, len(start_states("assault", options)[0]), reserve=True)
-    assert prepared < real
-    assert len(prepared) > len(real) / 2 > 20
-    frames = [{frame for frame, _, _ in each} for each in (prepared, real)]
-    assert frames[0] == frames[1] and len(frames[0]) == 2
-
-
 OTHER_PROCESS = """
 import pickle, sys
 from accel_rl.envs.games import atari, native

@@ -198,18 +198,6 @@ def test_a_run_goes_on_with_a_new_environment(tmp_path: Path, how: str) -> None:
     assert ("broken on purpose" in log) == (how == "raise")
 
 
-@slow
-def test_a_queued_run_counts_new_environments(tmp_path: Path) -> None:
-    """A queued run counts and logs a replaced environment, and a resumed run keeps the count."""
-    options = {"how": "kill", "at_step": 5, "lengths": [9], "once": str(tmp_path / "once")}
-    flags = ("--on-env-error", "restart", "--log-interval-steps", 100, *QUEUED)
-    assert main(arguments(tmp_path / "run", BROKEN, options, *flags)) == 0
-    assert [int(row["rollout/env_restarts"]) for row in rows(tmp_path / "run")][-1] == 1
-    assert re.search(rf"WARNING agent [0-3].* {NAMED}", (tmp_path / "run" / "log.txt").read_text())
-    accel_rl.train(resume=tmp_path / "run", steps=600)
-    assert int(rows(tmp_path / "run")[-1]["rollout/env_restarts"]) == 1
-
-
 def broken_sampler(sampler_class: Any, tmp_path: Path, how: str, **batch: Any) -> Any:
     options = {"how": how, "at_step": 5, "lengths": [7], "once": str(tmp_path / "once")}
     config = SamplerConfig(num_envs=4, horizon=4, num_workers=2, env_timeout_s=time_limit(how)[1])

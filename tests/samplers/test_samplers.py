@@ -109,17 +109,6 @@ def test_shares_cover_every_environment_once() -> None:
         assert found == [[*range(half)], [*range(half, num_envs)]], (num_envs, num_workers)
 
 
-def test_a_token_too_many_is_noticed() -> None:
-    """A worker that was answered once too often ends the run."""
-    sampler = make(AlternatingSampler, COUNTING, SamplerConfig(4, 3, 2))
-    with closing(sampler):
-        sampler.collect()
-        # As if a worker had been answered too often: it has waited four times, for two semaphores in turn.
-        sampler.pool.processes[0].setup.semaphores[0].actions_ready[0].release()
-        with pytest.raises(RunError, match="out of step"):
-            [sampler.collect() for _ in range(3)]
-
-
 def test_stacks_are_blank_before_the_episode() -> None:
     """A stack holds blank frames for the time before its episode."""
     env = EnvConfig("breakout", options={"noop_max": 0, "max_episode_steps": 7})
