@@ -117,14 +117,3 @@ def test_the_debugger_runs_frames_as_a_step_does(tmp_path: Path) -> None:
     memory = [int(byte, 16) for line in lines if line[2:3] == ":" for byte in line[4:].split()]
     assert len(memory) == 128 and memory != [0] * 128
     assert cv2.imread(str(picture)).shape == (210, 320, 3)
-
-
-@pytest.mark.parametrize(
-    ("commands", "message"),
-    [("next many", "invalid literal"), ("until", "invalid literal"), ("press nothing", "actions: noop, fire"),
-     ("screen", "cannot write"), ("jump", "Unknown syntax: jump")],
-)  # fmt: skip
-def test_commands_that_are_none(commands: str, message: str) -> None:
-    """After a wrong command the debugger says what is wrong and goes on."""
-    lines = debug(f"{commands}\nnext\nquit\n")
-    assert any(message in line for line in lines) and lines[-1].count(":") == 1

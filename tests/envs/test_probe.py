@@ -2,9 +2,9 @@
 
 import os
 import sys
-from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from accel_rl.envs import probe
@@ -15,28 +15,15 @@ from accel_rl.errors import RunError, UsageError
 TOYS = "tests.helpers.toy_envs"
 
 
-def children():
-    """Returns the processes whose parent is this one, zombies included."""
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = stat.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if int(fields[1]) == os.getpid():
-            found.append(stat.parent.name)
-    return found
-
-
 @pytest.fixture(autouse=True)
 def nothing_left_behind():
     """Asserts that a test leaves no process or file descriptor behind."""
     if not sys.platform.startswith("linux"):
         yield
         return
-    descriptors, others = len(os.listdir("/proc/self/fd")), children()
+    descriptors, others = len(os.listdir("/proc/self/fd")), psutil.Process().children()
     yield
-    assert children() == others
+    assert psutil.Process().children() == others
     assert len(os.listdir("/proc/self/fd")) == descriptors
 
 

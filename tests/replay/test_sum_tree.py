@@ -91,12 +91,6 @@ def test_find_is_a_search_in_the_cumulative_sum(device: str, sizes: list[int], d
     assert_finds_in_sums(values, rng, device)
 
 
-@pytest.mark.gpu
-def test_find_passes_three_levels_of_a_gpu() -> None:
-    rng = np.random.default_rng(0)
-    assert_finds_in_sums(rng.integers(0, 2, 1024**2 + 1).astype(float), rng, "cuda:0")
-
-
 @on_cpu_and_gpu
 def test_find_agrees_with_exact_fractions(device: str, sizes: list[int]) -> None:
     """For any floats, the found leaf is positive and its range holds the prefix, up to rounding."""

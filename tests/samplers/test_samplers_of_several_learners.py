@@ -49,7 +49,7 @@ def test_two_learners_have_the_environments_of_one(sampler_class: Any, env: EnvC
 
 
 def test_each_learner_has_its_own_noise() -> None:
-    """Each learner draws noise of its own, and the first one's seeds are those of a single learner."""
+    """Each learner draws noise of its own, in training and in each evaluation."""
     generators = [
         noise_generator(BatchConfig(COUNTING, seed=3, first_env=first_env), torch.device("cpu"), role)
         for first_env in (0, 4, 8)
@@ -57,14 +57,6 @@ def test_each_learner_has_its_own_noise() -> None:
     ]
     drawn = [torch.rand(4, generator=generator) for generator in generators]
     assert len({tuple(noise.tolist()) for noise in drawn}) == len(drawn)
-    assert [generator.initial_seed() for generator in generators[:3]] == SEEDS_OF_ONE_LEARNER
-
-
-SEEDS_OF_ONE_LEARNER = [
-    7224678797418390616,
-    9221857584964276806,
-    529231208181325651,
-]  # run seed 3: training, evaluations 0 and 3
 
 
 @pytest.mark.parametrize("sampler_class", SAMPLERS)
