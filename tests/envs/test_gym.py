@@ -141,10 +141,11 @@ def test_a_reward_in_an_array_of_one():
     assert simulator.step(0, row).reward == 1
 
 
-def play(simulator, row):
-    """Resets the simulator and makes one step."""
+def play(simulator, row, action=0, num_steps=1):
+    """Resets the simulator and makes some steps."""
     simulator.reset(row)
-    simulator.step(0, row)
+    for _ in range(num_steps):
+        simulator.step(action, row)
 
 
 @pytest.mark.parametrize(
@@ -247,29 +248,21 @@ def test_nested_observations():
 
 
 @pytest.mark.parametrize(
-    ("how", "words"),
+    ("how", "step", "words"),
     [
-        ("nan", ["part 'arm/angles'", "not finite"]),
-        ("missing", ["part 'arm'", "['angles']", "['angles', 'grip']"]),
-        ("out_of_range", ["part 'switches'", "not in MultiDiscrete"]),
-        ("wrong_shape", ["part 'camera'", "shape (23, 32, 3)", "(24, 32, 3)"]),
+        ("nan", 2, ["part 'arm/angles'", "not finite", "step 2"]),
+        ("missing", 2, ["part 'arm'", "['angles']", "['angles', 'grip']", "step 2"]),
+        ("out_of_range", 2, ["part 'switches'", "not in MultiDiscrete", "step 2"]),
+        ("wrong_shape", 2, ["part 'camera'", "shape (23, 32, 3)", "(24, 32, 3)", "step 2"]),
+        ("out_of_bounds", 0, ["episode, part 'arm/angles', is out of the declared bounds"]),
     ],
 )
-def test_bad_values_name_the_part(how, words):
+def test_bad_values_name_the_part(how, step, words):
     """A bad value in a nested observation raises an error that names its part and step."""
-    simulator, row = make("Nested", how=how, spoil_at=2)
-    simulator.reset(row)
-    simulator.step(np.zeros(3, int), row)
+    simulator, row = make("Nested", how=how, spoil_at=step)
     with pytest.raises(RunError) as raised:
-        simulator.step(np.zeros(3, int), row)
-    assert all(word in str(raised.value) for word in [*words, "step 2"])
-
-
-def test_a_part_out_of_bounds():
-    """A part of the first observation that is out of its bounds is refused by its name."""
-    simulator, row = make("Nested", how="out_of_bounds", spoil_at=0)
-    with pytest.raises(RunError, match="episode, part 'arm/angles', is out of the declared bounds"):
-        simulator.reset(row)
+        play(simulator, row, np.zeros(3, int), step)
+    assert all(word in str(raised.value) for word in words)
 
 
 def test_multi_binary():

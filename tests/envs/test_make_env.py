@@ -90,7 +90,7 @@ def play(env, simulator, frame, steps, rng):
 
 @pytest.mark.parametrize(
     ("options", "simulator"),
-    [({"frame_stack": 1}, "native"), ({}, "ale"), ({"frame_stack": 1, "color": True}, "native")],
+    [({}, "ale"), ({"frame_stack": 1, "color": True}, "native")],
 )
 def test_stack(options, simulator):
     """Stacks hold the latest frames of one life in order, and a reset after a lost life keeps the others."""

@@ -27,10 +27,9 @@ def nothing_left_behind():
     assert len(os.listdir("/proc/self/fd")) == descriptors
 
 
-@pytest.mark.parametrize(("name", "options"), [("Picture", {"height": 210, "width": 160}), ("Nested", {})])
-def test_same_as_in_this_process(name, options):
+def test_same_as_in_this_process():
     """The probed spec equals the one made in this process, large pictures included."""
-    config = EnvConfig(f"{TOYS}:{name}", options=options)
+    config = EnvConfig(f"{TOYS}:Picture", options={"height": 210, "width": 160})
     assert probe.probe_spec(config, timeout_s=60) == make_simulator(config, np.random.SeedSequence(0)).spec
 
 
@@ -38,7 +37,6 @@ def test_same_as_in_this_process(name, options):
     ("how", "timeout_s", "words"),
     [
         ("hang", 0.5, ["not built within 0.5 s", "--env-build-timeout-s"]),
-        ("kill", 60, ["was killed by SIGKILL"]),
         ("raise", 60, ["failed while it was built", "Traceback", "broken on purpose"]),
     ],
 )

@@ -1,5 +1,6 @@
 """Tests of serial and alternating samplers against each other, of their rollouts and of their processes."""
 
+import itertools
 import os
 import pickle
 import subprocess
@@ -116,19 +117,13 @@ def test_stacks_are_blank_before_the_episode() -> None:
     frames: list[list[torch.Tensor]] = [[], []]  # each column's episode so far, kept by hand
     for _ in range(8):
         rollout = sampler.collect()
-        stacks = rollout.observations(0, 6)
-        for t in range(6 if _ == 7 else 5):
-            for column in range(2):
-                if t == 0 and not rollout.reset[0, column]:
-                    pass
-                elif rollout.reset[t, column] or (t > 0 and rollout.done[t - 1, column]):
-                    frames[column] = []
-                frames[column].append(rollout.observation_rows[3 + t, column].clone())
-                blank = torch.zeros_like(frames[column][0])
-                expected = torch.stack(([blank] * 3 + frames[column])[-4:])
-                assert torch.equal(stacks[t, column], expected), (t, column)
-        for column in range(2):
-            if rollout.done[4, column]:
+        stacks = rollout.observations(0, 5)
+        for t, column in itertools.product(range(5), range(2)):
+            frames[column].append(rollout.observation_rows[3 + t, column].clone())
+            blank = torch.zeros_like(frames[column][0])
+            expected = torch.stack(([blank] * 3 + frames[column])[-4:])
+            assert torch.equal(stacks[t, column], expected), (t, column)
+            if rollout.done[t, column]:
                 frames[column] = []
 
 
