@@ -209,21 +209,6 @@ def test_games_with_random_play_are_not_scored():
         assert set(found["game_score"][ends, column][np.array(lengths) > 0]) == {10}
 
 
-def test_restart_of_one_environment(tmp_path):
-    """A restart replaces only the environment that failed, and its next game starts with score 0."""
-    options = {"at_step": 2, "lengths": [3], "once": str(tmp_path / "once")}
-    batch = Batch("Broken", horizon=6, num_envs=2, options=options, restart_on_error=True).start()
-    found = batch.rollout()
-    assert_column(found, 0, "00 01 01 01 01 01 01", [1, 0, 0, 0, 0, 0], "......", "x.....", "x......")
-    assert_column(batch.rollout(), 0, **TWO_GAMES)
-    assert_column(found, 1, **TWO_GAMES)
-    assert batch.arrays["restarts"].tolist() == [1, 0]
-
-
-TWO_GAMES = {"rows": "00 01 02 10 11 12 20", "reward": [1, 2, 3, 1, 2, 3], "ends": "..T..T"}
-TWO_GAMES |= {"valid": "xxxxxx", "reset": "x..x..x", "games": {2: (6, 3), 5: (6, 3)}}
-
-
 @pytest.mark.parametrize("how", ["nan_observation", "nan_reward", "wrong_shape"])
 def test_restart_leaves_nothing_bad_behind(how, tmp_path):
     """A bad observation or reward is found before it is stored."""
@@ -299,19 +284,9 @@ def test_failure_names_everything():
         Batch("Counting", options={"no_such_option": 1})
 
 
-def test_failing_reset_in_the_pause():
-    """A reset that fails between two rollouts is reported with its environment."""
-    options = {"at_step": 0, "at_game": 1, "lengths": [2]}
-    batch = Batch("Broken", first_env=3, options=options, reset_mode="wait").start()
-    with pytest.raises(RunError, match=r"environment 3 .*failed while it was built or reset"):
-        batch.rollout()
-
-
 CASES = {
     "pong": {"name": "pong"},
     "breakout_v5": {"name": "breakout", "preset": "v5"},
-    "pong_ale": {"name": "pong", "simulator": "ale"},
-    "breakout_v5_ale": {"name": "breakout", "preset": "v5", "simulator": "ale"},
     "cartpole": {"name": "CartPole-v1"},
     "cartpole_wait": {"name": "CartPole-v1", "reset_mode": "wait"},
     "frozen_lake": {"name": "FrozenLake-v1", "decorrelation_steps": 20},
@@ -319,12 +294,9 @@ CASES = {
     "limited_hooked": {"name": "limited_hooked", "options": {"max_steps": 9, "lengths": [7, 0]}},
     "decorrelated": {"name": "Counting", "options": {"lengths": [150, 11], "seeded": True}, "decorrelation_steps": 90},
 }
-ALE_CASES = ("pong_ale", "breakout_v5_ale")
 
 
-@pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=pytest.mark.slow) if case in ALE_CASES else case for case in CASES]
-)
+@pytest.mark.parametrize("case", CASES)
 def test_results_do_not_depend_on_the_split(case):
     """Results depend on the environment's global index, not on the split over workers."""
     rng = np.random.default_rng(0)
@@ -357,9 +329,7 @@ def test_seeds_and_roles(case):
     assert not np.array_equal(first, roles[0]) and not np.array_equal(*roles)
 
 
-@pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=pytest.mark.slow) if case in ALE_CASES else case for case in CASES]
-)
+@pytest.mark.parametrize("case", CASES)
 def test_state_is_exact(case):
     """A restored batch goes on exactly, for 200 steps, with waiting games, scores, lengths and generators."""
     rng = np.random.default_rng(0)
@@ -377,21 +347,7 @@ def test_state_is_exact(case):
         assert_same(copy.rollout(actions), original.rollout(actions))
 
 
-@pytest.mark.parametrize("name", ["Unpicklable", "Deceptive"])
-def test_environments_without_a_state_start_anew(name):
-    """Environments without a state start a new game after a resume, and are reported."""
-    original = Batch(name, num_envs=2, first_env=4, options={"lengths": [9]}).start()
-    original.rollout()
-    state = pickle.loads(pickle.dumps(original.simulator.get_state()))
-    copy = Batch(name, num_envs=2, first_env=4, options={"lengths": [9]})
-    copy.arrays["observation"][:], copy.arrays["reset"][:] = original.arrays["observation"], original.arrays["reset"]
-    assert copy.simulator.set_state(state) == [4, 5]
-    found = copy.rollout()
-    assert found["observation"][:, 0, :2].tolist() == [[0, step] for step in range(5)]
-    assert found["reset"][0].all() and found["valid"].all()
-
-
-@pytest.mark.parametrize("case", ["cartpole_wait", "pong", pytest.param("pong_ale", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("case", ["cartpole_wait", "pong"])
 def test_state_does_not_disturb(case):
     """Taking a state does not change the run, and the run does not change the state."""
     rng = np.random.default_rng(0)

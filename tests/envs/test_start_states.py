@@ -15,7 +15,6 @@ from accel_rl.envs.games.atari import (
     RESET_REMEMBERS,
     games,
     make_options,
-    start_states,
     why_no_reserve,
 )
 from accel_rl.envs.games.native import GENERATOR, NativeSimulator
@@ -184,56 +183,20 @@ def test_options_that_are_refused(preset, options, why):
 # ---- the distribution ----
 
 
-class Noops:
-    """Counts the emulator's frames and real resets in a simulator that presses no button."""
-
-    def __init__(self, ale):
-        self._ale, self.frames, self.resets = ale, 0, 0
-
-    def act(self, action):
-        self.frames += 1
-        return self._ale.act(action)
-
-    def reset_game(self):
-        self.resets += 1
-        self._ale.reset_game()
-
-    def __getattr__(self, name):
-        return getattr(self._ale, name)
-
-
 @pytest.mark.usefixtures("few_starts")
-def test_numbers_of_noops_are_drawn_alike():
-    """Prepared starts draw the same numbers of no-ops as real resets, from the same generator."""
-    options = make_options("stooke", {"noop_max": 3})
-    by_noops = [starts[0] for starts in start_states("pong", options)]
-    immediate, reserve = simulator("pong", options, 3), simulator("pong", options, 3, reserve=True)
-    immediate.ale, reserve.ale = Noops(immediate.ale), Noops(reserve.ale)
-    row, counts = blank(immediate), []
-    for _ in range(15):
-        immediate.ale.frames = 0
-        immediate.reset(row)
-        counts.append(immediate.ale.frames - 2)  # NOOP and FIRE start the game
-        reserve.reset(row)
-        assert seen(reserve, row) == seen(immediate, row)
-        assert np.array_equal(row, by_noops[counts[-1]].frame)
-        assert immediate._rng.bit_generator.state == reserve._rng.bit_generator.state
-    assert set(counts) == set(range(4))
-    assert reserve.ale.resets == 0 and immediate.ale.resets == 15
-    native, row = simulator("pong", options, 3, reserve=True, kind="native"), blank(immediate)
-    for count in counts:
-        native.reset(row)
-        assert np.array_equal(row, by_noops[count].frame)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", MAKE)
 @pytest.mark.parametrize(
     ("game", "preset"),
-    [("pong", "stooke"), ("pong", "dqn84"), ("breakout", "v5"), ("breakout", "stooke"), ("space_invaders", "stooke")],
+    [
+        ("pong", "stooke"),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in (("pong", "dqn84"), ("breakout", "v5"), ("breakout", "stooke"), ("space_invaders", "stooke"))
+        ),
+    ],
 )
 def test_where_resets_have_one_outcome_nothing_differs(game, preset, kind):
-    """In games whose resets have one outcome, reserve and immediate give equal rollouts."""
+    """In games whose resets have one outcome, reserve and immediate give equal rollouts, with as many no-ops."""
     options = {"max_episode_steps": 7} | ({} if preset == "v5" else {"noop_max": 2})
     env = EnvConfig(game, preset, options, kind)
     num_resets = 0

@@ -96,6 +96,7 @@ def test_ppo_learns_it(run: Path) -> None:
     assert found.mean_reward / found.mean_length > 4.5
 
 
+@pytest.mark.slow
 def test_two_halves_are_a_whole(tmp_path: Path) -> None:
     """Structured actions resume exactly: two halves of a run equal the whole."""
     settings = {**PPO, "core": "gru", "core_size": 8, "previous_inputs": True, "schedule_steps": 256}
