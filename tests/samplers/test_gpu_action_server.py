@@ -16,6 +16,7 @@ from accel_rl.samplers.base import SamplerConfig, StepHook
 from tests.fake_cuda import counting
 from tests.helpers.samplers import (
     COUNTING,
+    PONG,
     Echo,
     SameNoise,
     assert_equal,
@@ -27,7 +28,6 @@ from tests.helpers.samplers import (
     use_gpu_server,
 )
 
-PONG = EnvConfig("pong", options={"max_episode_steps": 9, "noop_max": 3})
 CONFIG = SamplerConfig(4, 5, 2, terminal_frames=True)
 pytestmark = [pytest.mark.multiprocess, pytest.mark.gpu]
 GPU = torch.device("cuda:0")
@@ -241,14 +241,15 @@ def test_captured_actions_spread_as_the_policy_says() -> None:
 @pytest.mark.gpu(fake=True)
 def test_a_step_is_two_uploads_a_graph_and_a_download() -> None:
     """A step of a group takes two uploads, a graph and a download. Each frame goes up once."""
-    T, G, B, frame = 20, 2, 8, 104 * 80
+    T, G, B, frame = 20, 2, 8, 16 * 16
     sampler = on_gpu(PONG, SameNoise(6), SamplerConfig(B, T, 2), reset_mode="reserve")
     with closing(sampler):
         for _ in range(3):
             sampler.collect()
         with counting() as counts:
-            num_frames = T * B + len(sampler.collect().final_step)
+            num_finals = len(sampler.collect().final_step)
     assert counts.graphs == counts.down.total() == T * G > counts.launches
     assert counts.up["pinned"] == 2 * (T + 1) * G + 1, "and the noise"
-    assert num_frames * frame < counts.up_bytes < (num_frames + 1) * frame
+    packed, noise = (T + 1) * B * 16, T * B * 4
+    assert counts.up_bytes == T * B * frame + packed + noise + num_finals * (8 + 8 + frame)
     assert counts.syncs.total() <= T * G + 1, "the host waits for actions, and once for final observations"

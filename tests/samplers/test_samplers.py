@@ -20,12 +20,11 @@ from accel_rl.processes import spawning
 from accel_rl.samplers import AlternatingSampler, SerialSampler
 from accel_rl.samplers.base import GamesToPlay, SamplerConfig
 from accel_rl.samplers.env_arrays import assign_envs
-from tests.helpers.samplers import COUNTING, TOYS, Echo, assert_equal, closing, make
+from tests.helpers.samplers import COUNTING, PONG, TOYS, Echo, assert_equal, closing, make
 
 pytestmark = pytest.mark.multiprocess
 slow = pytest.mark.slow
 
-PONG = EnvConfig("pong", options={"max_episode_steps": 9, "noop_max": 3})
 ASSAULT = EnvConfig("assault", options={"max_episode_steps": 9, "noop_max": 3})  # its resets have many outcomes
 
 

@@ -16,7 +16,7 @@ from accel_rl.samplers import AlternatingSampler, SerialSampler
 from accel_rl.samplers.base import GamesToPlay, SamplerConfig
 from accel_rl.settings.resolve import resolve
 from tests.envs.test_vector_batch import Driver
-from tests.helpers.runs import TINY_RUN, rows
+from tests.helpers.runs import TINY_SERIAL_RUN, rows
 from tests.helpers.samplers import Greedy, assert_equal, closing
 
 pytestmark = pytest.mark.multiprocess
@@ -47,7 +47,7 @@ def test_samplers_are_equal(mode: str) -> None:
 
 def test_a_run_of_a_vector_environment(tmp_path: Path) -> None:
     """A run of a vector environment trains, evaluates, resumes and loads, and its log names the limits of batches."""
-    run = {**TINY_RUN, "env": "vector:CartPole-v1", "algo": "ppo", "epochs": 1, "minibatches": 1}
+    run = {**TINY_SERIAL_RUN, "env": "vector:CartPole-v1", "algo": "ppo", "epochs": 1, "minibatches": 1}
     run |= {"eval_interval_steps": 100, "eval_episodes": 2}
     folder = accel_rl.train(**run, steps=200, out=tmp_path / "run")
     accel_rl.train(resume=folder, steps=240)
