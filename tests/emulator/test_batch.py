@@ -98,18 +98,6 @@ def test_environments_that_do_not_exist() -> None:
             atari.reset(mask)  # type: ignore[arg-type]
 
 
-def test_frames_that_nobody_has_drawn_can_be_drawn_later() -> None:
-    """A picture drawn later equals one drawn at once, and drawing does not change the game."""
-    drawn, undrawn = BatchAtari("qbert", 1), BatchAtari("qbert", 1, draw=False)
-    for frame in range(60):
-        action = [frame // 5 % 6]
-        picture = drawn.step(action).frames
-        undrawn.step(action)
-        if frame % 11 == 0:
-            assert (undrawn.screens() == picture).all(), frame
-    assert (undrawn.ram == drawn.ram).all()
-
-
 def test_sticky_actions_in_steps_of_several_frames() -> None:
     """Sticky actions equal ale-py's in steps of several frames, also after a game that ends within a step."""
     ale = start_ale("boxing", 4, 0.4, frame_skip=4, max_num_frames_per_episode=270)
@@ -122,15 +110,6 @@ def test_sticky_actions_in_steps_of_several_frames() -> None:
         if ale.game_over():
             ale.reset_game()
             atari.reset()
-
-
-def test_looking_changes_nothing() -> None:
-    """Looking at the screen after a step leaves its reward as it is."""
-    atari = BatchAtari("pong", 1)
-    while not atari.step([0]).rewards[0]:
-        pass
-    atari.screens()
-    assert atari.arrays.rewards[0] == -1
 
 
 def test_results_are_written_into_given_arrays() -> None:

@@ -13,24 +13,6 @@ from tests.helpers.gym_simulators import assert_state_is_exact, make
 from tests.helpers.samplers import TOYS
 
 
-def test_spec():
-    """The spec has the shapes and types of the stored rows and actions."""
-    cases = [
-        (make("Counting"), (2,), np.float32, (), np.int64, 0, False),
-        (make("Float64"), (2,), np.float32, (), np.int64, 0, False),
-        (make("BoxAction", size=3), (3,), np.float32, (3,), np.float32, 0, False),
-        (make("DiscreteObservation", start=2), (), np.int64, (), np.int64, 0, False),
-        (make("Picture"), (3, 12, 10), np.uint8, (), np.int64, 0, True),
-        (make("Picture", channels_first=True), (3, 12, 10), np.uint8, (), np.int64, 0, True),
-    ]
-    for (simulator, _), shape, dtype, action_shape, action_dtype, frame_stack, is_pixels in cases:
-        spec = simulator.spec
-        assert (spec.row_shape, spec.row_dtype) == (shape, dtype)
-        assert spec.observation_space.shape == shape and spec.observation_space.dtype == dtype
-        assert (spec.action_shape, spec.action_dtype) == (action_shape, action_dtype)
-        assert (spec.frame_stack, spec.observation_shape, spec.is_pixels) == (frame_stack, shape, is_pixels)
-
-
 @pytest.mark.parametrize("channels_first", [False, True])
 def test_pictures(channels_first):
     """A picture's channels come first in its row."""

@@ -10,7 +10,6 @@ import pytest
 
 from accel_rl.envs import make_env
 from accel_rl.envs.batches.batch_simulator import BatchConfig, BatchSimulator, EnvBatch, rollout_layout
-from accel_rl.envs.batches.one_of_vector import OneOfVector
 from accel_rl.envs.batches.vector_batch import VectorBatch, make_batch
 from accel_rl.envs.batches.vector_simulator import VectorSimulator
 from accel_rl.envs.gym import GymSimulator
@@ -18,7 +17,6 @@ from accel_rl.envs.spaces.conversion import random_action
 from accel_rl.envs.spec import Array, EnvConfig, EnvSpec
 from accel_rl.errors import RunError, UsageError
 from tests.helpers.samplers import TOYS
-from tests.helpers.vector_envs import OneSeed
 
 VECTORS, MASKED = "tests.helpers.vector_envs", "tests.helpers.masked_envs"
 MODES = ["NextStep", "SameStep", "Disabled"]
@@ -212,18 +210,6 @@ def test_broken_rules(how: str, mode: str, words: list[str]) -> None:
     message = str(raised.value)
     assert all(word in message for word in ["environments 2 to 4 (run seed 3", *words]), message
     assert "\n" not in message
-
-
-def test_a_seed_begins_another_game_than_the_last_step_did(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reset with a seed always reaches the environment, also when the last step has begun a game already."""
-    envs, resets = OneSeed(1), list[int | None]()
-    monkeypatch.setattr(envs, "reset", lambda seed, options: resets.append(seed) or OneSeed.reset(envs, seed=seed))
-    env = OneOfVector(lambda seed: envs, 0)
-    env.reset(seed=1)
-    assert [env.step(0)[3] for _ in range(3)] == [False, False, True]  # and the next game has begun
-    env.reset(seed=5)
-    env.reset()
-    assert resets == [1, 5, None]
 
 
 @pytest.mark.parametrize(
