@@ -103,7 +103,7 @@ def test_masks_and_later_resets_are_ale_pys() -> None:
     ours, ales = AtariVectorEnv("breakout", 3, **SHORT), AleVectorEnv("breakout", 3, **SHORT)
     rng = np.random.default_rng(0)
     assert_equal(ours.reset(seed=1), ales.reset(seed=1))
-    for step in range(40):
+    for step in range(24):
         if step % 4 == 3:
             mask = rng.random(3) < 0.5
             seeds = rng.integers(-100, 100, size=mask.sum()) if step % 8 == 3 and mask.any() else None

@@ -212,7 +212,7 @@ def test_sequences_longer_than_the_replay_are_refused() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("frame_stack", [0, 4])
+@pytest.mark.parametrize("frame_stack", [pytest.param(0, marks=pytest.mark.slow), 4])
 def test_graphs_draw_what_the_cpu_does(frame_stack: int) -> None:
     """CUDA graphs draw the same batches as the CPU, without waiting for the GPU."""
     device = torch.device("cuda:0")
