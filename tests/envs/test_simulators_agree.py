@@ -17,7 +17,7 @@ CASES = {
         {"max_episode_steps": 70, "repeat_action_probability": 0.25, "episodic_lives": False, "clip_reward": False},
         {},
     ),
-    "v5": ({"max_episode_steps": 110, "preset": "v5"}, {"reset_mode": "reserve", "count": 8}),
+    "v5": ({"max_episode_steps": 60, "preset": "v5"}, {"reset_mode": "reserve"}),
     "color": ({"color": True, "frame_stack": 1, "frame_shape": (84, 84)}, {"terminal_frames": True}),
 }
 
