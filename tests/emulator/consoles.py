@@ -4,16 +4,11 @@ import ale_py
 import numpy as np
 
 from accel_rl.emulator import console, core, state
-from accel_rl.emulator.ale_states import AleState, copy_to_ale
 from accel_rl.emulator.cartridges import KINDS, identify, prepare
 from accel_rl.emulator.consoles import NO_AGENT
+from tests.emulator import machine
 from tests.emulator.roms import save_state
 
-# These words follow from others, or have no meaning after the end of a frame.
-_NOT_COMPARED = {
-    *("START_DISPLAY_CLOCK", "STOP_DISPLAY_CLOCK", "UPDATE_CLOCK", "CLOCKS_TO_LINE_END", "LAST_FRAME_LINES", "LINE"),
-    *("VSYNC_CLOCK", "MODE", "DIFFICULTY"),
-}
 SETTINGS = {"FIRST_LINE": 34, "NUM_LINES": 210, "COMB": 1, "PADDLE_MAX": 790196}
 # No action, then the Reset switch: a game without modes.
 RESET_PROGRAM = np.array([(console.PRESS, 0, 0, 60), (console.PRESS, 0, 1, 8)], np.int32)
@@ -69,16 +64,12 @@ class Console:
         return self.frame[: self.s[state.NUM_LINES]]
 
 
-def differences(console: Console, ale: ale_py.ALEInterface) -> list[tuple[str, int, int]]:
-    """Returns the words of hardware, frame counters and paddles that differ: (name, ours, ale-py's)."""
+def differences(console: Console, ale: ale_py.ALEInterface) -> dict[str, tuple[int, int]]:
+    """Returns the words of hardware, frame counters and paddles that differ: name -> (ours, ale-py's)."""
     theirs = save_state(ale)
-    ours = AleState(bytes(theirs))
-    copy_to_ale(console.s, ours)
+    found = machine.differences(console.s, theirs)
+    found.pop("VSYNC_CLOCK", None)  # has no meaning after the end of a frame
     for name in ("FRAME", "EPISODE_FRAME", "LEFT_PADDLE", "RIGHT_PADDLE"):
-        ours[name] = console.s[getattr(state, name)]
-    compared = [name for name in theirs.names() if name not in _NOT_COMPARED]
-    found = [(name, ours[name], theirs[name]) for name in compared if ours[name] != theirs[name]]
-    for name, a, b in (("RAM", ours.ram, theirs.ram), ("CARTRIDGE_RAM", ours.cartridge_ram, theirs.cartridge_ram)):
-        if a is not None:
-            found += [(f"{name}[{i}]", int(a[i]), int(b[i])) for i in np.flatnonzero(a != b)]
+        if (ours := int(console.s[getattr(state, name)])) != theirs[name]:
+            found[name] = ours, theirs[name]
     return found

@@ -38,15 +38,6 @@ def test_many_start_as_single_ones_do(game: str) -> None:
             assert (atari.arrays.frames[0] == together.arrays.frames[env]).all()
 
 
-def test_equal_consoles_are_reset_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fifty equal consoles take two resets together, one for the first start and one for the next."""
-    resets: list[int] = []
-    real = BatchAtari._run_reset
-    monkeypatch.setattr(BatchAtari, "_run_reset", lambda self, mask: (resets.append(int(mask.sum())), real(self, mask)))
-    BatchAtari("pong", 50, seed=list(range(50))).reset()
-    assert resets == [1, 1]
-
-
 @pytest.mark.parametrize("seed", [-2, -(2**31), 2**31 - 1])
 def test_seeds_are_ale_pys(seed: int) -> None:
     """Negative and large seeds give the same sticky actions as in ale-py."""
@@ -107,18 +98,6 @@ def test_environments_that_do_not_exist() -> None:
             atari.reset(mask)  # type: ignore[arg-type]
 
 
-def test_frames_that_nobody_has_drawn_can_be_drawn_later() -> None:
-    """A picture drawn later equals one drawn at once, and drawing does not change the game."""
-    drawn, undrawn = BatchAtari("qbert", 1), BatchAtari("qbert", 1, draw=False)
-    for frame in range(60):
-        action = [frame // 5 % 6]
-        picture = drawn.step(action).frames
-        undrawn.step(action)
-        if frame % 11 == 0:
-            assert (undrawn.screens() == picture).all(), frame
-    assert (undrawn.ram == drawn.ram).all()
-
-
 def test_sticky_actions_in_steps_of_several_frames() -> None:
     """Sticky actions equal ale-py's in steps of several frames, also after a game that ends within a step."""
     ale = start_ale("boxing", 4, 0.4, frame_skip=4, max_num_frames_per_episode=270)
@@ -131,15 +110,6 @@ def test_sticky_actions_in_steps_of_several_frames() -> None:
         if ale.game_over():
             ale.reset_game()
             atari.reset()
-
-
-def test_looking_changes_nothing() -> None:
-    """Looking at the screen after a step leaves its reward as it is."""
-    atari = BatchAtari("pong", 1)
-    while not atari.step([0]).rewards[0]:
-        pass
-    atari.screens()
-    assert atari.arrays.rewards[0] == -1
 
 
 def test_results_are_written_into_given_arrays() -> None:

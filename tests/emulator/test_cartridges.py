@@ -40,7 +40,7 @@ def test_accesses_anywhere(kind, tmp_path):
     """Reads and writes anywhere on a cartridge of any kind have the same effect as in ale-py."""
     lab, rng = Lab(rom_of(GAMES[kind]), tmp_path, GAMES[kind]), random.Random(kind)
     assert lab.start.cartridge == kind
-    for _ in range(60):
+    for _ in range(40):
         source = ""
         if kind == "E0":  # ale-py restores the numbers of the slices, but not their contents
             source = "".join(f" LDA $1F{0xE0 + 8 * slot + rng.randrange(8):02X}\n" for slot in range(3))
@@ -57,7 +57,7 @@ def test_accesses_anywhere(kind, tmp_path):
 def test_display_data_and_music_of_the_dpc(tmp_path):
     """The DPC's flags, counters and tones equal ale-py's, with data fetchers in any state."""
     lab, rng = Lab(rom_of("pitfall2"), tmp_path, "pitfall2"), random.Random(0)
-    for _ in range(200):
+    for _ in range(100):
         source = ""
         for place in range(0xF0, 0xF7):
             register = rng.choice((rng.randrange(0x40), rng.randrange(8), rng.randrange(0x40, 0x80)))

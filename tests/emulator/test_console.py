@@ -1,10 +1,10 @@
-"""Whole consoles against ale-py: frames of all lengths, PAL, pictures painted later, and resets that fail."""
+"""Whole consoles against ale-py: frames of all lengths, pictures painted later, and resets that fail."""
 
 import numpy as np
 import pytest
 
-from accel_rl.emulator import console, core, state
-from tests.emulator.consoles import Console, differences
+from accel_rl.emulator import console, core
+from tests.emulator.consoles import Console
 from tests.emulator.roms import assemble, open_ale
 
 # The television's vertical synchronisation begins each frame.
@@ -15,84 +15,6 @@ def both(source: str, folder):
     """Starts the console and ale-py with a program."""
     rom = assemble(source)
     return Console(rom), open_ale(rom, folder, "boxing")
-
-
-@pytest.mark.parametrize(
-    ("lines", "first", "end", "is_pal"),
-    [(285, 0, 255, 0), (286, 0, 255, 1), (289, 31, 46, 1), (289, 31, 45, 0), (289, 0, 44, 0), (289, 45, 255, 1)],
-)
-def test_pal_is_found_by_the_last_thirty_frames(lines, first, end, is_pal, tmp_path):
-    """A console is PAL if half of the last 30 detection frames have at least 286 lines, as in ale-py."""
-    source = f"""
-        LDA $80
-        CMP #$5A
-        BEQ start         ; RAM is random at power on, and kept by a reset
-        LDA #$5A
-        STA $80
-        LDA #0
-        STA $81
-start:  {VSYNC}
-        INC $81
-        LDX #200
-line:   STA WSYNC
-        DEX
-        BNE line
-        LDX #{262 - 203}  ; NTSC, except between two numbers of frames
-        LDA $81
-        CMP #{first}
-        BCC more
-        CMP #{end}
-        BCS more
-        LDX #{lines - 203}
-more:   STA WSYNC
-        DEX
-        BNE more
-        CMP #130
-        BCC start
-ever:   STA WSYNC
-        JMP ever
-    """
-    ours, ale = both(source, tmp_path)
-    for _ in range(20):
-        ale.act(0)
-        ours.act(0)
-    assert ours.s[state.PAL] == is_pal
-    assert ours.picture().shape == ale.getScreen().shape
-    assert differences(ours, ale) == []
-
-
-def test_frames_that_use_up_their_instructions_go_on(tmp_path):
-    """A frame that uses up its instructions ends and goes on in the next, as in ale-py, pictures included."""
-    source = f"""
-start:  {VSYNC}
-        INC $80
-        LDA $80
-        STA COLUBK
-        LDX #100
-above:  STA WSYNC
-        DEX
-        BNE above
-        ASL A
-        STA COLUBK
-        LDY #120
-outer:  LDX #250
-inner:  DEX
-        BNE inner
-        DEY
-        BNE outer
-        LDX #50
-below:  STA WSYNC
-        DEX
-        BNE below
-        STA COLUBK
-        JMP start
-    """
-    ours, ale = both(source, tmp_path)
-    for frame in range(12):
-        ale.act(0)
-        ours.act(0, paint=frame in (3, 4))
-        assert differences(ours, ale) == []
-        assert frame == 5 or (ours.picture() == ale.getScreen()).all(), frame
 
 
 # Each frame has a colour of its own and a random length; some frames use up their instructions.
@@ -127,7 +49,7 @@ inner:  DEX
     """
 
 
-@pytest.mark.parametrize("share_looked_at", [1.0, 0.3, 0.1])
+@pytest.mark.parametrize("share_looked_at", [1.0, 0.2])
 def test_short_frames_show_lines_of_the_frame_before_the_last(share_looked_at, tmp_path):
     """Pictures equal ale-py's, stale lines included, however few frames are painted at once or looked at."""
     ours, ale = both(JITTER, tmp_path)
@@ -143,9 +65,7 @@ def test_short_frames_show_lines_of_the_frame_before_the_last(share_looked_at, t
     assert (ours.picture() == ale.getScreen()).all()
 
 
-@pytest.mark.parametrize(
-    "access", ["NOP", "STA COLUBK", "STA PF0", "STA $3F", "STA HMP0", "LDA CXM0P", "LDA INPT4", "STA RESP0"]
-)
+@pytest.mark.parametrize("access", ["NOP", "STA PF0", "STA $3F", "LDA INPT4", "STA RESP0"])
 def test_a_frame_in_progress_is_seen_up_to_the_last_access_of_the_tia(access, tmp_path):
     """An unfinished frame is seen up to the TIA's last access, also one that changes nothing."""
     source = f"{VSYNC} LDA #$1A\n STA COLUBK\n LDX #100\nline: STA WSYNC\n DEX\n BNE line\n {access}\never: JMP ever"

@@ -51,10 +51,8 @@ done:   LDA SWCHA
     ("game", "settings"),
     [
         ("breakout", {"PADDLES": 1}),
-        ("backgammon", {"PADDLES": 1, "PADDLE_MAX": 1_000_000}),
         ("pong", {"PADDLES": 2, "SWAPPED_PORTS": 1}),
         ("wizard_of_wor", {"SWAPPED_PORTS": 1}),
-        ("boxing", {}),
     ],
 )
 def test_programs_read_what_ale_pys_controllers_give(game, settings):

@@ -33,8 +33,10 @@ def randomize(state, rng):
         state[name] = rng.randrange(2)
 
 
-def check_opcodes(lab, cases, seed):
-    rng, failures, checked = random.Random(seed), [], 0
+@pytest.mark.parametrize("cases", [512, pytest.param(20_000, marks=pytest.mark.slow)])
+def test_every_opcode_leaves_what_it_leaves_in_ale_py(lab, cases):
+    """Every opcode leaves all words of the hardware as ale-py leaves them."""
+    rng, failures, checked = random.Random(cases), [], 0
     for case in range(cases):
         opcode = case % 256
         if opcode in JAMS:
@@ -64,16 +66,6 @@ def check_opcodes(lab, cases, seed):
     assert checked > 0.85 * cases
 
 
-def test_every_opcode_leaves_what_it_leaves_in_ale_py(lab):
-    """Every opcode leaves all words of the hardware as ale-py leaves them."""
-    check_opcodes(lab, 512, 0)
-
-
-@pytest.mark.slow
-def test_every_opcode_many_times(lab):
-    check_opcodes(lab, 20_000, 1)
-
-
 def test_jam_stops_the_processor_for_ever(lab):
     state = lab.state()
     state.ram[:3] = 0xEA, 0x02, 0xEA
@@ -88,20 +80,17 @@ def test_jam_stops_the_processor_for_ever(lab):
 def test_branches_across_pages(folder):
     """Branches near the edges of pages take the same cycles as in ale-py."""
     rng, rom, starts = random.Random(0), bytearray(assemble(PROGRAM)), []
-    for page in range(0x600, 0xF00, 0x100):
+    for page, opcode in zip(range(0x600, 0xE00, 0x100), BRANCHES, strict=True):
         start, distance = page - rng.randrange(8), rng.choice((-1, 1)) * rng.randrange(16, 100)
-        rom[start : start + 5] = 0, distance % 256, *JUMP_TO_WAIT
+        rom[start : start + 5] = opcode, distance % 256, *JUMP_TO_WAIT
         rom[start + 2 + distance : start + 5 + distance] = JUMP_TO_WAIT
         starts.append(start)
-    for opcode in BRANCHES:
-        for start in starts:
-            rom[start] = opcode
-        lab = Lab(bytes(rom), folder)
-        for start in starts:
-            state = lab.state()
-            randomize(state, rng)
-            state["PC"] = 0xF000 + start
-            assert differences(*lab.frame(state)) == {}, (opcode, hex(start))
+    lab = Lab(bytes(rom), folder)
+    for start in starts * 8:
+        state = lab.state()
+        randomize(state, rng)
+        state["PC"] = 0xF000 + start
+        assert differences(*lab.frame(state)) == {}, hex(start)
 
 
 DECIMAL = """
@@ -123,24 +112,17 @@ next:   LDA $81
 """
 
 
-def check_decimal(operation, folder, cases):
-    """Compares the sums of a byte and 32 consecutive ones, with the flags."""
+EVERY_SUM = [(a, carry, first) for a in range(256) for carry in (0, 1) for first in range(0, 256, 32)]
+SOME_SUMS = [(0, 0, 0x80), (0, 0, 0x9A), *random.Random(0).sample(EVERY_SUM, 60)]
+
+
+@pytest.mark.parametrize("cases", [SOME_SUMS, pytest.param(EVERY_SUM, marks=pytest.mark.slow)], ids=["some", "all"])
+@pytest.mark.parametrize("operation", ["ADC", "SBC"])
+def test_decimal_mode(operation, cases, folder):
+    """Sums of a byte and 32 consecutive ones are ale-py's in decimal mode, with the flags."""
     lab = Lab(assemble(PROGRAM + "        .org $F500\n" + DECIMAL.format(operation=operation)), folder)
     for a, carry, first in cases:
         state = lab.state()
         state["PC"], state["SP"] = 0xF500, 0xFF
         state.ram[:3] = a, 0x08 | carry, first
-        assert differences(*lab.frame(state)) == {}, (operation, a, carry, first)
-
-
-@pytest.mark.parametrize("operation", ["ADC", "SBC"])
-def test_decimal_mode(operation, folder):
-    rng = random.Random(0)
-    cases = [(rng.randrange(256), rng.randrange(2), rng.randrange(0, 256, 32)) for _ in range(60)]
-    check_decimal(operation, folder, [(0, 0, 0x80), (0, 0, 0x9A), *cases])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("operation", ["ADC", "SBC"])
-def test_decimal_mode_with_all_bytes(operation, folder):
-    check_decimal(operation, folder, [(a, c, first) for a in range(256) for c in (0, 1) for first in range(0, 256, 32)])
+        assert differences(*lab.frame(state)) == {}, (a, carry, first)

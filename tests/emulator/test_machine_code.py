@@ -1,6 +1,5 @@
 """Compiled functions and their cache on disk."""
 
-import fcntl
 import importlib.metadata
 import os
 import pwd
@@ -116,35 +115,6 @@ def test_a_cache_that_cannot_be_written_costs_a_compilation(
     cache.write_text("a file where the folder should be")
     run_it()
     assert "cannot be written" in capsys.readouterr().err
-
-
-@pytest.mark.usefixtures("compiled")
-def test_another_process_may_remove_old_files_too(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """An old file that has gone before it is removed causes no warning."""
-    cache.mkdir(parents=True)
-    (cache / "old.o").symlink_to(cache / "gone")
-    run_it()
-    assert "cannot be written" not in capsys.readouterr().err
-
-
-def test_who_waits_for_a_compilation_is_told(
-    cache: Path, compiled: list[tuple[str, ...]], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A process that waits for another's compilation says so; one that need not wait says nothing."""
-    real, path = fcntl.flock, cache / "it.lock"
-
-    def other_process_ends(file: Any, operation: int) -> None:
-        if operation & fcntl.LOCK_NB:
-            raise BlockingIOError
-        assert "waiting for another process that compiles" in capsys.readouterr().err
-        real(file, operation)
-
-    with machine_code._lock(path) as has_waited:
-        assert not has_waited
-    assert capsys.readouterr().err == ""
-    monkeypatch.setattr(fcntl, "flock", other_process_ends)
-    with machine_code._lock(path) as has_waited:
-        assert has_waited
 
 
 def test_another_type_of_array_is_another_function(cache: Path, compiled: list[tuple[str, ...]]) -> None:

@@ -2,7 +2,7 @@
 
 import io
 from collections.abc import Iterator
-from itertools import pairwise, repeat
+from itertools import repeat
 from pathlib import Path
 
 import cv2
@@ -11,7 +11,6 @@ import pytest
 
 from accel_rl.emulator import BatchAtari
 from accel_rl.emulator.debugger import Debugger, disassemble
-from accel_rl.emulator.opcodes import LENGTH
 from accel_rl.emulator.play import main, read_actions
 from accel_rl.errors import UsageError
 
@@ -84,20 +83,6 @@ def debug(commands: str, actions: Iterator[int] | None = None) -> list[str]:
     return out.getvalue().replace("> ", "").splitlines()
 
 
-def test_the_debugger_shows_the_program() -> None:
-    """The debugger shows each instruction in order, at its address and clock."""
-    lines = debug("next 400\nquit\n")
-    rom = BatchAtari("boxing", 1).rom
-    program = [line.split() for line in lines if line[3:4] == ":"]
-    assert len(program) == 401
-    jumps = ("JMP", "JSR", "RTS", "RTI", "BRK", "BPL", "BMI", "BVC", "BVS", "BCC", "BCS", "BNE", "BEQ")
-    for (clock, address, name, *_), (_, following, *_) in pairwise(program):
-        assert 0 <= int(clock[4:]) < 228
-        opcode = rom[int(address, 16) & 0x7FF]
-        assert name in jumps or int(following, 16) - int(address, 16) == LENGTH[opcode]
-    assert "  STA TIM64T " in lines[1] and any("  STA AUDC0 " in line for line in lines)
-
-
 @pytest.mark.parametrize(
     ("code", "text"),
     [("85 02", "STA WSYNC"), ("a5 02", "LDA CXP0FB"), ("b1 80", "LDA ($80),Y"), ("d0 fe", "BNE $F000"), ("0a", "ASL"),
@@ -117,14 +102,3 @@ def test_the_debugger_runs_frames_as_a_step_does(tmp_path: Path) -> None:
     memory = [int(byte, 16) for line in lines if line[2:3] == ":" for byte in line[4:].split()]
     assert len(memory) == 128 and memory != [0] * 128
     assert cv2.imread(str(picture)).shape == (210, 320, 3)
-
-
-@pytest.mark.parametrize(
-    ("commands", "message"),
-    [("next many", "invalid literal"), ("until", "invalid literal"), ("press nothing", "actions: noop, fire"),
-     ("screen", "cannot write"), ("jump", "Unknown syntax: jump")],
-)  # fmt: skip
-def test_commands_that_are_none(commands: str, message: str) -> None:
-    """After a wrong command the debugger says what is wrong and goes on."""
-    lines = debug(f"{commands}\nnext\nquit\n")
-    assert any(message in line for line in lines) and lines[-1].count(":") == 1

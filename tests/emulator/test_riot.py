@@ -22,7 +22,7 @@ def delay(cycles: int) -> str:
 def test_timers_set_by_a_program(lab, timer):
     """A timer counts as in ale-py around its end and after it, whether it is read or not."""
     rng = random.Random(timer)
-    for _ in range(60):
+    for _ in range(40):
         value = rng.choice((0, 1, 2, 3, rng.randrange(256)))
         source = f" LDA #{value}\n STA {timer}\n"
         for place in range(0xF0, 0xF0 + 6):
@@ -34,7 +34,7 @@ def test_timers_set_by_a_program(lab, timer):
 def test_timers_at_any_time(lab):
     """Timers in any state, also long after their end, read as in ale-py."""
     rng = random.Random(0)
-    for _ in range(300):
+    for _ in range(150):
         shift = rng.choice((0, 3, 6, 10))
         timer = rng.choice((0, 1, 255, rng.randrange(256)))
         source = ""
@@ -53,7 +53,7 @@ def test_timers_at_any_time(lab):
 def test_ports_and_mirrors(lab):
     """Reads and writes all over the RIOT's addresses have the same effect as in ale-py."""
     rng = random.Random(0)
-    for case in range(300):
+    for case in range(150):
         source = f" LDA #{rng.randrange(256)}\n"
         for place in range(0xF0, 0xF6):
             address = rng.randrange(0x1000) | 0x80 | rng.choice((0, 0x200, 0x200))  # RAM or not

@@ -14,11 +14,8 @@ from accel_rl.emulator.rules import known_games
 from accel_rl.emulator.verify import Pair, Plan, verify, write_table
 
 
-# The games cover 2K, 4K, F8, F6SC, E0 and DPC cartridges, paddles, swapped ports, and frames that stop half-way.
-@pytest.mark.parametrize(
-    "game",
-    ["breakout", "seaquest", "asteroids", "wizard_of_wor", "qbert", "pitfall2", "montezuma_revenge", "darkchambers"],
-)
+# The games cover paddles, swapped ports, frames that stop half-way and a cartridge with a memory of its own.
+@pytest.mark.parametrize("game", ["breakout", "wizard_of_wor", "qbert", "pitfall2"])
 def test_games_are_equal(game: str) -> None:
     """Games equal ale-py's in RAM, rewards, lives, ends and pixels, from the start and from snapshots."""
     row = verify(game, Plan(frames=80, seeds=1, mode_frames=0))
@@ -37,8 +34,8 @@ def test_all_games_are_equal(game: str) -> None:
 
 def test_modes_and_difficulties_are_equal() -> None:
     """A game equals ale-py's in all of its modes and difficulties."""
-    row = verify("video_pinball", Plan(frames=20, seeds=1, mode_frames=10))
-    assert row.difference == "" and row.modes >= 4 and row.in_modes == 10 * row.modes
+    row = verify("video_pinball", Plan(frames=10, seeds=1, mode_frames=5))
+    assert row.difference == "" and row.modes >= 4 and row.in_modes == 5 * row.modes
 
 
 def test_a_difference_is_found_and_named() -> None:

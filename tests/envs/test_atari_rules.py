@@ -8,12 +8,12 @@ import pytest
 from accel_rl.envs.batches.batch_simulator import BatchConfig, BatchSimulator, rollout_layout
 from accel_rl.envs.games.atari import AtariSimulator, make_options
 from accel_rl.envs.spec import EnvConfig
-from tests.envs import scripted_game
-from tests.envs.scripted_game import POINTS, Script, shown
-from tests.helpers.simulators import MAKE
+from tests.helpers import scripted_game
+from tests.helpers.scripted_game import POINTS, Script, shown
+from tests.helpers.simulators import NATIVE_FIRST
 
 
-@pytest.fixture(params=MAKE)
+@pytest.fixture(params=NATIVE_FIRST)
 def play(request, tmp_path):
     """Returns play(script, game, preset, **options), which makes a simulator on script, resets it, and returns it
     with its row."""

@@ -16,9 +16,7 @@ from tests.helpers.runs import TINY_SERIAL_RUN
 PAGE = (Path(__file__).parents[2] / "docs" / "coming_from.md").read_text()
 
 
-@pytest.mark.parametrize(
-    "env_id", ["PongNoFrameskip-v4", "Pong-v0", "Pong-v4", "ale_py:ALE/Pong-v5", "ale_py:PongNoFrameskip-v0"]
-)
+@pytest.mark.parametrize("env_id", ["PongNoFrameskip-v4", "Pong-v0", "ale_py:ALE/Pong-v5"])
 def test_a_plain_atari_game_is_named_as_such(env_id: str) -> None:
     """What gymnasium registers without any processing is told apart from the games that have it."""
     said = describe_difference(EnvConfig(env_id))

@@ -13,37 +13,6 @@ from tests.envs.gym_simulators import assert_state_is_exact, make
 from tests.helpers.samplers import TOYS
 
 
-def test_counting():
-    """A step returns reward, score, ends and game_over in their places, and writes its row."""
-    simulator, row = make("Counting", lengths=(2, -1))
-    simulator.reset(row)
-    assert row.tolist() == [0, 0]
-    assert simulator.step(np.int64(1), row) == (11, 11, False, False, False, None)
-    assert row.tolist() == [0, 1]
-    assert simulator.step(np.int64(0), row) == (2, 2, True, False, True, None)
-    simulator.reset(row)
-    assert row.tolist() == [1, 0]
-    assert simulator.step(np.int64(0), row) == (1, 1, False, True, True, None)
-
-
-def test_spec():
-    """The spec has the shapes and types of the stored rows and actions."""
-    cases = [
-        (make("Counting"), (2,), np.float32, (), np.int64, 0, False),
-        (make("Float64"), (2,), np.float32, (), np.int64, 0, False),
-        (make("BoxAction", size=3), (3,), np.float32, (3,), np.float32, 0, False),
-        (make("DiscreteObservation", start=2), (), np.int64, (), np.int64, 0, False),
-        (make("Picture"), (3, 12, 10), np.uint8, (), np.int64, 0, True),
-        (make("Picture", channels_first=True), (3, 12, 10), np.uint8, (), np.int64, 0, True),
-    ]
-    for (simulator, _), shape, dtype, action_shape, action_dtype, frame_stack, is_pixels in cases:
-        spec = simulator.spec
-        assert (spec.row_shape, spec.row_dtype) == (shape, dtype)
-        assert spec.observation_space.shape == shape and spec.observation_space.dtype == dtype
-        assert (spec.action_shape, spec.action_dtype) == (action_shape, action_dtype)
-        assert (spec.frame_stack, spec.observation_shape, spec.is_pixels) == (frame_stack, shape, is_pixels)
-
-
 @pytest.mark.parametrize("channels_first", [False, True])
 def test_pictures(channels_first):
     """A picture's channels come first in its row."""
@@ -154,10 +123,11 @@ def test_a_reward_in_an_array_of_one():
     assert simulator.step(0, row).reward == 1
 
 
-def play(simulator, row):
-    """Resets the simulator and makes one step."""
+def play(simulator, row, action=0, num_steps=1):
+    """Resets the simulator and makes some steps."""
     simulator.reset(row)
-    simulator.step(0, row)
+    for _ in range(num_steps):
+        simulator.step(action, row)
 
 
 @pytest.mark.parametrize(
@@ -260,29 +230,21 @@ def test_nested_observations():
 
 
 @pytest.mark.parametrize(
-    ("how", "words"),
+    ("how", "step", "words"),
     [
-        ("nan", ["part 'arm/angles'", "not finite"]),
-        ("missing", ["part 'arm'", "['angles']", "['angles', 'grip']"]),
-        ("out_of_range", ["part 'switches'", "not in MultiDiscrete"]),
-        ("wrong_shape", ["part 'camera'", "shape (23, 32, 3)", "(24, 32, 3)"]),
+        ("nan", 2, ["part 'arm/angles'", "not finite", "step 2"]),
+        ("missing", 2, ["part 'arm'", "['angles']", "['angles', 'grip']", "step 2"]),
+        ("out_of_range", 2, ["part 'switches'", "not in MultiDiscrete", "step 2"]),
+        ("wrong_shape", 2, ["part 'camera'", "shape (23, 32, 3)", "(24, 32, 3)", "step 2"]),
+        ("out_of_bounds", 0, ["episode, part 'arm/angles', is out of the declared bounds"]),
     ],
 )
-def test_bad_values_name_the_part(how, words):
+def test_bad_values_name_the_part(how, step, words):
     """A bad value in a nested observation raises an error that names its part and step."""
-    simulator, row = make("Nested", how=how, spoil_at=2)
-    simulator.reset(row)
-    simulator.step(np.zeros(3, int), row)
+    simulator, row = make("Nested", how=how, spoil_at=step)
     with pytest.raises(RunError) as raised:
-        simulator.step(np.zeros(3, int), row)
-    assert all(word in str(raised.value) for word in [*words, "step 2"])
-
-
-def test_a_part_out_of_bounds():
-    """A part of the first observation that is out of its bounds is refused by its name."""
-    simulator, row = make("Nested", how="out_of_bounds", spoil_at=0)
-    with pytest.raises(RunError, match="episode, part 'arm/angles', is out of the declared bounds"):
-        simulator.reset(row)
+        play(simulator, row, np.zeros(3, int), step)
+    assert all(word in str(raised.value) for word in words)
 
 
 def test_multi_binary():

@@ -6,7 +6,7 @@ import weakref
 import numpy as np
 import pytest
 
-from accel_rl.envs.games.atari import AtariSimulator, make_options
+from accel_rl.envs.games.atari import make_options
 from accel_rl.envs.games.native import NativeBatch, make_native
 from accel_rl.errors import UsageError
 
@@ -33,19 +33,6 @@ def test_arrays_that_a_step_cannot_write_into(name, array):
     arrays |= {"ages": np.zeros(2, np.int64), name: array}
     with pytest.raises(UsageError, match=f"^{name} must be writable C-contiguous"):
         batch.bind_step(**arrays)
-
-
-@pytest.mark.parametrize("make", [AtariSimulator, make_native])
-@pytest.mark.parametrize(
-    ("action", "error"), [(-1, IndexError), (6, IndexError), (2**40, IndexError), (1.7, TypeError)]
-)
-def test_actions_that_do_not_exist(make, action, error):
-    """Both simulators raise the same error for an action that does not exist."""
-    simulator = make("pong", OPTIONS, SEED)
-    row = np.zeros(simulator.spec.row_shape, np.uint8)
-    simulator.reset(row)
-    with pytest.raises(error):
-        simulator.step(action, row)
 
 
 def test_a_state_of_another_version():

@@ -9,9 +9,8 @@ import pytest
 import accel_rl
 from accel_rl.distributed.launch import train
 from accel_rl.envs import make_env
-from accel_rl.errors import RunError
 from accel_rl.run_folder import checkpoint
-from tests.helpers.runs import TINY_RUN, assert_same_run, rows, rows_without_time
+from tests.helpers.runs import TINY_RUN
 from tests.helpers.samplers import TOYS
 
 NESTED: dict[str, Any] = {
@@ -42,22 +41,6 @@ def test_it_learns(run: Path) -> None:
     assert found.mean_reward / found.mean_length > 2.9
 
 
-@pytest.mark.slow
-def test_two_halves_are_a_whole(run: Path, tmp_path: Path) -> None:
-    """A nested environment resumes exactly: two halves of a run equal the whole."""
-    half = train(**NESTED, sampler="serial", steps=600, out=tmp_path / "half")
-    train(resume=half, steps=1200)
-    assert "start a new episode" not in (half / "log.txt").read_text()
-    assert_same_run(half, run)
-    assert len(rows(run)) == 6
-
-
-def test_serial_and_alternating_are_equal(run: Path, tmp_path: Path) -> None:
-    """Serial and alternating sampling give equal runs of a nested environment."""
-    alternating = train(**NESTED, steps=200, out=tmp_path / "alternating")
-    assert rows_without_time(alternating) == rows_without_time(run)[:1]
-
-
 def test_predict(run: Path) -> None:
     """A policy acts on its environment's own nested observations, alone or in batches, with the environment's
     numbers."""
@@ -81,16 +64,6 @@ def test_predict(run: Path) -> None:
         player.predict({**seen[0], "camera": seen[0]["camera"][1:]})
 
 
-def test_record(run: Path, tmp_path: Path) -> None:
-    """A game with nested observations is recorded as a video."""
-    from accel_rl.analysis.video import record_video
-
-    player = accel_rl.load(run, trust=True)
-    env = player.make_env()
-    game = record_video(env, player.player(env), tmp_path / "game.mp4", seed=1)
-    assert game.length == 5
-
-
 @pytest.mark.slow
 def test_parts_are_left_out_with_one_warning(tmp_path: Path) -> None:
     """Parts that cannot be learned from are left out with one warning, and the policy acts on whole observations."""
@@ -101,17 +74,6 @@ def test_parts_are_left_out_with_one_warning(tmp_path: Path) -> None:
     player, env = accel_rl.load(folder, trust=True), make_env(f"{TOYS}:Worded")
     assert env.action_space.contains(player.predict(env.reset(seed=0)[0])[0])
     assert player.evaluate(episodes=2).mean_length == 3
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("sampler", ["serial", "alternating"])
-def test_a_space_that_changes_ends_the_run(sampler: str, tmp_path: Path) -> None:
-    """A space that changes ends the run in one line and leaves the last checkpoint."""
-    settings = {**NESTED, "env": f"{TOYS}:Growing", "env_options": {"grows_at": 50}, "schedule_steps": None}
-    with pytest.raises(RunError, match=r"space was Box\(\(2,\), float32\) and is now Box\(\(3,\), float32\)") as raised:
-        train(**settings, sampler=sampler, steps=10_000, checkpoint_interval_steps=200, out=tmp_path / "run")
-    assert "\n" not in str(raised.value).strip()
-    assert checkpoint.load(tmp_path / "run" / "checkpoint.pt")["steps"] >= 200
 
 
 @pytest.mark.slow

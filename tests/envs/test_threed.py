@@ -121,7 +121,7 @@ def test_seeds_and_states(vizdoom: Any) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere, an engine notices nothing of its user's end")
-@pytest.mark.parametrize("ends", ["close", "kill"])
+@pytest.mark.parametrize("ends", ["kill", pytest.param("close", marks=pytest.mark.slow)])
 def test_nothing_is_left(vizdoom: Any, ends: str, tmp_path: Path) -> None:
     """An engine ends with its user, whether closed or killed, ignores Ctrl-C and leaves no files."""
     script = tmp_path / "play.py"

@@ -160,17 +160,6 @@ def test_what_is_not_found_is_not_valid() -> None:
     assert replay.gather_windows(index, some).valid.tolist() == some.tolist()
 
 
-def test_observations_are_views() -> None:
-    """Observations are views of the frames."""
-    spec = make_spec(4)
-    envs = make_envs(spec, 1, 10**9, seed=0)
-    replay = SequenceReplay(spec, 1, 20, 5)
-    replay.append(play(envs, 15, spec))
-    for row in (0, 1, 3):
-        batch = replay.gather_sequences(torch.tensor([row + replay.ring.history]), torch.tensor([True]))
-        assert batch.observations().data_ptr() == batch.frames.data_ptr()
-
-
 @pytest.mark.parametrize(("shape", "frame_stack"), [((84, 84), 4), ((3, 84, 84), 0)])
 def test_memory(shape: tuple[int, ...], frame_stack: int) -> None:
     """The replay stores each frame once, and sequence_bytes counts its memory exactly."""
@@ -183,16 +172,6 @@ def test_memory(shape: tuple[int, ...], frame_stack: int) -> None:
     final_frames, offsets = allocated.pop("final_frames"), allocated.pop("_offsets")
     assert sum(allocated.values()) == sequence_bytes(spec, 2, 2000)
     assert final_frames == np.prod(shape) and offsets == 16
-
-
-def test_final_frames_are_dropped_with_their_steps() -> None:
-    """Final frames are dropped together with their steps."""
-    spec = make_spec(1)
-    envs = make_envs(spec, 2, 2, seed=3)
-    replay = SequenceReplay(spec, 2, 10, 3)
-    for _ in range(100):
-        replay.append(play(envs, 5, spec))
-    assert len(replay.ring.final_frames) <= 2 * 2 * (10 + 5)
 
 
 @pytest.mark.parametrize("num_before", [2, 30])
@@ -233,7 +212,7 @@ def test_sequences_longer_than_the_replay_are_refused() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("frame_stack", [0, 4])
+@pytest.mark.parametrize("frame_stack", [pytest.param(0, marks=pytest.mark.slow), 4])
 def test_graphs_draw_what_the_cpu_does(frame_stack: int) -> None:
     """CUDA graphs draw the same batches as the CPU, without waiting for the GPU."""
     device = torch.device("cuda:0")

@@ -71,14 +71,6 @@ def test_draws_are_proportional(size: int) -> None:
     assert chi_square <= freedom + 4 * (2 * freedom) ** 0.5
 
 
-def test_the_last_leaves_are_drawn_as_often_as_the_first() -> None:
-    """No part of the leaves is preferred by less than a test over all leaves would show."""
-    tree = filled(torch.ones(5000))
-    index, _ = tree.sample(200_000, torch.Generator().manual_seed(0))
-    for part in (index < 50, index >= 4950):
-        assert abs(int(part.sum()) - 2000) < 4 * 2000**0.5
-
-
 def assert_finds_in_sums(values: np.ndarray[Any, Any], rng: np.random.Generator, device: str) -> None:
     """Compares with a search in the cumulative sums. Values are integers: their sums are exact, boundaries are hit."""
     total = int(values.sum())
@@ -97,12 +89,6 @@ def test_find_is_a_search_in_the_cumulative_sum(device: str, sizes: list[int], d
     values = rng.integers(0, data.draw(st.sampled_from([2, 3, 10])), size).astype(float)
     values[rng.integers(size)] += 1  # At least one value is not 0.
     assert_finds_in_sums(values, rng, device)
-
-
-@pytest.mark.gpu
-def test_find_passes_three_levels_of_a_gpu() -> None:
-    rng = np.random.default_rng(0)
-    assert_finds_in_sums(rng.integers(0, 2, 1024**2 + 1).astype(float), rng, "cuda:0")
 
 
 @on_cpu_and_gpu
@@ -226,13 +212,6 @@ def test_a_restored_tree_is_equal() -> None:
         assert torch.equal(level, same)
     drawn = [each.sample(100, torch.Generator().manual_seed(2))[0] for each in (tree, other)]
     assert torch.equal(*drawn)
-
-
-@pytest.mark.parametrize("size", [0, -3])
-def test_a_tree_without_leaves_is_refused(size: int) -> None:
-    """A tree without leaves is refused."""
-    with pytest.raises(ValueError, match=f"size={size} must be at least 1"):
-        SumTree(size)
 
 
 # ---- prioritized draws ----

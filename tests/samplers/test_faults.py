@@ -145,31 +145,6 @@ def test_an_environment_that_cannot_be_built_ends_the_run(tmp_path: Path, capfd:
     assert psutil.Process().children() == before
 
 
-def test_an_environment_that_can_be_built_only_once(tmp_path: Path, capfd: Any, monkeypatch: Any) -> None:
-    """An environment that fails only in its worker ends the run with the worker's traceback."""
-    (tmp_path / "fussy.py").write_text(
-        "import gymnasium, os\n"
-        "def make():\n"
-        "    if os.path.exists('built'):\n"
-        "        raise ValueError('broken on purpose')\n"
-        "    open('built', 'w').close()\n"
-        "    return gymnasium.make('CartPole-v1')\n"
-    )
-    monkeypatch.chdir(tmp_path)
-    assert main(arguments(Path("run"), "fussy:make")) == 1
-    err = capfd.readouterr().err
-    where = rf"environment [0-3] \(run seed {SEED}, fussy:make\)"
-    failed = rf"worker [01]: {where} failed while it was built or reset:\n(.|\n)*ValueError: broken on purpose"
-    assert re.search(failed, err), err
-
-
-def test_nonsense_of_an_environment_ends_the_run(tmp_path: Path, capfd: Any) -> None:
-    """An observation that is not finite ends the run, with a message that names environment and step."""
-    assert main(arguments(tmp_path, BROKEN, {"how": "nan_observation", "at_step": 5, "lengths": [0]})) == 1
-    message = r"the observation at step 5 of the episode is not finite: nan"
-    assert re.search(f"worker [01]: {NAMED} failed (.|\n)*{message}", err := capfd.readouterr().err), err
-
-
 def test_environments_that_cannot_be_closed(caplog: pytest.LogCaptureFixture) -> None:
     """An environment whose close() fails is a single warning; the sampler closes all the same."""
     env = EnvConfig("tests.helpers.misbehaving_envs:Misbehaving", options={"deed": "close fails"})
@@ -221,18 +196,6 @@ def test_a_run_goes_on_with_a_new_environment(tmp_path: Path, how: str) -> None:
     log = (tmp_path / "run" / "log.txt").read_text()
     assert re.search(rf"WARNING worker [01].* {NAMED}", log), log
     assert ("broken on purpose" in log) == (how == "raise")
-
-
-@slow
-def test_a_queued_run_counts_new_environments(tmp_path: Path) -> None:
-    """A queued run counts and logs a replaced environment, and a resumed run keeps the count."""
-    options = {"how": "kill", "at_step": 5, "lengths": [9], "once": str(tmp_path / "once")}
-    flags = ("--on-env-error", "restart", "--log-interval-steps", 100, *QUEUED)
-    assert main(arguments(tmp_path / "run", BROKEN, options, *flags)) == 0
-    assert [int(row["rollout/env_restarts"]) for row in rows(tmp_path / "run")][-1] == 1
-    assert re.search(rf"WARNING agent [0-3].* {NAMED}", (tmp_path / "run" / "log.txt").read_text())
-    accel_rl.train(resume=tmp_path / "run", steps=600)
-    assert int(rows(tmp_path / "run")[-1]["rollout/env_restarts"]) == 1
 
 
 def broken_sampler(sampler_class: Any, tmp_path: Path, how: str, **batch: Any) -> Any:

@@ -1,24 +1,22 @@
 """Tests of the action server of a GPU against the one on the CPU."""
 
-from collections import Counter
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from accel_rl.envs import EnvConfig
 from accel_rl.hardware import devices
-from accel_rl.hardware.timers import DeviceTimer
 from accel_rl.models.actor_critic import ActorCritic
 from accel_rl.rollout import PolicyStep, RecurrentInputs
 from accel_rl.samplers import AlternatingSampler, SerialSampler, gpu_action_server
 from accel_rl.samplers.base import SamplerConfig, StepHook
+from tests.fake_cuda import counting
 from tests.helpers.samplers import (
     COUNTING,
+    PONG,
     Echo,
     SameNoise,
     assert_equal,
@@ -30,7 +28,6 @@ from tests.helpers.samplers import (
     use_gpu_server,
 )
 
-PONG = EnvConfig("pong", options={"max_episode_steps": 9, "noop_max": 3})
 CONFIG = SamplerConfig(4, 5, 2, terminal_frames=True)
 pytestmark = [pytest.mark.multiprocess, pytest.mark.gpu]
 GPU = torch.device("cuda:0")
@@ -97,36 +94,6 @@ def test_rollouts_are_those_of_the_cpu(env: EnvConfig, reset_mode: str, device: 
         gpu.set_state(state)
         for index in range(3):
             assert_equal(cpu.collect(), to_cpu(gpu.collect()), f"rollout {index} after a state was set")
-
-
-def test_frames_go_up_once() -> None:
-    """Each frame goes up to the device once; only last frames go up for each request."""
-    sampler = on_gpu(PONG, SameNoise(6), SamplerConfig(8, 5, 2, window=3), reset_mode="reserve")
-    finals: list[int] = []
-
-    def on_step(t: int) -> None:
-        finals.append(len(sampler.recent(t, 3, slice(1, 6)).final_step))
-
-    with closing(sampler):
-        T, B, frame = 5, 8, 104 * 80
-        before = 0
-        for index in range(4):
-            finals.clear()
-            finals.append(len(sampler.collect(StepHook(on_step)).final_step))
-            moved, before = sampler.bytes_moved - before, sampler.bytes_moved
-            frames = T * B * frame + (B * frame if index == 0 else 0)  # the very first row has not been there before
-            packed, actions = (T + 1) * B * 16, T * B * 8
-            assert moved == frames + packed + actions + sum(finals) * (8 + 8 + frame)
-
-
-def test_graphs_act_like_single_operations() -> None:
-    """Captured graphs act exactly like single operations."""
-    samplers = [on_gpu(PONG, SameNoise(6), graphs=graphs) for graphs in (True, False)]
-    with closing(*samplers):
-        for _ in range(6):
-            first, second = (to_cpu(sampler.collect()) for sampler in samplers)
-            assert_equal(first, second)
-        assert samplers[0]._server._on_device[0].graph and not samplers[1]._server._on_device[0].graph
 
 
 def test_a_network_that_can_not_be_captured() -> None:
@@ -227,58 +194,6 @@ def test_memory_stays_pinned_while_the_gpu_reads_it(monkeypatch: pytest.MonkeyPa
     assert idle == [[True, True]]
 
 
-class Calls(TorchDispatchMode):
-    """Counts work enqueued on the GPU: operations that are no views, by name."""
-
-    def __init__(self, counts: Counter[str]):
-        super().__init__()
-        self.counts = counts
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        here = any(isinstance(each, Tensor) and each.device == GPU for each in tree_leaves((args, kwargs)))
-        if here and not func.is_view:
-            self.counts[func.name()] += 1
-        return func(*args, **(kwargs or {}))
-
-
-def test_a_step_is_two_uploads_a_graph_and_a_download(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step takes two uploads, one graph and one download; the host never waits."""
-    counts: Counter[str] = Counter()
-
-    def count(owner: Any, name: str) -> None:
-        call = getattr(owner, name)
-
-        def counted(*arguments: Any, **options: Any) -> Any:
-            counts[f"{owner.__name__}.{name}"] += 1
-            return call(*arguments, **options)
-
-        monkeypatch.setattr(owner, name, counted)
-
-    sampler = remembering(GPU)
-    with closing(sampler):
-        for _ in range(3):
-            sampler.collect()
-        for owner, name in [(torch.cuda.Stream, "synchronize"), (torch.cuda.Stream, "wait_event")]:
-            count(owner, name)
-        count(torch.cuda, "Event")
-        count(torch.cuda.CUDAGraph, "replay")
-        server, (T, G) = sampler._server, (5, 2)
-        for name in ("receive", "act"):
-            call = getattr(server, name)
-
-            def counted(group: int, t: int, call: Any = call) -> None:
-                with Calls(counts):
-                    call(group, t)
-
-            monkeypatch.setattr(server, name, counted)
-        sampler.collect(StepHook(lambda t: None, 3))  # hooks at steps 0 and 3
-        again = counts["aten::copy_"] - (T + T + 1 + T) * G  # frames, the rest of each row, actions
-        assert 0 <= again <= G  # frames of row 0, where an environment has waited for the pause
-        del counts["aten::copy_"]
-        waits = G + 2 * G + G  # when the rollout begins, after each hook; the learner when the rollout is complete
-        assert counts == {"CUDAGraph.replay": T * G, "Stream.wait_event": waits}, "and no wait of the host"
-
-
 @pytest.mark.parametrize("slow", [0, 1])
 def test_no_group_waits_for_what_the_gpu_does_for_the_other(slow: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server serves one group while the GPU computes the other's actions. Here one group's actions are there only
@@ -303,18 +218,6 @@ def test_no_group_waits_for_what_the_gpu_does_for_the_other(slow: int, monkeypat
         assert asked == [3 * T, 3 * T]
 
 
-def test_the_clock_adds_up() -> None:
-    """The timer adds up intervals, and each reading starts again from zero."""
-    clock = DeviceTimer(torch.device("cpu"))
-    clock._mark = iter([1.0, 2.5, 4.0, 4.25]).__next__  # type: ignore[method-assign]
-    with clock:
-        pass
-    with clock:
-        pass
-    assert clock.read() == 1.75
-    assert clock.read() == 0.0
-
-
 def test_captured_actions_spread_as_the_policy_says() -> None:
     """A captured policy acts by new noise in each step and rollout, so in one state its actions spread as its
     distribution. (Graphs that repeat the noise of their capture: pytorch/rl, issue 3002.)."""
@@ -323,7 +226,7 @@ def test_captured_actions_spread_as_the_policy_says() -> None:
     with torch.no_grad():
         for parameter in policy.parameters():  # whatever it sees, the mean is 0 and the deviation 1
             parameter.zero_()
-    sampler = on_gpu(env, policy, SamplerConfig(16, 64, 2))
+    sampler = on_gpu(env, policy, SamplerConfig(64, 16, 2))
     with closing(sampler):
         for _ in range(3):
             sampler.collect()
@@ -333,3 +236,20 @@ def test_captured_actions_spread_as_the_policy_says() -> None:
         assert len(action) == 1024 and len(action.unique()) > 1000
         assert abs(float(action.mean())) < 0.2 and 0.9 < float(action.std()) < 1.1
     assert sum(value in rollouts[0] for value in rollouts[1]) < 5  # One may occur by chance.
+
+
+@pytest.mark.gpu(fake=True)
+def test_a_step_is_two_uploads_a_graph_and_a_download() -> None:
+    """A step of a group takes two uploads, a graph and a download. Each frame goes up once."""
+    T, G, B, frame = 20, 2, 8, 16 * 16
+    sampler = on_gpu(PONG, SameNoise(6), SamplerConfig(B, T, 2), reset_mode="reserve")
+    with closing(sampler):
+        for _ in range(3):
+            sampler.collect()
+        with counting() as counts:
+            num_finals = len(sampler.collect().final_step)
+    assert counts.graphs == counts.down.total() == T * G > counts.launches
+    assert counts.up["pinned"] == 2 * (T + 1) * G + 1, "and the noise"
+    packed, noise = (T + 1) * B * 16, T * B * 4
+    assert counts.up_bytes == T * B * frame + packed + noise + num_finals * (8 + 8 + frame)
+    assert counts.syncs.total() <= T * G + 1, "the host waits for actions, and once for final observations"

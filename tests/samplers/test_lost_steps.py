@@ -10,10 +10,8 @@ from torch import Tensor
 from accel_rl.algos.returns import discounted_return, generalized_advantage, vtrace
 from accel_rl.envs import EnvConfig
 from accel_rl.rollout import Rollout
-from accel_rl.samplers import SerialSampler, serial
 from accel_rl.samplers.base import SamplerConfig, StepHook
-from accel_rl.samplers.gpu_action_server import GpuActionServer
-from tests.helpers.samplers import TOYS, SameNoise, assert_equal, closing, copy, make, make_kind, to_cpu
+from tests.helpers.samplers import TOYS, closing, copy, make_kind
 
 pytestmark = pytest.mark.multiprocess
 
@@ -112,53 +110,3 @@ def test_a_rollout_without_hooks_is_bootstrapped_too(tmp_path: Path) -> None:
     """The step before a lost one is truncated in rollouts without step hooks, too."""
     sampler = sampler_of("serial", tmp_path, "raise", at_step=7, window=0)
     assert sum(assert_learned_right(copy(sampler.collect())) for _ in range(6)) == sampler.num_restarts > 0
-
-
-def break_after(sampler: Any, env: int, num_steps: int) -> None:
-    """Lets an environment raise at its step after the next num_steps; the one that takes its place does not."""
-    simulator, steps = sampler._envs.simulators[env], iter(range(num_steps))
-    step = simulator.step
-
-    def breaks(*arguments: Any) -> Any:
-        if next(steps, None) is None:
-            del simulator.step  # removes the reference cycle
-            raise ValueError("broken on purpose")
-        return step(*arguments)
-
-    simulator.step = breaks
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize(("horizon", "window"), [(4, 7), (1, 3)])
-def test_lost_steps_are_the_same_on_a_gpu(horizon: int, window: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lost steps give the same rollouts, windows and states on a GPU as on the CPU."""
-    config = SamplerConfig(4, horizon, 0, window=window)
-
-    def make_server(spec: Any, arrays: Any, generator: Any, config: Any, _: Any) -> GpuActionServer:
-        return GpuActionServer(spec, arrays, generator, config, torch.device("cuda:0"))
-
-    def sampler() -> Any:
-        return make(SerialSampler, PONG, config, SameNoise(6), restart_on_error=True, decorrelation_steps=5)
-
-    samplers = [sampler()]
-    monkeypatch.setattr(serial, "make_server", make_server)
-    samplers.append(sampler())
-    seen: list[list[Rollout]] = [[], []]
-    num_finals = 0
-    for index in range(8):
-        for sampler, rollouts in zip(samplers, seen, strict=True):
-            if 2 <= index < 6:  # at each step of a rollout, the first and the last one included
-                break_after(sampler, index % 4, index % horizon)
-
-            def on_step(t: int, sampler: Any = sampler, rollouts: list[Rollout] = rollouts) -> None:
-                rollouts.append(to_cpu(sampler.recent(t, window, slice(1, 4))))
-
-            rollouts.append(to_cpu(sampler.collect(StepHook(on_step))))
-            state = sampler.get_state()["server"]
-            assert torch.equal(state["rows"]["truncated"], sampler._server._rows["truncated"][horizon:])
-        num_finals += int((seen[0][-1].truncated[:-1] & ~seen[0][-1].valid[1:]).sum())
-    assert samplers[0].num_restarts == samplers[1].num_restarts == 4 and (num_finals > 0 or horizon == 1)
-    for index, (first, second) in enumerate(zip(*seen, strict=True)):
-        assert_equal(first, second, str(index))
-    for sampler in samplers:
-        sampler.close()

@@ -1,5 +1,6 @@
 """Tests of serial and alternating samplers against each other, of their rollouts and of their processes."""
 
+import itertools
 import os
 import pickle
 import subprocess
@@ -19,12 +20,11 @@ from accel_rl.processes import spawning
 from accel_rl.samplers import AlternatingSampler, SerialSampler
 from accel_rl.samplers.base import GamesToPlay, SamplerConfig
 from accel_rl.samplers.env_arrays import assign_envs
-from tests.helpers.samplers import COUNTING, TOYS, Echo, assert_equal, closing, make
+from tests.helpers.samplers import COUNTING, PONG, TOYS, Echo, assert_equal, closing, make
 
 pytestmark = pytest.mark.multiprocess
 slow = pytest.mark.slow
 
-PONG = EnvConfig("pong", options={"max_episode_steps": 9, "noop_max": 3})
 ASSAULT = EnvConfig("assault", options={"max_episode_steps": 9, "noop_max": 3})  # its resets have many outcomes
 
 
@@ -109,17 +109,6 @@ def test_shares_cover_every_environment_once() -> None:
         assert found == [[*range(half)], [*range(half, num_envs)]], (num_envs, num_workers)
 
 
-def test_a_token_too_many_is_noticed() -> None:
-    """A worker that was answered once too often ends the run."""
-    sampler = make(AlternatingSampler, COUNTING, SamplerConfig(4, 3, 2))
-    with closing(sampler):
-        sampler.collect()
-        # As if a worker had been answered too often: it has waited four times, for two semaphores in turn.
-        sampler.pool.processes[0].setup.semaphores[0].actions_ready[0].release()
-        with pytest.raises(RunError, match="out of step"):
-            [sampler.collect() for _ in range(3)]
-
-
 def test_stacks_are_blank_before_the_episode() -> None:
     """A stack holds blank frames for the time before its episode."""
     env = EnvConfig("breakout", options={"noop_max": 0, "max_episode_steps": 7})
@@ -127,19 +116,13 @@ def test_stacks_are_blank_before_the_episode() -> None:
     frames: list[list[torch.Tensor]] = [[], []]  # each column's episode so far, kept by hand
     for _ in range(8):
         rollout = sampler.collect()
-        stacks = rollout.observations(0, 6)
-        for t in range(6 if _ == 7 else 5):
-            for column in range(2):
-                if t == 0 and not rollout.reset[0, column]:
-                    pass
-                elif rollout.reset[t, column] or (t > 0 and rollout.done[t - 1, column]):
-                    frames[column] = []
-                frames[column].append(rollout.observation_rows[3 + t, column].clone())
-                blank = torch.zeros_like(frames[column][0])
-                expected = torch.stack(([blank] * 3 + frames[column])[-4:])
-                assert torch.equal(stacks[t, column], expected), (t, column)
-        for column in range(2):
-            if rollout.done[4, column]:
+        stacks = rollout.observations(0, 5)
+        for t, column in itertools.product(range(5), range(2)):
+            frames[column].append(rollout.observation_rows[3 + t, column].clone())
+            blank = torch.zeros_like(frames[column][0])
+            expected = torch.stack(([blank] * 3 + frames[column])[-4:])
+            assert torch.equal(stacks[t, column], expected), (t, column)
+            if rollout.done[t, column]:
                 frames[column] = []
 
 
@@ -281,22 +264,6 @@ def test_nothing_is_left_behind() -> None:
     assert psutil.Process().num_fds() <= num_fds + 1
     if shm:
         assert set(os.listdir("/dev/shm")) == shm
-
-
-def test_many_workers_do_not_share_the_global_generators() -> None:
-    """Forty workers each draw other numbers from the global generators."""
-    sampler = make(AlternatingSampler, EnvConfig(f"{TOYS}:GlobalChance"), SamplerConfig(80, 3, 40, env_timeout_s=60.0))
-    with closing(sampler):
-        numbers = sampler.collect().observation_rows[0, :40]  # one environment per worker: numpy's, Python's
-        assert [len(set(column)) for column in numbers.T.tolist()] == [40] * 4
-
-
-def test_processes_leave_in_silence(capfd: Any) -> None:
-    """Workers with prepared starts end without printing anything."""
-    sampler = make(AlternatingSampler, PONG, SamplerConfig(4, 3, 2), reset_mode="reserve")
-    sampler.collect()
-    sampler.close()
-    assert capfd.readouterr() == ("", "")
 
 
 def test_an_announcement_too_many_ends_the_run() -> None:

@@ -5,7 +5,6 @@ import re
 from dataclasses import replace
 from typing import Any
 
-import psutil
 import pytest
 import torch
 
@@ -50,7 +49,7 @@ def test_two_learners_have_the_environments_of_one(sampler_class: Any, env: EnvC
 
 
 def test_each_learner_has_its_own_noise() -> None:
-    """Each learner draws noise of its own, and the first one's seeds are those of a single learner."""
+    """Each learner draws noise of its own, in training and in each evaluation."""
     generators = [
         noise_generator(BatchConfig(COUNTING, seed=3, first_env=first_env), torch.device("cpu"), role)
         for first_env in (0, 4, 8)
@@ -58,14 +57,6 @@ def test_each_learner_has_its_own_noise() -> None:
     ]
     drawn = [torch.rand(4, generator=generator) for generator in generators]
     assert len({tuple(noise.tolist()) for noise in drawn}) == len(drawn)
-    assert [generator.initial_seed() for generator in generators[:3]] == SEEDS_OF_ONE_LEARNER
-
-
-SEEDS_OF_ONE_LEARNER = [
-    7224678797418390616,
-    9221857584964276806,
-    529231208181325651,
-]  # run seed 3: training, evaluations 0 and 3
 
 
 @pytest.mark.parametrize("sampler_class", SAMPLERS)
@@ -118,40 +109,3 @@ def test_a_failure_names_the_environment_of_the_run(how: str, caplog: Any) -> No
         serial = make(SerialSampler, env, config, first_env=12, restart_on_error=True)
         assert not serial.collect().valid[2].any()
         assert [int(found) for found in re.findall(r"environment (\d+) \(run", caplog.text)] == [12, 13, 14, 15]
-
-
-class Wakes(Greedy):
-    """Wakes processes that were suspended once it has acted a number of times."""
-
-    def __init__(self, after: int):
-        super().__init__(2)
-        self.after, self.suspended = after, []
-
-    def act(self, *arguments: Any) -> Any:
-        acted = super().act(*arguments)
-        if len(self.observations) == self.after:
-            for process in self.suspended:
-                process.resume()
-        return acted
-
-
-def test_on_step_holds_nobody_back_where_it_does_not_run() -> None:
-    """Groups wait for each other only at steps where on_step runs."""
-    policy = Wakes(after=6)  # the quick group alone gets as far as step 4; held at every step, it would not pass step 2
-    sampler = make(AlternatingSampler, COUNTING, SamplerConfig(4, 6, 4, env_timeout_s=60.0), policy)
-    seen: list[tuple[int, int]] = []
-
-    def on_step(t: int) -> None:
-        seen.append((t, len(policy.observations)))
-        if t == 0:
-            policy.suspended = [psutil.Process(process.pid) for process in sampler.pool.processes[2:]]  # group 1's
-            for process in policy.suspended:
-                process.suspend()
-
-    try:
-        sampler.collect(StepHook(on_step, every=4))
-        assert seen == [(0, 2), (4, 10)]
-    finally:
-        for process in policy.suspended:
-            process.resume()
-        sampler.close()

@@ -57,7 +57,6 @@ class LooksAtRollouts:
     ("env", "kind"),
     [
         (COUNTING, "alternating"),
-        (COUNTING, "device"),
         pytest.param(BREAKOUT, "alternating", marks=pytest.mark.slow),
         (COLOR, "device"),
     ],

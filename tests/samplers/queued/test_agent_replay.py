@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from accel_rl.algos.auxiliary_tasks import pixel_change, replayed_return, reward_class
 from accel_rl.config.queue_settings import AgentReplayConfig
 from accel_rl.envs.spec import Array, EnvSpec
-from accel_rl.replay import SequenceReplay, sequence_bytes
+from accel_rl.replay import SequenceReplay
 from accel_rl.rollout import TerminalFrames
 from accel_rl.samplers.queued.agent_replay import AgentReplay, last_observations
 from accel_rl.samplers.queued.agent_replay import pixel_change as agent_pixel_change
@@ -249,20 +249,3 @@ def test_pixel_change_is_the_learners(shape: tuple[int, ...], cell: int) -> None
     np.testing.assert_allclose(found, expected, rtol=1e-6)
     black_and_white = np.stack([np.zeros(shape, np.uint8), np.full(shape, 255, np.uint8)])
     assert (agent_pixel_change(black_and_white, cell) == 1).all()
-
-
-def test_memory_is_what_the_learner_counts() -> None:
-    """An agent's replay takes no more memory than sequence_bytes computes."""
-    spec = EnvSpec(gymnasium.spaces.Box(0, 255, (84, 84), np.uint8), gymnasium.spaces.Discrete(6), 4)
-    replay = make_replay(config_of(spec, 2000, 20), spec)
-    assert replay.num_bytes <= 1.01 * sequence_bytes(spec, 1, 2000) <= 1.02 * 2000 * 84 * 84
-
-
-def test_last_rows_are_forgotten_with_their_steps() -> None:
-    """The replay keeps last rows only of episodes whose steps it still holds."""
-    env = AgentEnv(np.random.default_rng(4), STACKS, 3)
-    env.play(200)
-    replay = make_replay(config_of(STACKS, 20, 4), STACKS)
-    append(replay, env, 0, 200)
-    num_ends = sum(env.has_ended(step) for step in range(200 - 23, 200))
-    assert len(replay.get_state()["last_rows"]) == num_ends > 3

@@ -2,8 +2,6 @@
 
 Whole runs: tests/samplers/test_faults.py."""
 
-import os
-import signal
 import sys
 import threading
 from pathlib import Path
@@ -11,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from accel_rl.errors import RunError
-from accel_rl.samplers.base import GamesToPlay, StepHook
+from accel_rl.samplers.base import StepHook
 from accel_rl.samplers.queued.batches import SegmentBatch
 from tests.helpers.samplers import closing
 from tests.samplers.queued.book import Book, Telling, make_queued, numbered
@@ -43,22 +40,6 @@ def test_a_new_environment_takes_over(tmp_path: Path, how: str, at_game: int, at
             book.add(sampler.collect())
         book.add_state(sampler.get_state())
         book.check()
-        assert sampler.num_restarts == 1
-
-
-@slow
-def test_an_environment_that_breaks_at_once_is_not_replaced_for_ever(tmp_path: Path) -> None:
-    """A replacement that fails to build ends the run."""
-    needed = tmp_path / "needed"
-    needed.touch()
-    sampler = make_queued(numbered(needs=str(needed)), restart_on_error=True)
-    with closing(sampler):
-        sampler.collect()
-        needed.unlink()
-        os.kill(sampler.pool.processes[1].pid, signal.SIGKILL)
-        message = r"agent 1: environment 1 .* failed while it was built or reset:(.|\n)*needed"
-        with pytest.raises(RunError, match=message):
-            collect_for_ever(sampler)
         assert sampler.num_restarts == 1
 
 
@@ -123,19 +104,6 @@ def test_hooks_are_refused() -> None:
             sampler.collect(StepHook(lambda t: None))
         with pytest.raises(ValueError, match="use --sampler alternating"):
             sampler.recent(0, 1, slice(None))
-
-
-@slow
-def test_an_evaluation_disturbs_nothing() -> None:
-    """An evaluation plays its games without losing or adding training steps."""
-    sampler, book = make_queued(), Book()
-    with closing(sampler):
-        for _ in range(4):
-            book.add(sampler.collect())
-            games = sampler.evaluate(GamesToPlay(6), 0, False)
-            assert len(games) == 6
-        book.add_state(sampler.get_state())
-        book.check()
 
 
 def test_threads_end_with_the_sampler() -> None:

@@ -1,15 +1,12 @@
 """Tests of whole queued runs: recurrent policies, resuming, GPUs, and the commands that use a run."""
 
-import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 import accel_rl
-from accel_rl.cli import main
 from accel_rl.doctor.gpu_check import to_device
 from accel_rl.rollout import RecurrentInputs
 from accel_rl.run_folder import checkpoint
@@ -144,21 +141,6 @@ def test_predictors_of_a_resumed_run_act_with_its_parameters() -> None:
             rollout = sampler.collect()
             found |= {*rollout.policy_outputs["number"][rollout.valid].tolist()}
         assert found <= {0.0, 7.0}
-
-
-@slow
-def test_what_is_done_with_a_run(tmp_path: Path, capfd: Any) -> None:
-    """A queued run can be evaluated, filmed, plotted and loaded."""
-    settings = {**CARTPOLE, "eval_interval_steps": 200, "eval_episodes": 4, "device": "cpu"}
-    run = accel_rl.train(**settings, out=tmp_path / "run")
-    assert sum(row["eval/mean_reward"] != "" for row in rows(run)) == 2
-    capfd.readouterr()
-    assert main(["eval", str(run), "--episodes", "4"]) == 0
-    assert json.loads(capfd.readouterr().out)["episodes"] == 4
-    assert main(["record", str(run), "--out", str(tmp_path / "film.mp4")]) == 0
-    assert main(["plot", str(run), "--out", str(tmp_path / "curve.png")]) == 0
-    assert (tmp_path / "film.mp4").stat().st_size and (tmp_path / "curve.png").stat().st_size
-    assert accel_rl.load(run).predict(np.zeros(4, np.float32))[0] in (0, 1)
 
 
 # ---- GPUs ----
