@@ -89,8 +89,10 @@ class HasValue(Protocol):
 def add_final_values(policy: HasValue, rollout: Rollout, discount: float) -> Rollout:
     """Returns the rollout with the discounted value of each truncated episode's true last observation in its reward.
 
-    The result has no truncated episodes any more (K = 0), so that all of its shapes are those of every rollout, as a
-    CUDA graph needs it. One that is merged from segments has none, and is returned as it is."""
+    The result has no truncated episodes any more (K = 0), so that its shapes are those of every rollout, as a CUDA
+    graph needs it. On a CPU, where padding would cost time, the padding behind merged segments is removed."""
+    if rollout.reward.device.type == "cpu":
+        rollout = rollout.without_padding()
     steps, envs, inputs = rollout.final_step, rollout.final_env, rollout.recurrent_inputs
     if not len(steps):
         return rollout

@@ -74,7 +74,7 @@ class DQN(QAlgo):
         super().setup(seed, make_update)
         plan = self._plan()
         self.target = frozen_copy(self.policy)
-        self.replay, self.saves_replay = plan.make_replay(seed), plan.is_saved
+        self.replay = plan.make_replay(seed)
         self.batch_size, self.updates_per_rollout = plan.batch_size, plan.count_updates()
         self.num_learners = plan.num_learners
 

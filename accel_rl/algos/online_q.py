@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from accel_rl.algos.base import AlgoSettings, MakeUpdate, Stats, frozen_copy, masked_sum
+from accel_rl.algos.batches import add_final_values
 from accel_rl.algos.exploration import ExplorationSettings
 from accel_rl.algos.q_base import QAlgo, td_error
 from accel_rl.algos.returns import discounted_return
@@ -62,14 +63,17 @@ class OnlineQ(QAlgo):
         super().setup(seed, make_update)
         self.target = frozen_copy(self.policy)
 
-    def update_from(self, rollout: Rollout, step: int, update: Update) -> Stats:
+    def learn(self, rollout: Rollout, update: Update) -> Stats:
+        step, rollout = rollout.first_step, add_final_values(self.target, rollout, self.settings.discount)
         if self.settings.target == "one_step_sarsa":
             batch, num_samples, self._last = update.graphed(self._sarsa, rollout, self._last)
         else:
             batch, num_samples = update.graphed(self._q, rollout)
-        if not len(batch.action):
-            return {}
-        return update.minimize(self.loss, batch, num_samples, self.learning_rate(step))
+        stats = {}
+        if len(batch.action):
+            stats = update.minimize(self.loss, batch, num_samples, self.learning_rate(step))
+        self.sync_target(step, update)
+        return stats
 
     def loss(self, observation: Tensor, action: Tensor, td_target: Tensor, valid: Tensor) -> tuple[Tensor, Stats]:
         """Returns `squared_loss` of the policy as it is now; all [N, ...]."""

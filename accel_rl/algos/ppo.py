@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from accel_rl.algos.actor_critic import ActorCriticAlgo, ActorCriticSettings, Outputs, actor_critic_loss
-from accel_rl.algos.auxiliary import AuxiliarySettings
+from accel_rl.algos.auxiliary_settings import AuxiliarySettings
 from accel_rl.algos.base import RunInfo, Stats, masked_sum, stack_stats
-from accel_rl.algos.batches import bootstrap, check_minibatches, minibatch, random_orders
+from accel_rl.algos.batches import add_final_values, bootstrap, check_minibatches, minibatch, random_orders
 from accel_rl.algos.returns import generalized_advantage
 from accel_rl.config.fields import basic_setting, setting
 from accel_rl.config.schedules import schedule_setting
@@ -76,8 +76,9 @@ class PPO(ActorCriticAlgo):
             return
         check_minibatches(count, envs, horizon, self.policy.state_size > 0)
 
-    def update_from(self, rollout: Rollout, step: int, update: Update) -> Stats:
-        settings, stats, rate = self.settings, list[Stats](), self.learning_rate(step)
+    def learn(self, rollout: Rollout, update: Update) -> Stats:
+        settings, stats, step = self.settings, list[Stats](), rollout.first_step
+        rollout, rate = add_final_values(self.policy, rollout, settings.discount), self.learning_rate(step)
         coefficients = (self.scheduled("clip", step), self.scheduled("entropy_weight", step))
         orders = random_orders(rollout, settings.epochs)
         rollout, targets = update.graphed(self.prepare, rollout)
@@ -85,9 +86,7 @@ class PPO(ActorCriticAlgo):
             targets = targets._replace(advantage=standardized(targets.advantage, rollout.valid, update))
         for order in orders:
             parts = order.chunk(settings.minibatches)  # of segments perhaps fewer
-            stats += update.repeat(
-                self.update_on, parts, rate, rollout, targets, coefficients, by_one=self.auxiliary is None
-            )
+            stats += update.repeat(self.update_on, parts, rate, rollout, targets, coefficients)
             if settings.target_kl is not None and self._is_too_far(stats[-len(parts) :], update):
                 break
         return stack_stats(stats)
@@ -105,8 +104,7 @@ class PPO(ActorCriticAlgo):
         batch, part, num_samples = update.graphed(minibatch, rollout, targets, chosen)
         if self.settings.normalize_advantage == "minibatch":
             part = part._replace(advantage=standardized(part.advantage, batch.valid, update))
-        extra = self.draw_auxiliary(update)
-        return update.minimize(self.loss, (batch, part, *coefficients), num_samples, learning_rate, extra_losses=extra)
+        return update.minimize(self.loss, (batch, part, *coefficients), num_samples, learning_rate)
 
     def prepare(self, rollout: Rollout) -> tuple[Rollout, PPOTargets]:
         """Returns the rollout, so that all minibatches find it in one place on a GPU, and the targets of all steps;

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from accel_rl.algos.base import AlgoSettings, CoreSettings, RunInfo, Stats, masked_sum, stack_stats
-from accel_rl.algos.batches import bootstrap, check_minibatches, minibatch, random_orders
+from accel_rl.algos.batches import add_final_values, bootstrap, check_minibatches, minibatch, random_orders
 from accel_rl.algos.exploration import ExplorationSettings
 from accel_rl.algos.q_base import QAlgo, td_error
 from accel_rl.algos.returns import generalized_advantage
@@ -71,8 +71,10 @@ class PQN(QAlgo):
         super().validate(run)
         check_minibatches(self.settings.minibatches, self.local_envs, self.horizon, self.policy.state_size > 0)
 
-    def update_from(self, rollout: Rollout, step: int, update: Update) -> Stats:
-        rate, orders = self.learning_rate(step), random_orders(rollout, self.settings.epochs)
+    def learn(self, rollout: Rollout, update: Update) -> Stats:
+        rate = self.learning_rate(rollout.first_step)
+        rollout = add_final_values(self.policy, rollout, self.settings.discount)
+        orders = random_orders(rollout, self.settings.epochs)
         rollout, targets = update.graphed(self.prepare, rollout)
         stats: list[Stats] = []
         for order in orders:

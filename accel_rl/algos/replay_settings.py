@@ -91,13 +91,8 @@ class ReplayPlan:
         settings = self.settings
         return replay_bytes(self.spec, self.local_envs, self.replay_size, settings.n_step, settings.prioritized)
 
-    @property
-    def is_saved(self) -> bool:
-        """Whether checkpoints hold the replay."""
-        return saves(self.settings.checkpoint_replay, self.num_bytes)
-
     def make_replay(self, seed: int) -> Replay:
-        """Raises UsageError if the replay does not fit into memory."""
+        """Allocates the replay. Raises UsageError if it does not fit into memory."""
         settings, device = self.settings, self.replay_device
         way_out = CPU_INSTEAD if device.type != "cpu" else ""
         free = check_fits(self.num_bytes, settings.replay_size, "replay_size", device, way_out)
@@ -105,7 +100,7 @@ class ReplayPlan:
             "replay: %s steps need %.2f GB on %s, where %.2f GB are free",
             f"{self.replay_size:,}", self.num_bytes / 1e9, device, free / 1e9,
         )  # fmt: skip
-        return Replay(
+        replay = Replay(
             self.spec,
             self.local_envs,
             self.replay_size,
@@ -116,6 +111,8 @@ class ReplayPlan:
             torch.Generator(device).manual_seed(seed),
             device,
         )
+        replay.in_checkpoints = saves(settings.checkpoint_replay, self.num_bytes)
+        return replay
 
     def validate(self, run: RunInfo) -> None:
         """Raises UsageError for settings that do not fit together, or a replay that does not fit into memory."""

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from accel_rl.algos.actor_critic import ActorCriticAlgo, ActorCriticSettings, Outputs, actor_critic_loss
-from accel_rl.algos.auxiliary import AuxiliarySettings
-from accel_rl.algos.base import RunInfo, Stats, masked_sum
-from accel_rl.algos.batches import bootstrap
+from accel_rl.algos.auxiliary_settings import AuxiliarySettings
+from accel_rl.algos.base import RunInfo, Stats, Window, masked_sum
+from accel_rl.algos.batches import add_final_values, bootstrap
 from accel_rl.algos.returns import vtrace
 from accel_rl.config.fields import basic_setting, setting
 from accel_rl.config.schedules import schedule_setting
@@ -56,19 +56,9 @@ class VTrace(ActorCriticAlgo):
 
     def __init__(self, *arguments: Any, **options: Any):
         super().__init__(*arguments, **options)
-        self._env_steps = 0  # of each environment, with those of the rollout that is being sampled
-
-    @property
-    def window_steps(self) -> int:  # type: ignore[override]
-        return 0 if self.learns_from_segments else self.settings.batch_steps
-
-    @property
-    def learns_on_step(self) -> bool:
-        return not self.learns_from_segments
-
-    @property
-    def segment(self) -> int:
-        return self.horizon if self.learns_from_segments else self.settings.batch_steps
+        self._env_steps = 0  # steps of each environment, with all of the rollout that is being sampled
+        if not self.learns_from_segments:
+            self.window = Window(self.settings.batch_steps, self._envs_to_update)
 
     @property
     def samples_per_update(self) -> int:
@@ -99,7 +89,7 @@ class VTrace(ActorCriticAlgo):
     def before_rollout(self, step: int) -> None:
         self._env_steps += self.horizon
 
-    def envs_to_update(self, t: int) -> slice | None:
+    def _envs_to_update(self, t: int) -> slice | None:
         settings, step = self.settings, self._env_steps - self.horizon + t
         if step < settings.batch_steps or step % settings.steps_per_update:
             return None
@@ -110,22 +100,23 @@ class VTrace(ActorCriticAlgo):
     def on_step(self, t: int, recent: Rollout | None, update: Update) -> Stats:
         """Makes one update from the newest steps of the batch of environments that is due."""
         assert recent
-        self._envs = self.envs_to_update(t) or slice(None)
-        return super().learn(recent, update)
+        return self._update_on(recent, update)
 
     def learn(self, rollout: Rollout, update: Update) -> Stats:
-        """Learns from merged segments; from other rollouts `on_step` has learned, and will from their last steps."""
-        return super().learn(rollout, update) if self.learns_from_segments else {}
+        """Learns from merged segments. From all other rollouts, `on_step` learns."""
+        return self._update_on(rollout, update) if self.learns_from_segments else {}
 
-    def update_from(self, rollout: Rollout, step: int, update: Update) -> Stats:
-        # These tensors are columns of the sampler's, and each is copied on its own: only what is needed.
+    def _update_on(self, rollout: Rollout, update: Update) -> Stats:
+        step, rollout = rollout.first_step, add_final_values(self.policy, rollout, self.settings.discount)
+        # These tensors are columns of the sampler's tensors. Each is copied on its own, so keep only what is needed.
         outputs = {"distribution": rollout.policy_outputs["distribution"]}
         rollout = replace(rollout, reset=rollout.reset[:0], policy_outputs=outputs)
         batch, targets, num_samples = update.graphed(self.prepare, rollout)
-        return self.minimize(update, (batch, targets, self.scheduled("entropy_weight", step)), num_samples, step)
+        arguments = (batch, targets, self.scheduled("entropy_weight", step))
+        return update.minimize(self.loss, arguments, num_samples, self.learning_rate(step))
 
     def prepare(self, rollout: Rollout) -> tuple[Batch, VTraceTargets, Tensor]:
-        """Returns what an update needs: sequences, their targets, and how many steps are valid."""
+        """Returns sequences, their targets, and the number of valid steps."""
         following = bootstrap(self.policy, rollout, self.settings.discount)
         behaviour = self.policy.distribution.log_probability(rollout.policy_outputs["distribution"], rollout.action)
         return rollout.sequences(), VTraceTargets(*following, behaviour), rollout.valid.sum()

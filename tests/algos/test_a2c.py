@@ -6,12 +6,11 @@ import pytest
 import torch
 
 from accel_rl.algos.a2c import A2C, A2CSettings, A2CTargets, a2c_loss
-from accel_rl.algos.actor_critic import Outputs
 from accel_rl.envs import EnvConfig
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.samplers import SerialSampler
 from accel_rl.samplers.base import SamplerConfig
-from tests.helpers.losses import DISTRIBUTIONS, draw, entropy, indices, log_probability, slope
+from tests.helpers.losses import DISTRIBUTIONS, draw, entropy, indices, log_probability, outputs_of, slope
 from tests.helpers.samplers import TOYS, make, spec_of
 from tests.helpers.updates import RecordingUpdate
 
@@ -37,7 +36,7 @@ def test_loss_and_gradient_of_all_distributions(kind: str) -> None:
     slopes = [slope(expected, x) for x in (parameters, value)]
     parameters.requires_grad_()
     value.requires_grad_()
-    outputs = Outputs.of(distribution, parameters, value, action)
+    outputs = outputs_of(distribution, parameters, value, action)
     loss_sum, terms = a2c_loss(outputs, A2CTargets(advantage, return_), valid, A2CSettings(value_weight=0.7), 0.03)
     loss_sum.backward()
     assert 0 < valid.sum() < 12 and loss_sum.item() == terms["loss"].item() == pytest.approx(expected(), rel=1e-9)

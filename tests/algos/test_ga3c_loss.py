@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from accel_rl.algos.a2c import A2CSettings, A2CTargets, a2c_loss
-from accel_rl.algos.actor_critic import Outputs
 from accel_rl.algos.base import RunInfo
 from accel_rl.algos.ga3c import GA3C, GA3CSettings
 from accel_rl.algos.returns import discounted_return
@@ -18,7 +17,7 @@ from accel_rl.errors import UsageError
 from accel_rl.models.distributions import Categorical
 from accel_rl.updates import Update
 from accel_rl.updates.optimizers import SGD
-from tests.helpers.losses import slope
+from tests.helpers.losses import outputs_of, slope
 from tests.helpers.random_rollouts import VECTORS
 from tests.helpers.segments import HORIZON, merged
 
@@ -38,10 +37,9 @@ def reference(logits: Tensor, value: Tensor, action: Tensor, return_: Tensor, co
 def test_an_update_descends_the_papers_sum() -> None:
     """An update's gradient is that of the paper's loss, summed over the valid samples; what is logged are means."""
     torch.manual_seed(0)
-    algo = GA3C(VECTORS, GA3CSettings(value_weight=0.5, discount=0.9), 1000, 3, HORIZON)
+    algo = GA3C(VECTORS, GA3CSettings(value_weight=0.5, discount=0.9), 1000, 3, HORIZON, learns_from_segments=True)
     with torch.no_grad():  # some probabilities near 0, where epsilon counts
         algo.policy.policy_head.weight.mul_(4000)
-    algo.learns_from_segments = True
     rollout = merged(VECTORS, algo.policy, 12)
     valid = rollout.valid
     done = rollout.done | (valid & ~torch.cat([valid[1:], valid[:1] & False]))
@@ -79,7 +77,7 @@ def test_logarithms_with_epsilon_by_finite_differences() -> None:
     value.requires_grad_()
 
     def loss_with(epsilon: float) -> Tensor:
-        outputs = Outputs.of(Categorical(3, epsilon), logits, value, action)
+        outputs = outputs_of(Categorical(3, epsilon), logits, value, action)
         return a2c_loss(outputs, A2CTargets(advantage, return_), valid, A2CSettings(value_weight=0.5), 0.01)[0]
 
     loss_sum = loss_with(EPSILON)

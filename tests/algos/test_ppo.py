@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from accel_rl.algos.actor_critic import Outputs
 from accel_rl.algos.base import RunInfo
 from accel_rl.algos.batches import add_final_values, bootstrap
 from accel_rl.algos.ppo import PPO, PPOSettings, PPOTargets, ppo_loss, standardized
@@ -17,7 +16,7 @@ from accel_rl.errors import UsageError
 from accel_rl.samplers import SerialSampler
 from accel_rl.samplers.base import SamplerConfig
 from accel_rl.updates.optimizers import Adam
-from tests.helpers.losses import DISTRIBUTIONS, draw, entropy, indices, log_probability, slope
+from tests.helpers.losses import DISTRIBUTIONS, draw, entropy, indices, log_probability, outputs_of, slope
 from tests.helpers.samplers import TOYS, make, spec_of
 from tests.helpers.updates import RecordingUpdate
 
@@ -42,7 +41,7 @@ class Batch:
         self.return_[~self.valid] = -1e6
 
     def loss(self, value_clip: float | None) -> tuple[Tensor, dict[str, Tensor]]:
-        outputs = Outputs.of(self.distribution, self.parameters, self.value, self.action)
+        outputs = outputs_of(self.distribution, self.parameters, self.value, self.action)
         targets = PPOTargets(self.advantage, self.return_, self.old_value, self.old_log_probability)
         settings = PPOSettings(value_clip=value_clip, value_weight=0.7)
         return ppo_loss(outputs, targets, self.valid, settings, torch.tensor(0.2, dtype=torch.float64), 0.03)

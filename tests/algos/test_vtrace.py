@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from accel_rl.algos.a2c import A2C, A2CSettings
-from accel_rl.algos.actor_critic import Outputs
 from accel_rl.algos.vtrace import VTrace, VTraceSettings, VTraceTargets, vtrace_loss
 from accel_rl.envs import EnvConfig
 from accel_rl.envs.spec import EnvSpec
@@ -21,7 +20,7 @@ from accel_rl.samplers import SerialSampler
 from accel_rl.samplers.base import SamplerConfig, StepHook
 from accel_rl.updates import Update
 from accel_rl.updates.optimizers import make_optimizer
-from tests.helpers.losses import DISTRIBUTIONS, draw, entropy, indices, log_probability, slope
+from tests.helpers.losses import DISTRIBUTIONS, draw, entropy, indices, log_probability, outputs_of, slope
 from tests.helpers.samplers import TOYS, make, spec_of
 from tests.helpers.updates import RecordingUpdate
 
@@ -48,7 +47,7 @@ class Batch:
         self.behaviour = log_p + 0.5 * randn(T, B)
 
     def loss(self) -> tuple[Tensor, dict[str, Tensor]]:
-        outputs = Outputs.of(self.distribution, self.parameters, self.value, self.action)
+        outputs = outputs_of(self.distribution, self.parameters, self.value, self.action)
         settings = VTraceSettings(discount=DISCOUNT, rho_bar=RHO_BAR, c_bar=C_BAR, value_weight=0.7)
         targets = VTraceTargets(self.reward, self.done, self.bootstrap_value, self.behaviour)
         return vtrace_loss(outputs, targets, self.valid, settings, 0.03)
@@ -125,7 +124,7 @@ def play(algo: VTrace, num_steps: int) -> Iterator[tuple[int, slice]]:
     for first in range(0, num_steps, algo.horizon):
         algo.before_rollout(first * algo.num_envs)
         for t in range(min(algo.horizon, num_steps - first)):
-            if (envs := algo.envs_to_update(t)) is not None:
+            if (envs := algo.window.envs_to_update(t)) is not None:
                 yield first + t, envs
 
 
@@ -146,7 +145,7 @@ def test_batches_take_turns(num_envs: int, row: tuple[int, int, int], first: lis
         algo = vtrace(num_envs, *row, horizon)
         due = [(step, envs.start, envs.stop) for step, envs in play(algo, 60)]
         assert due[: len(first)] == first
-        assert algo.window_steps == row[1]
+        assert algo.window.steps == row[1]
         assert [step for step, _, _ in due] == [step for step in range(row[1], 60) if step % row[2] == 0]
 
 
@@ -175,7 +174,7 @@ def test_learn_takes_the_behaviour_that_acted(core: str) -> None:
         algo.before_rollout(4 * step)
 
         def on_step(t: int, step: int = step) -> None:
-            envs = algo.envs_to_update(t)
+            envs = algo.window.envs_to_update(t)
             assert (envs is None) == (step + t < 5)
             if envs is None:
                 return

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from accel_rl.algos.actor_critic import Outputs
 from accel_rl.models.distributions import Categorical, DiagonalGaussian, MultiCategorical, SphericalGaussian
 
 CHOICES = [2, 3]
@@ -63,6 +64,10 @@ def _normals(kind: str, parameters: list[float]) -> tuple[list[float], list[floa
         size = len(parameters) // 2
         return parameters[:size], [math.exp(x) for x in parameters[size:]]
     return parameters[:-1], [math.sqrt(parameters[-1])] * (len(parameters) - 1)
+
+
+def outputs_of(distribution: Any, parameters: Tensor, value: Tensor, action: Tensor) -> Outputs:
+    return Outputs(distribution.log_probability(parameters, action), distribution.entropy(parameters), value)
 
 
 def indices(shape: Any) -> Iterator[tuple[int, ...]]:
