@@ -91,7 +91,7 @@ class RunningStatistics(Protocol):
 
 
 class Algo(ABC):
-    """A method: how it acts (`policy`) and how it learns (`learn`, `on_step`).
+    """An algorithm: how it acts (`policy`) and how it learns (`learn`, `on_step`).
 
     A subclass overrides `learn`, and those of the other seven methods in the first section that it needs.
 

@@ -42,7 +42,7 @@ class PPOSettings(AuxiliarySettings, ActorCriticSettings):
 
 
 class PPOTargets(NamedTuple):
-    """What PPO learns from, besides the steps themselves; each [T, B], or as many as the batch has."""
+    """PPO's targets: each [T, B], or with the shape of the batch."""
 
     advantage: Tensor
     return_: Tensor
@@ -61,9 +61,8 @@ class PPO(ActorCriticAlgo):
         return super().samples_per_update // self.settings.minibatches
 
     def validate(self, run: RunInfo) -> None:
-        """Raises UsageError if the samples, or with a core the environments, do not divide into minibatches.
-
-        Segments are merged to any number of samples: of these there must be as many as minibatches."""
+        """Raises UsageError if the samples, or with a core the environments, do not divide into minibatches. Merged
+        segments can have any number of samples, but not fewer than minibatches."""
         super().validate(run)
         count, envs, horizon = self.settings.minibatches, self.local_envs, self.horizon
         if self.learns_from_segments:
@@ -107,9 +106,9 @@ class PPO(ActorCriticAlgo):
         return update.minimize(self.loss, (batch, part, *coefficients), num_samples, learning_rate)
 
     def prepare(self, rollout: Rollout) -> tuple[Rollout, PPOTargets]:
-        """Returns the rollout, so that all minibatches find it in one place on a GPU, and the targets of all steps;
-        advantages are as they are, not standardized."""
-        settings, outputs = self.settings, rollout.policy_outputs  # value and distribution as they were when acting
+        """Returns the rollout, so that all minibatches find it in one place on a GPU, and the targets of all steps.
+        Advantages are not standardized."""
+        settings, outputs = self.settings, rollout.policy_outputs  # value and distribution of the acting policy
         reward, done, bootstrap_value = bootstrap(self.policy, rollout, settings.discount)
         advantage, return_ = generalized_advantage(
             reward, outputs["value"], done, bootstrap_value, settings.discount, settings.gae_lambda
@@ -118,7 +117,7 @@ class PPO(ActorCriticAlgo):
         return rollout, PPOTargets(advantage, return_, outputs["value"], old_log_probability)
 
     def _is_too_far(self, epoch: list[Stats], update: Update) -> bool:
-        """Tells whether the policy has left the one that acted; waits for the GPU, the price of target_kl."""
+        """Tells whether the policy is too far from the one that acted. Waits for a GPU, the price of target_kl."""
         assert self.settings.target_kl is not None
         kl = torch.stack([each["approx_kl"] for each in epoch]).mean()
         return bool(update.max(kl) > 1.5 * self.settings.target_kl)

@@ -1,7 +1,7 @@
 """PQN: Q(lambda) from parallel environments, without replay and target network (Gallici et al. 2025).
 
 "Simplifying Deep Temporal Difference Learning", ICLR 2025, section 4 and algorithm 1. Layer normalization
-(`--layer-norm`) takes the part of the target network: it keeps the values from growing without bounds.
+(`--layer-norm`) replaces the target network: it keeps the values from growing without bounds.
 """
 
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ class PQNSettings(ExplorationSettings, CoreSettings, AlgoSettings):
 
 
 class PQNTargets(NamedTuple):
-    """What PQN learns from besides the steps themselves: [T, B], or as many as the batch has."""
+    """PQN's targets: [T, B], or with the shape of the batch."""
 
     return_: Tensor
 
@@ -93,8 +93,8 @@ class PQN(QAlgo):
 
             R_t = r_t + g (1 - done_t) [(1 - lambda) max_a Q(s_{t+1}, a) + lambda R_{t+1}],    R_T = max_a Q(s_T, a)
 
-        with Q as it was when acting, the maximum rather than the action taken (Peng's Q(lambda)). This is the return of
-        generalized advantage estimation with V = max_a Q. Source: the paper, algorithm 1 and appendix."""
+        with the Q of the acting policy, and the maximum rather than the action taken (Peng's Q(lambda)). This is the
+        return of generalized advantage estimation with V = max_a Q. Source: the paper, algorithm 1 and appendix."""
         settings, value = self.settings, rollout.policy_outputs["value"]
         reward, done, last = bootstrap(self.policy, rollout, settings.discount)
         _, return_ = generalized_advantage(reward, value, done, last, settings.discount, settings.return_lambda)

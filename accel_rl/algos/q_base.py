@@ -38,7 +38,7 @@ class QAlgo(Algo):
         self.policy.epsilon = self.exploration.at(step)
 
     def sync_target(self, step: int, update: Update) -> None:
-        """Copies the policy into the target network if the rollout that began at this agent step has crossed a multiple
+        """Copies the policy into the target network if the rollout that began at this agent step has passed a multiple
         of target_interval_steps."""
         update.sync_target(self.target, (step + self.num_envs * self.horizon) // self.settings.target_interval_steps)
 
@@ -59,5 +59,5 @@ class QAlgo(Algo):
 
 def td_error(value: Tensor, td_target: Tensor, valid: Tensor) -> Tensor:
     """Returns  td_target - value  [...], 0 where a sample is not valid; gradients flow through value only."""
-    # Masked already here: of a nan, the gradient by a sum is nan, too.
+    # Mask before the sum: the sum's gradient of a nan is nan, too.
     return (td_target.detach() - value).masked_fill(~valid, 0.0)

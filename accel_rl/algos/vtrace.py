@@ -1,8 +1,8 @@
 """A2C with V-trace and the multi-batch strategy (Dalton et al. 2020, CuLE; Espeholt et al. 2018, IMPALA).
 
 The environments are divided into batches. While all of them keep stepping, one update is made every few steps, from the
-newest steps of the next batch: more and smaller updates than A2C makes from the same samples. Most of these samples
-were made with older parameters, which V-trace corrects.
+newest steps of the next batch. So there are more and smaller updates than A2C makes from the same samples. Most samples
+come from older parameters, which V-trace corrects.
 """
 
 import math
@@ -36,19 +36,19 @@ class VTraceSettings(AuxiliarySettings, ActorCriticSettings):
 
 
 class VTraceTargets(NamedTuple):
-    """What V-trace learns from, besides the steps themselves; [T, B] unless said otherwise."""
+    """The targets of V-trace; [T, B] unless stated otherwise."""
 
     reward: Tensor
     done: Tensor
     bootstrap_value: Tensor  # [B]
-    behaviour: Tensor  # log mu(a|s) of the policy that acted
+    behaviour: Tensor  # log mu(a|s) of the acting policy
 
 
 class VTrace(ActorCriticAlgo):
     """Learns while sampling: at every steps_per_update-th step, from the next batch of environments.
 
-    A sample is used batch_steps / (steps_per_update x batches) times. Rollouts that are merged from segments are
-    learned from whole, once; none of these three numbers matters then.
+    A sample is used batch_steps / (steps_per_update x batches) times. From rollouts that are merged from segments it
+    learns once, as a whole; these three numbers do not matter then.
     """
 
     Settings = VTraceSettings
@@ -122,7 +122,7 @@ class VTrace(ActorCriticAlgo):
         return rollout.sequences(), VTraceTargets(*following, behaviour), rollout.valid.sum()
 
     def loss(self, batch: Batch, targets: VTraceTargets, entropy_weight: Tensor) -> tuple[Tensor, Stats]:
-        """Returns `vtrace_loss` of the policy as it is now; batch [T, B, ...]."""
+        """Returns `vtrace_loss` of the current policy; batch [T, B, ...]."""
         return vtrace_loss(self.evaluate(batch), targets, batch.valid, self.settings, entropy_weight)
 
     def state_dict(self) -> dict[str, Any]:
@@ -140,7 +140,7 @@ def vtrace_loss(
 
         -log pi(a|s) A  +  value_weight (V(s) - v)^2  -  entropy_weight H(pi(.|s)).
 
-    v and A = rho (r + discount v' - V) are those of `returns.vtrace`, for the policy as it is now against the one that
+    v and A = rho (r + discount v' - V) are those of `returns.vtrace`, for the current policy against the one that
     acted, whose log mu(a|s) is `behaviour`. outputs, valid [T, B]. Gradients flow through outputs only. Returns the
     sum, and its terms as sums over valid samples, detached. Source: Dalton et al. 2020, appendix A.1.
     """
