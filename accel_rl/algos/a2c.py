@@ -6,9 +6,9 @@ from typing import NamedTuple
 from torch import Tensor
 
 from accel_rl.algos.actor_critic import ActorCriticAlgo, ActorCriticSettings, Outputs, actor_critic_loss
-from accel_rl.algos.auxiliary import AuxiliarySettings
+from accel_rl.algos.auxiliary_settings import AuxiliarySettings
 from accel_rl.algos.base import Stats
-from accel_rl.algos.batches import bootstrap, whole_batch
+from accel_rl.algos.batches import add_final_values, bootstrap, whole_batch
 from accel_rl.algos.returns import discounted_return, generalized_advantage
 from accel_rl.config.fields import basic_setting, setting
 from accel_rl.config.schedules import schedule_setting
@@ -42,13 +42,14 @@ class A2C(ActorCriticAlgo):
     Settings = A2CSettings
     settings: A2CSettings
 
-    def update_from(self, rollout: Rollout, step: int, update: Update) -> Stats:
+    def learn(self, rollout: Rollout, update: Update) -> Stats:
+        step, rollout = rollout.first_step, add_final_values(self.policy, rollout, self.settings.discount)
         batch, targets, num_samples = update.graphed(self.prepare, rollout)
         arguments = (batch, targets, self.scheduled("entropy_weight", step))
-        return self.minimize(update, arguments, num_samples, step)
+        return update.minimize(self.loss, arguments, num_samples, self.learning_rate(step))
 
     def prepare(self, rollout: Rollout) -> tuple[Batch, A2CTargets, Tensor]:
-        """Returns what an update needs: all steps, their targets, and how many of them are valid."""
+        """Returns all steps, their targets, and the number of valid steps."""
         settings, value = self.settings, rollout.policy_outputs["value"]  # [T, B], as it was when acting
         reward, done, bootstrap_value = bootstrap(self.policy, rollout, settings.discount)
         if settings.gae_lambda == 1:

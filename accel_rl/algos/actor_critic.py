@@ -1,26 +1,18 @@
-"""What the actor-critics share: settings of their network, running statistics, auxiliary tasks, and their loss."""
+"""Defines what actor-critics share: the settings of their network, running statistics, and the form of their loss."""
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
-import torch
 from torch import Tensor
 
-from accel_rl.algos.agent_tasks import AgentTasks
-from accel_rl.algos.auxiliary import AuxiliarySettings, AuxiliaryTasks, add_heads
 from accel_rl.algos.base import Algo, AlgoSettings, CoreSettings, MakeUpdate, RunInfo, Stats, masked_sum
-from accel_rl.algos.batches import add_final_values
 from accel_rl.algos.running_statistics import RunningMoments
 from accel_rl.config.fields import basic_setting, setting
-from accel_rl.config.queue_settings import AgentReplayConfig
 from accel_rl.errors import UsageError
 from accel_rl.models.actor_critic import ActorCritic, Network
-from accel_rl.models.distributions import Distribution
 from accel_rl.models.normalize import ReturnScale
 from accel_rl.models.trunks import initialize_by_fan_in, initialize_orthogonally
-from accel_rl.rollout import Batch, Rollout
-from accel_rl.updates import LossPart, Update
+from accel_rl.rollout import Batch
 
 
 @dataclass(frozen=True)
@@ -48,42 +40,20 @@ class ActorCriticSettings(CoreSettings, AlgoSettings):
 
 
 class ActorCriticAlgo(Algo):
-    """Acts and learns with an ActorCritic. Raises UsageError for settings of its network that do not fit together.
+    """An algorithm that acts and learns with an ActorCritic. A subclass writes `learn`, and usually a `loss`.
 
-    A subclass writes `update_from`, which calls `minimize`, and `loss`. If its settings are AuxiliarySettings, too, a
-    `learn` of its own learns nothing while `is_filling`, and passes what `draw_auxiliary` returns to each
-    `update.minimize`."""
+    Raises UsageError for settings of the network that do not fit together."""
 
     accepts_segments = True
     Settings: ClassVar[type[AlgoSettings]] = ActorCriticSettings
     policy: ActorCritic
     statistics: RunningMoments | None
-    _envs = slice(None)  # those whose steps are learned from now
 
     def __init__(self, *arguments: Any, **options: Any):
         super().__init__(*arguments, **options)
-        settings, norm = self.settings, self.policy.norm
+        norm, settings = self.policy.norm, self.settings
         scale = ReturnScale(self.local_envs, settings.discount) if settings.normalize_returns else None
         self.statistics = RunningMoments(norm, scale) if norm or scale else None
-        if isinstance(settings, AuxiliarySettings):
-            self.needs_terminal_frames = any(task.needs_terminal_frames for task in settings.auxiliary_tasks.values())
-
-    @cached_property
-    def auxiliary(self) -> AuxiliaryTasks | AgentTasks | None:
-        """The auxiliary tasks, if there are any. Read it only once `learns_from_segments` is set: then agents draw."""
-        settings = self.settings
-        if not (isinstance(settings, AuxiliarySettings) and settings.auxiliary_tasks):
-            return None
-        tasks_class = AgentTasks if self.learns_from_segments else AuxiliaryTasks
-        return tasks_class(self.spec, settings, self.local_envs, self.segment, self.policy.state_size > 0)
-
-    def agent_replay_config(self, num_agents: int) -> AgentReplayConfig | None:
-        return self.auxiliary.replay_config(num_agents) if isinstance(self.auxiliary, AgentTasks) else None
-
-    @property
-    def segment(self) -> int:
-        """Steps of each environment that an update learns from."""
-        return self.horizon
 
     def build_policy(self, network: Network | None) -> ActorCritic:
         settings, spec = self.settings, self.spec
@@ -100,76 +70,32 @@ class ActorCriticAlgo(Algo):
             settings.gaussian,
             settings.normalize_observations,
         )
-        by_fan_in = settings.initialization == "fan_in"
-        if by_fan_in:
+        if settings.initialization == "fan_in":
             initialize_by_fan_in(policy)
         elif settings.initialization == "orthogonal":
             initialize_orthogonally(policy)
             initialize_orthogonally(policy.policy_head, 0.01)
             initialize_orthogonally(policy.value_head, 1.0)
-        if isinstance(settings, AuxiliarySettings):
-            add_heads(policy, settings)
-            if by_fan_in:
-                with torch.random.fork_rng(devices=[]):  # what is drawn afterwards is as it would be without heads
-                    initialize_by_fan_in(policy.auxiliary_heads)
         return policy
 
     def validate(self, run: RunInfo) -> None:
-        """Raises UsageError for auxiliary tasks that do not fit the run or this machine, and if returns are to be
-        normalized, but rollouts are merged from segments."""
+        """Raises UsageError if returns are to be normalized, but rollouts are merged from segments."""
         if self.learns_from_segments and self.settings.normalize_returns:
             raise UsageError(
                 "normalize_returns=True needs all steps of each environment in their order, but sampler=queued merges "
                 "segments of any; use --no-normalize-returns, or --sampler alternating"
             )
-        if self.auxiliary:
-            self.auxiliary.validate(run, self.horizon, self.device)
 
     def setup(self, seed: int, make_update: MakeUpdate) -> None:
         if self.statistics:
             self.statistics.to(self.device)
-        if self.auxiliary:
-            self.replay = self.auxiliary.setup(self.policy, seed, self.device)
-            self.saves_replay = self.auxiliary.saves_replay
-
-    def learn(self, rollout: Rollout, update: Update) -> Stats:
-        """Makes the updates of a rollout, or of a window of some environments, unless nothing is to be learned yet."""
-        if self.is_filling:
-            return {}
-        step = rollout.first_step
-        if rollout.reward.device.type == "cpu":  # padding would take time
-            rollout = rollout.without_padding()
-        return self.update_from(add_final_values(self.policy, rollout, self.settings.discount), step, update)
-
-    def update_from(self, rollout: Rollout, step: int, update: Update) -> Stats:
-        """Makes updates by `minimize`; returns what `learn` does.
-
-        rollout: its rewards have the values of truncated episodes already, and it has no padding on a CPU. step: agent
-        steps of the whole run before it."""
-        raise NotImplementedError(f"{type(self).__name__} has neither learn nor update_from; write one of them")
-
-    def minimize(self, update: Update, batch: tuple[Any, ...], num_samples: Tensor, step: int) -> Stats:
-        """Makes one update: `update.minimize` of `loss` and of the auxiliary tasks, drawn anew, at step's rate."""
-        rate, extra = self.learning_rate(step), self.draw_auxiliary(update)
-        return update.minimize(self.loss, batch, num_samples, rate, extra_losses=extra)
-
-    def loss(self, *batch: Any) -> tuple[Tensor, Stats]:
-        """Returns the loss of what `minimize` was given, see `Update.minimize`."""
-        raise NotImplementedError(f"{type(self).__name__} has no loss, which its `minimize` needs")
 
     def evaluate(self, batch: Batch) -> "Outputs":
-        """Returns what the policy says now of a batch's steps."""
+        """Evaluates the current policy on a batch's steps."""
         parameters, value = self.policy.evaluate(batch.observation, batch.recurrent_inputs)
-        return Outputs.of(self.policy.distribution, parameters, value, batch.action)
-
-    @property
-    def is_filling(self) -> bool:
-        """Whether nothing is to be learned before the replay of the auxiliary tasks is full."""
-        return self.auxiliary is not None and self.auxiliary.is_filling
-
-    def draw_auxiliary(self, update: Update) -> list[LossPart]:
-        """Draws the auxiliary tasks' parts of the next update's loss."""
-        return self.auxiliary.draw(update, self._envs) if self.auxiliary else []
+        distribution = self.policy.distribution
+        log_probability = distribution.log_probability(parameters, batch.action)
+        return Outputs(log_probability, distribution.entropy(parameters), value)
 
     def state_dict(self) -> dict[str, Any]:
         return {"local": self.statistics.local_state_dict()} if self.statistics else {}
@@ -180,16 +106,11 @@ class ActorCriticAlgo(Algo):
 
 
 class Outputs(NamedTuple):
-    """What a policy says of steps: log pi(a|s) of the actions taken, the entropy of pi(.|s), and V(s), each [...]."""
+    """A policy's outputs for steps: log pi(a|s) of the actions taken, the entropy of pi(.|s), and V(s), each [...]."""
 
     log_probability: Tensor
     entropy: Tensor
     value: Tensor
-
-    @classmethod
-    def of(cls, distribution: Distribution, parameters: Tensor, value: Tensor, action: Tensor) -> "Outputs":
-        """Returns the outputs of parameters [..., P] of the action distribution."""
-        return cls(distribution.log_probability(parameters, action), distribution.entropy(parameters), value)
 
 
 def actor_critic_loss(
@@ -197,7 +118,7 @@ def actor_critic_loss(
 ) -> tuple[Tensor, Stats]:
     """Computes the sum over valid samples of  -gain  +  value_weight value_error  -  entropy_weight H(pi(.|s)).
 
-    gain: what the policy is to increase, value_error: what the value is to decrease, valid; each [...]. settings: with
+    gain: what the policy increases; value_error: what the value decreases; valid: each [...]. settings: have
     value_weight. Returns the sum, and its terms as sums over valid samples, detached."""
     policy_loss, value_loss = -masked_sum(gain, valid), masked_sum(value_error, valid)
     entropy = masked_sum(outputs.entropy, valid)

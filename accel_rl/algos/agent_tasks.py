@@ -1,5 +1,5 @@
-"""Auxiliary tasks with the queued sampler, as in GUNREAL: agents keep the replays, draw from them, and send what they
-have drawn with their segments (Shirahata et al. 2018, section 3, Algorithms 6 and 9).
+"""Auxiliary tasks with the queued sampler, as in GUNREAL: agents keep the replays, draw from them, and send the draws
+with their segments (Shirahata et al. 2018, section 3, Algorithms 6 and 9).
 """
 
 import math
@@ -17,7 +17,6 @@ from accel_rl.algos.replay_settings import saves
 from accel_rl.config.queue_settings import AgentReplayConfig
 from accel_rl.errors import UsageError
 from accel_rl.hardware.host_memory import check_fits
-from accel_rl.models.actor_critic import ActorCritic
 from accel_rl.replay.sequences import sequence_bytes
 from accel_rl.rollout import Rollout
 from accel_rl.updates import LossPart, Update
@@ -26,36 +25,30 @@ Prepared = PreparedSequences | PreparedWindows
 
 
 class AgentTasks(AuxiliaryTasks):
-    """Learns from what the agents have drawn, as it comes with each rollout; the learner keeps no replay.
+    """Auxiliary tasks that learn from the agents' draws, which come with each rollout; the learner keeps no replay.
 
-    With several updates for a rollout, as in PPO, each learns from all of it. num_envs: columns of a rollout."""
-
-    _seed = 0  # until `setup`
+    If a rollout brings several updates, as in PPO, each learns from all of its draws."""
 
     @property
     def is_filling(self) -> bool:
         return False
 
-    @property
-    def saves_replay(self) -> bool:
-        return False  # those of the agents are part of the sampler's state
-
-    def replay_config(self, num_agents: int) -> AgentReplayConfig:
-        """Returns what each agent is to keep and to draw, by the seed of `setup`."""
+    def agent_replay_config(self, num_agents: int, seed: int) -> AgentReplayConfig:
+        """Returns what each agent keeps and draws. num_agents: at the start; seed: of the draws."""
         settings = self.settings
         return AgentReplayConfig(
             size=settings.auxiliary_replay_steps,
             sequence_steps=self.sequence_steps,
-            tasks=tuple(settings.auxiliary_tasks),
+            tasks=settings.task_names,
             pixel_control_cell=settings.pixel_control_cell,
             pixel_control_discount=settings.pixel_control_discount,
             discount=settings.discount,
             waits=settings.auxiliary_start != "at_once",
             in_checkpoints=saves(settings.checkpoint_replay, self._bytes_of(num_agents)),
-            seed=self._seed,
+            seed=seed,
         )
 
-    def validate(self, run: RunInfo, horizon: int, device: torch.device) -> None:
+    def validate(self, run: RunInfo) -> None:
         """Raises UsageError for settings that agents cannot follow, or replays that do not fit into memory."""
         settings = self.settings
         if self.is_recurrent:
@@ -73,22 +66,21 @@ class AgentTasks(AuxiliaryTasks):
         check_fits(num_bytes, settings.auxiliary_replay_steps, "auxiliary_replay_steps", torch.device("cpu"), way_out)
 
     def _bytes_of(self, num_agents: int) -> int:
-        """Returns the bytes of the agents' replays, which are laid out as the learner's would be."""
-        return sequence_bytes(self.spec, num_agents, self.settings.auxiliary_replay_steps)
+        """Returns the bytes of the agents' replays, which have the layout of a learner's."""
+        return sequence_bytes(self.algo.spec, num_agents, self.settings.auxiliary_replay_steps)
 
-    def setup(self, policy: ActorCritic, seed: int, device: torch.device) -> None:
-        """Makes the tasks; the learner keeps no replay."""
-        self._seed = seed
+    def setup(self, seed: int) -> None:
+        """Makes the tasks."""
         self._drawn: dict[str, dict[str, Tensor]] = {}
-        self.tasks = [task(policy, None, self.settings) for task in self.settings.auxiliary_tasks.values()]
+        self._make_tasks()
 
     def store(self, rollout: Rollout) -> Rollout:
-        """Keeps what agents have drawn until the next rollout; returns the rollout without it."""
+        """Keeps the agents' draws until the next rollout; returns the rollout without them."""
         self._drawn, self._num_segments = rollout.auxiliary or {}, rollout.num_segments
         return replace(rollout, terminal_frames=None, auxiliary=None)
 
-    def draw(self, update: Update, envs: slice = slice(None)) -> list[LossPart]:
-        """Returns the tasks' parts of a loss on what came with the rollout, whatever envs are."""
+    def draw(self, update: Update) -> list[LossPart]:
+        """Returns the tasks' parts of a loss on the draws that came with the rollout."""
         parts = []
         for task in self.tasks:
             if drawn := self._drawn.get(task.name):
@@ -97,8 +89,8 @@ class AgentTasks(AuxiliaryTasks):
         return parts
 
     def _parts(self, batch: Prepared, update: Update) -> Iterator[Prepared]:
-        """Returns the batch, which has one shape on a GPU; on a CPU without columns in which nothing was drawn, in
-        parts whose observations are not larger than `update` allows."""
+        """Yields the batch: on a GPU as it is, always with the same shape; on a CPU without empty columns, in parts
+        whose observations are not larger than `update` allows."""
         num_steps = batch.num_steps
         if num_steps.device.type != "cpu":
             yield batch
@@ -107,12 +99,12 @@ class AgentTasks(AuxiliaryTasks):
         drawn = batch.num_steps > 0
         if not drawn.all():
             batch = _columns(batch, drawn)
-        elements = len(batch.rows) * math.prod(self.spec.observation_shape)
+        elements = len(batch.rows) * math.prod(self.algo.spec.observation_shape)
         step = max(1, update.slice_elements // elements)
         for start in range(0, len(batch.num_steps), step):
             yield _columns(batch, slice(start, start + step))
 
 
 def _columns(batch: Any, chosen: Any) -> Any:
-    """Returns some columns of prepared sequences or windows, where columns come first, or behind time."""
+    """Returns some columns of prepared sequences or windows; columns are the first axis, or the second behind time."""
     return type(batch)(*(None if x is None else x[chosen] if x.dim() == 1 else x[:, chosen] for x in batch))

@@ -1,11 +1,11 @@
 """The auxiliary tasks of UNREAL: pixel control, value replay, reward prediction (Jaderberg et al. 2017).
 
-Each draws from a replay of sequences and has a loss beside the actor-critic's, on the same network. Losses are sums
-over environments, steps and cells, one sequence (or window) for each environment; the update divides them by the number
-of samples of the actor-critic's loss, so that one weight fits all numbers of environments. Equations are those of
-Shirahata et al. 2018 (GUNREAL), Algorithm 2, with its max_a Q(s_i, a) in line 22 read as Q(s_i, a_i).
-With the queued sampler, agents draw the sequences and compute their targets, as in GUNREAL: these come as `Prepared...`
-and have the same losses.
+Each task draws from a replay of sequences and adds a loss to the actor-critic's, on the same network. Losses are sums
+over environments, steps and cells, with one sequence (or window) for each environment. The update divides them by the
+number of samples of the actor-critic's loss, so that one weight fits all numbers of environments. Equations are those
+of Shirahata et al. 2018 (GUNREAL), Algorithm 2, with its max_a Q(s_i, a) in line 22 read as Q(s_i, a_i).
+With the queued sampler, agents draw the sequences and compute their targets, as in GUNREAL. These arrive as
+`Prepared...` and have the same losses.
 Shapes: L steps of a sequence, b environments, h x w cells of a picture, A actions.
 """
 
@@ -29,12 +29,12 @@ from accel_rl.stacks import sliding_stacks
 
 
 class PreparedSequences(NamedTuple):
-    """b sequences of at most L steps, time first, with their targets; behind the end stands anything finite, and
-    any action that there is.
+    """A batch of b sequences of at most L steps, time first, with their targets. Values behind the end are arbitrary,
+    but finite, and actions exist.
 
-    rows [h + L + 1, b, *row]: what was seen before each step and after the last one, after h = frame_stack - 1 rows of
-        history, which are blank where they are older than the episode.
-    target [L, b, ...]: what is to be learned of each step. num_steps [b]: of each sequence; 0: nothing was drawn.
+    rows [h + L + 1, b, *row]: the rows before each step and after the last one, after h = frame_stack - 1 rows of
+        history. Rows older than the episode are blank.
+    target [L, b, ...]: the target of each step. num_steps [b]: the length of each sequence; 0: nothing was drawn.
     action [L, b, *A]: None where the task does not need it."""
 
     rows: Tensor
@@ -49,8 +49,8 @@ class PreparedSequences(NamedTuple):
 
 
 class PreparedWindows(NamedTuple):
-    """b windows of three consecutive states: rows [h + 3, b, *row], reward_class [b], num_steps [b] 1, or 0 where
-    nothing was drawn."""
+    """A batch of b windows of three consecutive states: rows [h + 3, b, *row], reward_class [b], and num_steps [b]: 1,
+    or 0 if nothing was drawn."""
 
     rows: Tensor
     reward_class: Tensor
@@ -58,15 +58,13 @@ class PreparedWindows(NamedTuple):
 
 
 class AuxiliaryTask(ABC):
-    """A loss on what is drawn from a replay. settings: AuxiliarySettings; weight: of its loss.
-
-    replay: the learner's; None: agents draw."""
+    """A loss on draws from a replay. settings: AuxiliarySettings. replay: the learner's; None: agents draw."""
 
     name: ClassVar[str]
     needs_terminal_frames: ClassVar[bool] = False
-    """Whether the true last frames of terminated episodes matter to it."""
+    """Whether it needs the true last frames of terminated episodes."""
     Prepared: ClassVar[type[PreparedSequences] | type[PreparedWindows]] = PreparedSequences
-    """What an agent draws for it."""
+    """The form of an agent's draws for it."""
 
     def __init__(self, policy: ActorCritic, replay: SequenceReplay | None, settings: Any):
         self.policy, self.settings = policy, settings
@@ -76,15 +74,15 @@ class AuxiliaryTask(ABC):
 
     @staticmethod
     def make_head(policy: ActorCritic, settings: Any) -> nn.Module | None:
-        """Returns the task's own layers, if it has any. Raises UsageError where the task is impossible."""
+        """Returns the task's own layers, if any. Raises UsageError if the task is impossible in the environment."""
         return None
 
     def draw(self, noise: Tensor, envs: Tensor, rows: DrawnRows) -> SequenceBatch | WindowBatch:
-        """Draws for some environments [b] by noise of all of them [B, 2]; enqueues the same operations each time."""
+        """Draws for some environments [b], by noise for all of them [B, 2]; enqueues the same operations each time."""
         return self.replay.gather_sequences(*self.replay.choose_sequences(noise, rows, envs))
 
     def loss(self, batch: Any) -> tuple[Tensor, Stats]:
-        """Returns the weighted loss, a sum, and itself as a term to log; of what `draw` returns, or an agent has."""
+        """Returns the weighted loss, a sum, of what `draw` or an agent has drawn; and the same as a term to log."""
         is_prepared = isinstance(batch, self.Prepared)
         loss_sum = self.weight * (self.prepared_loss_sum(batch) if is_prepared else self.loss_sum(batch))
         return loss_sum, {f"{self.name}_loss": loss_sum.detach()}
@@ -95,18 +93,18 @@ class AuxiliaryTask(ABC):
 
     @abstractmethod
     def prepared_loss_sum(self, batch: Any) -> Tensor:
-        """Returns the same of what an agent has drawn."""
+        """Returns the same for an agent's draws."""
 
     def seen(self, rows: Tensor, count: int) -> Tensor:
-        """Returns what the network sees at the first rows [count, b, *O] of rows [h + ..., b, *row]: stacks are views,
-        oldest first."""
+        """Returns the observations [count, b, *O] at the first of rows [h + ..., b, *row]; stacks are views, oldest
+        first."""
         shape = self.policy.input_shape
         if rows.dim() - 2 == len(shape):
             return rows[:count]
         return sliding_stacks(rows, shape[0])[:count]
 
     def encode(self, batch: SequenceBatch) -> list[Tensor]:
-        """Returns what the heads see at all L + 1 rows of the sequences, see `ActorCritic.encode`.
+        """Returns the heads' inputs at all L + 1 rows of the sequences, see `ActorCritic.encode`.
 
         Recurrent cores start from a zero state, as in UNREAL."""
         inputs = None
@@ -117,7 +115,7 @@ class AuxiliaryTask(ABC):
 
 
 class PixelControl(AuxiliaryTask):
-    """Learns how each action changes each part of the picture from now on: n-step Q-learning for each cell."""
+    """Learns how each action will change each part of the picture: n-step Q-learning for each cell."""
 
     name = "pixel_control"
     needs_terminal_frames = True
@@ -155,7 +153,7 @@ class PixelControl(AuxiliaryTask):
         return half_squared_error(of_action(q, batch.action), batch.target, batch.valid)
 
     def _q(self, encoded: Tensor) -> Tensor:
-        """Returns Q [T, b, A, h, w] of what the network makes of steps [T, b, F]."""
+        """Returns Q [T, b, A, h, w] of encoded steps [T, b, F]."""
         q: Tensor = self.policy.auxiliary_heads[self.name](encoded.flatten(0, 1))
         return q.view(*encoded.shape[:2], *q.shape[1:])
 
@@ -226,7 +224,7 @@ def reward_class(reward: Tensor) -> Tensor:
 def pixel_change(frames: Tensor, cell: int) -> Tensor:
     """Returns the mean absolute difference of consecutive frames in each cell, float32 [L, b, h, w], in [0, 1].
 
-    frames: uint8 [L + 1, b, ..., H, W]; over channels, too, the mean is taken. Cells as `cell_grid` says.
+    frames: uint8 [L + 1, b, ..., H, W]; the mean is also over channels. `cell_grid` defines the cells.
     Source: Jaderberg et al. 2017, section 3.1; Shirahata et al. 2018, section 2.2."""
     H, W = frames.shape[-2:]
     h, w = cell_grid((H, W), cell)
@@ -240,16 +238,16 @@ def pixel_change(frames: Tensor, cell: int) -> Tensor:
 
 
 def at_end(values: Tensor, batch: SequenceBatch) -> Tensor:
-    """Returns what is behind the last step of each sequence [b, ...], of values [L + 1, b, ...] at all rows."""
+    """Returns the value [b, ...] behind the last step of each sequence, of values [L + 1, b, ...] at all rows."""
     return values[batch.valid.sum(0), torch.arange(values.shape[1], device=values.device)]
 
 
 @torch.no_grad()
 def replayed_return(reward: Tensor, batch: SequenceBatch, last_value: Tensor, discount: float) -> Tensor:
-    """Computes  R_i = r_i + discount R_{i+1}  of replayed sequences, with last_value behind the last step, or 0 if it
-    terminated.
+    """Computes  R_i = r_i + discount R_{i+1}  for replayed sequences, with last_value behind the last step, or 0 if
+    that terminated.
 
-    reward [L, b, ...], last_value [b, ...]; returns R [L, b, ...], which means nothing behind the end."""
+    reward [L, b, ...], last_value [b, ...]; returns R [L, b, ...], arbitrary behind the end."""
     more = (1,) * (reward.dim() - 2)
     following = return_ = last_value.masked_fill(batch.terminated.view(-1, *more), 0.0)
     returns = []

@@ -1,4 +1,4 @@
-"""The base class of all algorithms, the settings that they share, and the helpers of their losses."""
+"""Defines the base class of all algorithms, the settings that they share, and helpers of their losses."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from accel_rl.config.fields import basic_setting, setting
-from accel_rl.config.queue_settings import AgentReplayConfig
 from accel_rl.config.schedules import schedule, schedule_setting
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import UsageError
@@ -20,7 +19,7 @@ from accel_rl.rollout import Rollout
 from accel_rl.updates import Update
 
 Stats = dict[str, Tensor]
-"""What to log of one or several updates: 0-d, or [U] with an entry for each update."""
+"""Statistics to log: 0-d for one update, or [U] with an entry for each of several updates."""
 
 MakeUpdate = Callable[[nn.Module], Update]
 Module = TypeVar("Module", bound=nn.Module)
@@ -28,7 +27,7 @@ Module = TypeVar("Module", bound=nn.Module)
 
 @dataclass(frozen=True)
 class AlgoSettings:
-    """What every algorithm has; subclass it to add settings, each becomes a flag."""
+    """The settings of every algorithm. Subclass it to add settings; each becomes a flag."""
 
     discount: float = basic_setting(0.99, "discount of future rewards, per step", least=0, most=1)
     learning_rate: float = basic_setting(7e-4, "step size of the optimizer", above=0, most=1e6)
@@ -40,80 +39,80 @@ class AlgoSettings:
 
 @dataclass(frozen=True)
 class CoreSettings:
-    """What algorithms with a recurrent core have besides; derive settings from it and from AlgoSettings."""
+    """The settings of a recurrent core. Derive an algorithm's settings from it and from AlgoSettings."""
 
     core: str = basic_setting("none", "recurrent core after the network", choices=("none", "lstm", "gru"))
     core_size: int = setting(256, "units of the recurrent core", least=1)
     previous_inputs: bool = setting(False, "the recurrent core also sees the last action and the last reward")
 
     def check_core(self) -> None:
-        """Raises UsageError for inputs of a core that there is not."""
+        """Raises UsageError for inputs of a core if there is no core."""
         if self.previous_inputs and self.core == "none":
             raise UsageError("previous_inputs are inputs of a recurrent core; use core=lstm or core=gru with them")
 
 
 class RunInfo(NamedTuple):
-    """What `Algo.validate` is told of the run.
+    """The run, as `Algo.validate` sees it.
 
-    steps: agent steps of the whole run. num_envs: environments of all learners, also of those that do not update
-    together; with the queued sampler its agents, at the start. devices: of the learners on this machine; those on GPUs
-    while the algorithm is on the CPU are for other processes: leave their memory alone."""
+    steps: agent steps of the whole run. num_envs: environments of all learners, also of learners that do not update
+    together; with the queued sampler, its agents at the start. devices: the devices of the learners on this machine. If
+    the algorithm is on the CPU, GPUs among them belong to other processes: do not use their memory."""
 
     steps: int
     num_envs: int
     devices: tuple[str, ...] = ()
 
     def leaves_gpus_alone(self, device: torch.device) -> bool:
-        """Tells whether an algorithm on this device, a CPU, is there to check settings for learners on GPUs."""
+        """Tells whether an algorithm on this device, a CPU, only checks settings for learners on GPUs."""
         return device.type == "cpu" and any(each != "cpu" for each in self.devices)
 
 
+class Window(NamedTuple):
+    """The past steps that `Algo.on_step` learns from.
+
+    steps: how many steps back it looks. envs_to_update(t): the environments whose last steps it learns from before step
+    t of a rollout; None: there is no update. This is called ahead of time and more than once."""
+
+    steps: int
+    envs_to_update: Callable[[int], slice | None]
+
+
 class RunningStatistics(Protocol):
-    """Running moments that acting and learning depend on, such as those of observations and of returns."""
+    """Running moments that acting and learning depend on, such as those of observations and returns."""
 
     def update(self, rollout: Rollout, update: Update) -> None:
-        """Takes the rollout into the moments, after learning from it."""
+        """Adds the rollout to the moments, after learning from it."""
 
     def normalize(self, rollout: Rollout) -> Rollout:
-        """Returns the rollout with its rewards as they are to be learned from."""
+        """Returns the rollout with the rewards to learn from."""
 
     def shared_buffers(self) -> dict[str, Tensor]:
-        """Returns the moments' tensors by name, float64, which are the same for all learners."""
+        """Returns the moments by name, float64. All learners have the same ones."""
 
 
 class Algo(ABC):
-    """A method: how it acts (`policy`) and how it learns (`learn`, `on_step`).
+    """An algorithm: how it acts (`policy`) and how it learns (`learn`, `on_step`).
 
-    A subclass overrides `learn` and whichever of the eight other methods below it needs.
+    A subclass overrides `learn`, and those of the other seven methods in the first section that it needs.
 
     spec: what the environments show and take. settings: an instance of `Settings`. schedule_steps: agent steps over
-    which schedules run. num_envs: of all learners that update together; horizon: of a rollout. network: makes the
-    trunk in place of the default one. local_envs: this learner's part of num_envs (all by default), the columns of its
-    rollouts.
+    which schedules run. num_envs: environments of all learners that update together. horizon: steps of a rollout.
+    network: makes the trunk in place of the default one. local_envs: this learner's part of num_envs (all by default),
+    the columns of its rollouts. learns_from_segments: rollouts are merged from segments (--sampler queued).
     """
 
     Settings: ClassVar[type[AlgoSettings]] = AlgoSettings
     defaults: ClassVar[dict[str, Any]] = {}
-    """For a class without a preset: settings of the run as a preset's YAML has them, some under pixels or vectors, and
-    some of these under box."""
-
-    window_steps: int = 0
-    """How many steps back `on_step` looks; 0: it does not look at the rollout that is being sampled."""
+    """For a class without a preset: settings of the run, laid out like a preset's YAML. Some may stand under pixels or
+    vectors, and within these under box."""
     accepts_segments: ClassVar[bool] = False
-    """Whether it can learn from rollouts that are merged from segments (--sampler queued)."""
-    learns_from_segments: bool = False
-    """Whether its rollouts are such; the run sets it, before `setup`."""
-    needs_terminal_frames: bool = False
-    """Whether rollouts hold the true last frames of terminated episodes (`Rollout.terminal_frames`)."""
+    """Whether it can learn from rollouts that are merged from segments."""
+    window: Window | None = None
+    """The steps of the current rollout that `on_step` learns from; None: it does not look at the rollout."""
     statistics: RunningStatistics | None = None
-    inherited: frozenset[str] = frozenset()
-    """The names of the shared buffers of `statistics` that a trained policy has given (init_from); the run sets it."""
-    auxiliary: Any = None
-    """Auxiliary tasks: the run gives each rollout to their `store`, and what this returns to `learn`."""
+    """Running moments. The run updates them, and normalizes rollouts by them."""
     replay: Any = None
-    """What the algorithm learns from, if that is a replay; made by `setup`."""
-    saves_replay: bool = False
-    """Whether checkpoints hold the replay."""
+    """A replay that checkpoints include, made by `setup`; its attribute in_checkpoints may turn that off."""
 
     def __init__(
         self,
@@ -124,16 +123,18 @@ class Algo(ABC):
         horizon: int,
         network: Network | None = None,
         local_envs: int | None = None,
+        learns_from_segments: bool = False,
     ):
         self.spec, self.settings, self.schedule_steps = spec, settings, schedule_steps
         self.num_envs, self.horizon = num_envs, horizon
         self.local_envs = num_envs if local_envs is None else local_envs
+        self.learns_from_segments = learns_from_segments
         self.policy: Any = self.build_policy(network)
 
     # ---- what a subclass overrides ----
 
     def build_policy(self, network: Network | None) -> Any:
-        """Returns what acts (rollout.Policy), a module that holds all parameters that are learned."""
+        """Returns the policy (rollout.Policy), a module that holds all learned parameters."""
         return ActorCritic(self.spec, network)
 
     def validate(self, run: RunInfo) -> None:
@@ -148,16 +149,11 @@ class Algo(ABC):
     def before_rollout(self, step: int) -> None:
         """Sets what acting depends on besides parameters, such as epsilon. step: agent steps of the run so far."""
 
-    def envs_to_update(self, t: int) -> slice | None:
-        """Returns the environments whose last `window_steps` steps before step t of the rollout `on_step` learns from;
-        None: there is no update at this step. Asked only if window_steps is positive."""
-        return None
-
     def on_step(self, t: int, recent: Rollout | None, update: Update) -> Stats:
-        """Learns while sampling; returns what `learn` does.
+        """Learns while sampling; returns statistics like `learn`.
 
-        With window_steps it is called for each t at which `envs_to_update` names environments, before these choose
-        their actions of step t; recent holds their last window_steps steps. Without, it is called at every t, while the
+        With a window, it is called for each t at which `window.envs_to_update` names environments, before these choose
+        their actions of step t; recent holds their last steps. Without a window, it is called at every t, while the
         environments take step t, and recent is None."""
         return {}
 
@@ -165,46 +161,33 @@ class Algo(ABC):
     def learn(self, rollout: Rollout, update: Update) -> Stats:
         """Learns from a complete rollout, or stores it; changes parameters only through `update`.
 
-        Returns what to log, in the order of computation; the first value that is not finite ends the run."""
+        Returns statistics to log, in the order of computation; the first value that is not finite ends the run."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what a checkpoint needs beyond the policy, the optimizer's state, the shared buffers and the replay.
+        """Returns what a checkpoint needs beyond the policy, the optimizer state, the shared buffers and the replay.
 
-        What belongs to single environments goes under "local": a run that is resumed with another number of learners
+        The state of single environments goes under "local": a run that is resumed with another number of learners
         leaves it out."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes over what `state_dict` returned, perhaps without "local"."""
+        """Restores what `state_dict` returned, perhaps without "local"."""
 
-    # ---- what it offers to the run ----
-
-    def agent_replay_config(self, num_agents: int) -> AgentReplayConfig | None:
-        """Returns what agents of the queued sampler keep for auxiliary tasks, if they do.
-
-        num_agents: how many there are at the start."""
-        return None
-
-    # ---- what it offers to subclasses ----
+    # ---- what it offers ----
 
     @property
     def learns_on_step(self) -> bool:
-        """Whether the subclass has an `on_step` of its own."""
-        return type(self).on_step is not Algo.on_step
-
-    @property
-    def needs_first_rollout(self) -> bool:
-        """Whether its statistics have yet to be made of a run's first rollout, before anything can be learned."""
-        return self.statistics is not None and not self.statistics.shared_buffers().keys() <= self.inherited
+        """Whether `on_step` is to be called: the subclass has one, and rollouts are not merged from segments."""
+        return type(self).on_step is not Algo.on_step and not self.learns_from_segments
 
     @property
     def samples_per_update(self) -> int:
-        """How many samples one update of this learner learns from, about: how many threads that is worth follows."""
+        """The approximate number of samples of an update of this learner; it decides the number of threads."""
         return self.local_envs * self.horizon
 
     @property
     def device(self) -> torch.device:
-        """Where the policy is."""
+        """The device of the policy."""
         return next(iter(self.policy.parameters())).device  # type: ignore[no-any-return]
 
     def learning_rate(self, step: int) -> float:
@@ -212,13 +195,13 @@ class Algo(ABC):
         return self.scheduled("learning_rate", step)
 
     def scheduled(self, name: str, step: int) -> float:
-        """Returns the setting `name` at this agent step of the whole run, by the schedule that belongs to it."""
+        """Returns the setting `name` at this agent step of the whole run, by its schedule."""
         text = getattr(self.settings, f"{name.removesuffix('_weight')}_schedule")
         return schedule(text, getattr(self.settings, name), step, self.schedule_steps)
 
 
 def stack_stats(stats: Sequence[Stats]) -> Stats:
-    """Joins the statistics of several updates [U]; those that not every update has are stacked where they are."""
+    """Stacks the statistics of several updates to [U]; one that some updates lack has fewer entries."""
     names = {name: None for each in stats for name in each}
     if len(stats) == 1:
         return {name: stats[0][name].unsqueeze(0) for name in names}  # a view: nothing to launch on a GPU
@@ -226,12 +209,12 @@ def stack_stats(stats: Sequence[Stats]) -> Stats:
 
 
 def masked_sum(value: Tensor, valid: Tensor) -> Tensor:
-    """Returns the sum over valid samples, 0-d, whatever the invalid ones hold."""
+    """Returns the sum over valid samples, 0-d; the others may hold anything."""
     return value.masked_fill(~valid, 0.0).sum()  # not a product: 0 x nan is nan
 
 
 def frozen_copy(network: Module) -> Module:
-    """Returns a copy that is not learned, such as a target network."""
+    """Returns a copy without gradients, such as a target network."""
     copy = deepcopy(network).requires_grad_(False)
     keep_copies(copy)
     return copy

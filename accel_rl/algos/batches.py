@@ -1,6 +1,6 @@
-"""What is learned from of a rollout: batches with their targets, and the values of what follows.
+"""Makes batches of a rollout, with their targets, and computes the values of what follows it.
 
-Batches are all of it, or minibatches of samples or, for a recurrent policy, of whole sequences.
+A batch is the whole rollout or a minibatch: of samples, or of whole sequences for a recurrent policy.
 """
 
 from dataclasses import replace
@@ -18,8 +18,8 @@ Targets = TypeVar("Targets", bound=tuple[Tensor, ...])
 
 
 def check_minibatches(count: int, num_envs: int, horizon: int, is_recurrent: bool) -> None:
-    """Raises UsageError unless a learner's rollouts divide into that many minibatches: their samples, or for a
-    recurrent policy their sequences."""
+    """Raises UsageError unless a learner's rollouts divide into `count` minibatches of samples, or of sequences for a
+    recurrent policy."""
     if is_recurrent and num_envs % count:
         raise UsageError(
             f"a learner's envs={num_envs} sequences do not divide into minibatches={count}; change one of them"
@@ -32,8 +32,8 @@ def check_minibatches(count: int, num_envs: int, horizon: int, is_recurrent: boo
 
 
 def whole_batch(rollout: Rollout, targets: Targets) -> tuple[Batch, Targets, Tensor]:
-    """Returns all steps, samples [T x B, ...], or sequences [T, B, ...] for a recurrent policy; their targets; and how
-    many of them are valid."""
+    """Returns all steps, as samples [T x B, ...] or, for a recurrent policy, sequences [T, B, ...]; their targets; and
+    the number of valid steps."""
     if rollout.recurrent_inputs is not None:
         whole = rollout.sequences()
     else:
@@ -42,11 +42,11 @@ def whole_batch(rollout: Rollout, targets: Targets) -> tuple[Batch, Targets, Ten
 
 
 def minibatch(rollout: Rollout, targets: Targets, chosen: Tensor) -> tuple[Batch, Targets, Tensor]:
-    """Returns a part of the rollout, samples [N, ...] from anywhere in it, for a recurrent policy whole sequences
-    [T, b, ...]; their targets; and how many of these steps are valid.
+    """Returns a part of the rollout: samples [N, ...], or whole sequences [T, b, ...] for a recurrent policy; their
+    targets; and the number of valid steps.
 
-    chosen [N]: numbers of samples, for a recurrent policy of environments [b]: a part of an order that `random_orders`
-    has made.
+    chosen [N]: numbers of samples, or of environments [b] for a recurrent policy; a part of an order of
+    `random_orders`.
     """
     if rollout.recurrent_inputs is not None:
         batch, targets = rollout.sequences(chosen), map_leaves(lambda target: target[:, chosen], targets)
@@ -57,10 +57,10 @@ def minibatch(rollout: Rollout, targets: Targets, chosen: Tensor) -> tuple[Batch
 
 
 def random_orders(rollout: Rollout, num_epochs: int) -> Tensor:
-    """Returns a permutation for each epoch [epochs, N]: of the T x B samples, valid or not, or of the B sequences.
+    """Returns a permutation of the T x B samples, valid or not, or of the B sequences, for each epoch [epochs, N].
 
-    Padding behind segments is spread evenly, so that all parts of an order hold as many samples. All go to a GPU at
-    once, without waiting for it."""
+    Padding behind segments is spread evenly, so that all parts of an order hold equally many samples. All orders go to
+    a GPU at once, without waiting for it."""
     num_items = rollout.num_envs if rollout.recurrent_inputs is not None else rollout.reward.numel()
     orders = torch.stack([torch.randperm(num_items) for _ in range(num_epochs)])  # by the CPU's generator everywhere
     if rollout.num_segments is not None:
@@ -70,14 +70,14 @@ def random_orders(rollout: Rollout, num_epochs: int) -> Tensor:
 
 
 def _spread(orders: Tensor, is_padding: Tensor) -> Tensor:
-    """Returns orders [epochs, N] in which padding stands evenly between the others; both stay in their own order."""
+    """Returns orders [epochs, N] with the padding spread evenly; otherwise padding and samples keep their order."""
     place = torch.where(is_padding, is_padding.cumsum(1), (~is_padding).cumsum(1)) - 0.5
     count = torch.where(is_padding, is_padding.sum(1, keepdim=True), (~is_padding).sum(1, keepdim=True))
     return orders.gather(1, (place / count).argsort(1))
 
 
 class HasValue(Protocol):
-    """A policy, or a target network, that knows the value of an observation."""
+    """A policy or target network that estimates the value of an observation."""
 
     def step(
         self, observation: Tensor, recurrent_inputs: RecurrentInputs | None = None
@@ -89,8 +89,10 @@ class HasValue(Protocol):
 def add_final_values(policy: HasValue, rollout: Rollout, discount: float) -> Rollout:
     """Returns the rollout with the discounted value of each truncated episode's true last observation in its reward.
 
-    The result has no truncated episodes any more (K = 0), so that all of its shapes are those of every rollout, as a
-    CUDA graph needs it. One that is merged from segments has none, and is returned as it is."""
+    The result has no truncated episodes any more (K = 0), so that its shapes are those of every rollout, as a CUDA
+    graph needs it. On a CPU, where padding would cost time, the padding behind merged segments is removed."""
+    if rollout.reward.device.type == "cpu":
+        rollout = rollout.without_padding()
     steps, envs, inputs = rollout.final_step, rollout.final_env, rollout.recurrent_inputs
     if not len(steps):
         return rollout
@@ -105,10 +107,10 @@ def add_final_values(policy: HasValue, rollout: Rollout, discount: float) -> Rol
 
 @torch.no_grad()
 def bootstrap(policy: HasValue, rollout: Rollout, discount: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Computes the values of what follows a rollout of `add_final_values`.
+    """Computes the value of what follows a rollout that `add_final_values` has returned.
 
-    Returns reward [T, B], done [T, B], and the value [B] of the observation after step T - 1. Of segments, the rewards
-    hold all values of what follows; each is done at its last step.
+    Returns reward [T, B], done [T, B], and the value [B] of the observation after step T - 1. For merged segments, the
+    rewards include the values of what follows, and each segment is done at its last step.
     """
     assert not len(rollout.final_step), "add_final_values comes first"
     if rollout.bootstrap_value is not None:

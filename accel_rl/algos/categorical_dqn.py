@@ -17,7 +17,7 @@ from accel_rl.models.actor_critic import Network
 from accel_rl.models.q_network import QNetwork
 from accel_rl.replay.transitions import TransitionBatch
 
-MIN_PROBABILITY = 1e-6  # in divergences and as a priority
+MIN_PROBABILITY = 1e-6  # in divergences, and the least priority
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class CategoricalDQNSettings(DQNSettings):
 
 
 class CategoricalDQN(DQN):
-    """DQN with the cross-entropy to a projected distribution as its loss."""
+    """DQN whose loss is the cross-entropy to a projected distribution."""
 
     Settings = CategoricalDQNSettings
     settings: CategoricalDQNSettings
@@ -65,7 +65,7 @@ def cross_entropy_loss(
     Returns the sum; its terms as sums, detached; and each sample's priority [N], the divergence KL(td_target | p) with
     both clipped below at 1e-6. Source: Bellemare et al. 2017, algorithm 1; the priority as in Stooke & Abbeel's code.
     """
-    log_p = log_p.masked_fill(~valid.unsqueeze(-1), 0.0)  # here: of a nan, the gradient by a sum is nan, too
+    log_p = log_p.masked_fill(~valid.unsqueeze(-1), 0.0)  # before the sum, whose gradient of a nan is nan, too
     entropies = -(td_target * log_p).sum(-1)
     loss_sum = masked_sum(entropies if importance is None else entropies * importance, valid)
     p, q = td_target.clamp(min=MIN_PROBABILITY), log_p.detach().exp().clamp(min=MIN_PROBABILITY)

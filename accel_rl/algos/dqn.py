@@ -1,7 +1,7 @@
 """DQN, with double, dueling, prioritized and n-step learning as options (Mnih et al. 2015; Stooke & Abbeel 2018, 5.4).
 
-All samples go into a replay. For each rollout, enough batches are drawn from it that a sample is learned from
-`training_intensity` times on average, whatever the size of the batch and the number of environments.
+All samples go into a replay. For each rollout, so many batches are drawn from it that each sample is learned from
+`training_intensity` times on average, for any batch size and number of environments.
 """
 
 from dataclasses import dataclass
@@ -25,8 +25,8 @@ from accel_rl.rollout import Rollout
 from accel_rl.updates import Update
 from accel_rl.updates.trees import to_device
 
-MIN_PRIORITY = 1e-6  # or a sample that was once predicted right would never be drawn again
-MAX_PRIORITY = 1.0  # of the error, in the authors' code: as the Huber loss clips its gradient
+MIN_PRIORITY = 1e-6  # with 0, a sample that was predicted right would never be drawn again
+MAX_PRIORITY = 1.0  # as in the authors' code, like the Huber loss's gradient
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,9 @@ class DQN(QAlgo):
     settings: DQNSettings
     replay: Replay | None
     statistics: ReplayStatistics | None = None
-    _is_warm = False  # stays so when a run is resumed without its replay
-    _step = 0  # agent steps of the run before the rollout that is being sampled
-    _num_due = 0  # updates that the rollouts so far have brought and that are not made yet
+    _is_warm = False  # True stays True if a run is resumed without its replay
+    _step = 0  # agent steps of the run before the current rollout
+    _num_due = 0  # updates that are due, but not made yet
 
     def __init__(self, *arguments: Any, **options: Any):
         super().__init__(*arguments, **options)
@@ -74,13 +74,13 @@ class DQN(QAlgo):
         super().setup(seed, make_update)
         plan = self._plan()
         self.target = frozen_copy(self.policy)
-        self.replay, self.saves_replay = plan.make_replay(seed), plan.is_saved
+        self.replay = plan.make_replay(seed)
         self.batch_size, self.updates_per_rollout = plan.batch_size, plan.count_updates()
         self.num_learners = plan.num_learners
 
     @property
     def num_stored(self) -> int:
-        """Steps that the replays of all learners that update together have been given so far."""
+        """Steps that all learners that update together have stored so far."""
         return self.replay.num_appended * self.num_learners if self.replay else 0
 
     def before_rollout(self, step: int) -> None:
@@ -91,7 +91,7 @@ class DQN(QAlgo):
         self._step = step
 
     def on_step(self, t: int, recent: Rollout | None, update: Update) -> Stats:
-        """Makes step t's share of the updates that are due, while the environments take that step."""
+        """Makes step t's share of the due updates, while the environments take that step."""
         before, after = (self.updates_per_rollout * step // self.horizon for step in (t, t + 1))
         return self._learn_batches(min(after - before, self._num_due), update)
 
@@ -121,7 +121,7 @@ class DQN(QAlgo):
         return stats
 
     def draw_batch(self, update: Update) -> tuple[Tensor, TransitionBatch, Tensor]:
-        """Draws from the replay: returns indices [batch_size], samples on the network's device, how many are valid."""
+        """Draws from the replay; returns indices [batch_size], samples on the network's device, and the valid count."""
         assert self.replay
         noise = self.replay.draw_noise(self.batch_size)
         beta = torch.tensor(self.settings.importance_exponent(self._step), dtype=torch.float64)  # as probabilities are
@@ -130,7 +130,7 @@ class DQN(QAlgo):
         )
         batch, (num_samples, largest) = batch.to(self.device), to_device((num_samples, largest), self.device)
         if largest is not None:
-            largest = update.max(largest)  # of all learners that update together
+            largest = update.max(largest)  # over all learners that update together
             batch = batch._replace(importance=update.graphed(torch.div, batch.importance, largest))
         if self.statistics:
             batch = batch._replace(return_=update.graphed(self.statistics.return_scale.scale, batch.return_))
@@ -149,8 +149,7 @@ class DQN(QAlgo):
         return index, batch._replace(importance=weight), batch.valid.sum(), weight.max()
 
     def loss(self, batch: TransitionBatch) -> tuple[Tensor, Stats]:
-        """Returns `td_loss` against the target network's values: with `double`, for the action that the policy values
-        most, else for the one that the target network does."""
+        """Returns `td_loss` against the target network's values of its best actions or, with `double`, the policy's."""
         with torch.no_grad():
             output = self.target(batch.next_observation)  # [N, A], or of distributions [N, A, K]
             chooser = self.policy(batch.next_observation) if self.settings.double else output
@@ -158,8 +157,8 @@ class DQN(QAlgo):
         return self.td_loss(of_action(self.policy(batch.observation), batch.action), following, batch)
 
     def td_loss(self, value: Tensor, following: Tensor, batch: TransitionBatch) -> tuple[Tensor, Stats]:
-        """Returns the loss of what the network gives for the actions taken, against what the target network gives for
-        the best next ones; both as the network's head has them, [N] or [N, K]."""
+        """Returns the loss of the network's outputs for the actions taken, value, against the target network's outputs
+        for the best next actions, following; both [N] or [N, K], as the head computes them."""
         return huber_loss(value, batch.return_ + batch.bootstrap * following, batch.valid, batch.importance)
 
     def state_dict(self) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from torch import Tensor
 from accel_rl.config.fields import basic_setting, setting
 from accel_rl.errors import UsageError
 
-LEAST_ODDS = 1e-6  # the sum of all: much smaller ones are 0 in float32
+LEAST_ODDS = 1e-6  # least sum of all odds; much smaller ones are 0 in float32
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class ExplorationSettings:
 
     @property
     def odds(self) -> tuple[float, ...]:
-        """How likely each of the final values is, relative to each other."""
+        """The relative probability of each final value."""
         return self.epsilon_odds or (1,) * len(self.epsilon_final)
 
     def check_epsilons(self) -> None:
@@ -46,7 +46,7 @@ class ExplorationSettings:
 class Exploration:
     """Gives each environment's epsilon, which falls linearly from 1 to a final value.
 
-    settings: ExplorationSettings that `check_epsilons` accepts. device: where noise is drawn, so that no rollout waits
+    settings: ExplorationSettings that `check_epsilons` accepts. device: noise is drawn on it, so that no rollout waits
     for a copy. seed: of the draws of final values."""
 
     def __init__(self, settings: Any, num_envs: int, device: torch.device | str = "cpu", seed: int = 0):

@@ -51,7 +51,7 @@ class GA3C(A2C):
         return policy
 
     def validate(self, run: RunInfo) -> None:
-        """Raises UsageError for a value of learning in generalized advantages."""
+        """Raises UsageError for generalized advantages with the value as it is when learning."""
         super().validate(run)
         if self.settings.advantage_value == "learning" and self.settings.gae_lambda != 1:
             raise UsageError(
@@ -59,8 +59,8 @@ class GA3C(A2C):
                 "them"
             )
 
-    def update_from(self, rollout: Rollout, step: int, update: Update) -> Stats:
-        stats = super().update_from(rollout, step, update)
+    def learn(self, rollout: Rollout, update: Update) -> Stats:
+        stats = super().learn(rollout, update)
         count = stats.pop("num_samples").clamp(min=1)  # summed over the learners that update together
         if self.settings.loss_reduction == "mean":
             return stats
@@ -70,7 +70,7 @@ class GA3C(A2C):
         }
 
     def prepare(self, rollout: Rollout) -> tuple[Batch, A2CTargets, Tensor]:
-        """Returns what A2C's does, but for a gradient of the sum 0 as the number of samples: nothing is divided."""
+        """Returns A2C's batch and targets. For the gradient of the sum, num_samples is 0: nothing is divided."""
         batch, targets, num_samples = super().prepare(rollout)
         is_sum = self.settings.loss_reduction == "sum"
         return batch, targets, torch.zeros_like(num_samples) if is_sum else num_samples

@@ -1,7 +1,7 @@
 """The A3C paper's value methods, on-policy and without replay: n-step Q, one-step Q, one-step Sarsa.
 
-Source: Mnih et al. 2016, Algorithm S1 of the supplement and sections 4.1 to 4.3 of the paper. Here one learner has many
-environments, where they had many learners with one each.
+Source: Mnih et al. 2016, Algorithm S1 of the supplement and sections 4.1 to 4.3 of the paper. The paper has many
+learners with one environment each; here one learner has many environments.
 """
 
 from dataclasses import dataclass
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from accel_rl.algos.base import AlgoSettings, MakeUpdate, Stats, frozen_copy, masked_sum
+from accel_rl.algos.batches import add_final_values
 from accel_rl.algos.exploration import ExplorationSettings
 from accel_rl.algos.q_base import QAlgo, td_error
 from accel_rl.algos.returns import discounted_return
@@ -32,7 +33,7 @@ class OnlineQSettings(ExplorationSettings, AlgoSettings):
 
 
 class QBatch(NamedTuple):
-    """Samples with the values that theirs are to approach; all [N, ...]."""
+    """Samples with their TD targets; all [N, ...]."""
 
     observation: Tensor
     action: Tensor
@@ -41,7 +42,7 @@ class QBatch(NamedTuple):
 
 
 class _LastStep(NamedTuple):
-    """The last step of a rollout, from which Sarsa can learn once the next action is known; all [B, ...]."""
+    """The last step of a rollout. Sarsa learns from it once the next action is known. All [B, ...]."""
 
     observation: Tensor
     action: Tensor
@@ -56,29 +57,32 @@ class OnlineQ(QAlgo):
     Settings = OnlineQSettings
     settings: OnlineQSettings
 
-    _last: _LastStep | None = None  # of the rollout before
+    _last: _LastStep | None = None  # the last step of the previous rollout
 
     def setup(self, seed: int, make_update: MakeUpdate) -> None:
         super().setup(seed, make_update)
         self.target = frozen_copy(self.policy)
 
-    def update_from(self, rollout: Rollout, step: int, update: Update) -> Stats:
+    def learn(self, rollout: Rollout, update: Update) -> Stats:
+        step, rollout = rollout.first_step, add_final_values(self.target, rollout, self.settings.discount)
         if self.settings.target == "one_step_sarsa":
             batch, num_samples, self._last = update.graphed(self._sarsa, rollout, self._last)
         else:
             batch, num_samples = update.graphed(self._q, rollout)
-        if not len(batch.action):
-            return {}
-        return update.minimize(self.loss, batch, num_samples, self.learning_rate(step))
+        stats = {}
+        if len(batch.action):
+            stats = update.minimize(self.loss, batch, num_samples, self.learning_rate(step))
+        self.sync_target(step, update)
+        return stats
 
     def loss(self, observation: Tensor, action: Tensor, td_target: Tensor, valid: Tensor) -> tuple[Tensor, Stats]:
-        """Returns `squared_loss` of the policy as it is now; all [N, ...]."""
+        """Returns `squared_loss` of the current policy; all [N, ...]."""
         return squared_loss(of_action(self.policy(observation), action), td_target, valid)
 
     # ---- targets ----
 
     def _q(self, rollout: Rollout) -> tuple[QBatch, Tensor]:
-        """Returns all steps with n-step or one-step Q-learning targets, and how many of them are valid."""
+        """Returns all steps with n-step or one-step Q-learning targets, and the number of valid steps."""
         T, discount = rollout.horizon, self.settings.discount
         if self.settings.target == "n_step_q":
             best = self.target.step(rollout.observations(T, T + 1)[0])[1]
@@ -91,8 +95,8 @@ class OnlineQ(QAlgo):
         return _flat(batch), rollout.valid.sum()
 
     def _sarsa(self, rollout: Rollout, last: _LastStep | None) -> tuple[QBatch, Tensor, _LastStep]:
-        """Returns the last step before this rollout and all steps of this one but the last, how many of them are valid,
-        and this rollout's last step."""
+        """Returns the last step before this rollout and all but the last step of this one, the number of valid steps
+        among them, and this rollout's last step."""
         T = rollout.horizon
         seen = rollout.observations(0, T)
         values = self.target(seen.flatten(0, 1)).view(T, rollout.num_envs, -1)
@@ -102,7 +106,7 @@ class OnlineQ(QAlgo):
         if last is None:
             steps, taken = _LastStep(*(rows[:-1] for rows in steps)), taken[1:]
         else:
-            # Where an environment was replaced between the rollouts, what followed the last step is not known.
+            # If an environment was replaced between the rollouts, the step after its last one is unknown.
             last = last._replace(valid=last.valid & (last.done | ~rollout.reset[0]))
             steps = _LastStep(
                 *(torch.cat([row.unsqueeze(0), rows[:-1]]) for row, rows in zip(last, steps, strict=True))

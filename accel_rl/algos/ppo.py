@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from accel_rl.algos.actor_critic import ActorCriticAlgo, ActorCriticSettings, Outputs, actor_critic_loss
-from accel_rl.algos.auxiliary import AuxiliarySettings
+from accel_rl.algos.auxiliary_settings import AuxiliarySettings
 from accel_rl.algos.base import RunInfo, Stats, masked_sum, stack_stats
-from accel_rl.algos.batches import bootstrap, check_minibatches, minibatch, random_orders
+from accel_rl.algos.batches import add_final_values, bootstrap, check_minibatches, minibatch, random_orders
 from accel_rl.algos.returns import generalized_advantage
 from accel_rl.config.fields import basic_setting, setting
 from accel_rl.config.schedules import schedule_setting
@@ -42,7 +42,7 @@ class PPOSettings(AuxiliarySettings, ActorCriticSettings):
 
 
 class PPOTargets(NamedTuple):
-    """What PPO learns from, besides the steps themselves; each [T, B], or as many as the batch has."""
+    """PPO's targets: each [T, B], or with the shape of the batch."""
 
     advantage: Tensor
     return_: Tensor
@@ -61,9 +61,8 @@ class PPO(ActorCriticAlgo):
         return super().samples_per_update // self.settings.minibatches
 
     def validate(self, run: RunInfo) -> None:
-        """Raises UsageError if the samples, or with a core the environments, do not divide into minibatches.
-
-        Segments are merged to any number of samples: of these there must be as many as minibatches."""
+        """Raises UsageError if the samples, or with a core the environments, do not divide into minibatches. Merged
+        segments can have any number of samples, but not fewer than minibatches."""
         super().validate(run)
         count, envs, horizon = self.settings.minibatches, self.local_envs, self.horizon
         if self.learns_from_segments:
@@ -76,8 +75,9 @@ class PPO(ActorCriticAlgo):
             return
         check_minibatches(count, envs, horizon, self.policy.state_size > 0)
 
-    def update_from(self, rollout: Rollout, step: int, update: Update) -> Stats:
-        settings, stats, rate = self.settings, list[Stats](), self.learning_rate(step)
+    def learn(self, rollout: Rollout, update: Update) -> Stats:
+        settings, stats, step = self.settings, list[Stats](), rollout.first_step
+        rollout, rate = add_final_values(self.policy, rollout, settings.discount), self.learning_rate(step)
         coefficients = (self.scheduled("clip", step), self.scheduled("entropy_weight", step))
         orders = random_orders(rollout, settings.epochs)
         rollout, targets = update.graphed(self.prepare, rollout)
@@ -85,9 +85,7 @@ class PPO(ActorCriticAlgo):
             targets = targets._replace(advantage=standardized(targets.advantage, rollout.valid, update))
         for order in orders:
             parts = order.chunk(settings.minibatches)  # of segments perhaps fewer
-            stats += update.repeat(
-                self.update_on, parts, rate, rollout, targets, coefficients, by_one=self.auxiliary is None
-            )
+            stats += update.repeat(self.update_on, parts, rate, rollout, targets, coefficients)
             if settings.target_kl is not None and self._is_too_far(stats[-len(parts) :], update):
                 break
         return stack_stats(stats)
@@ -105,13 +103,12 @@ class PPO(ActorCriticAlgo):
         batch, part, num_samples = update.graphed(minibatch, rollout, targets, chosen)
         if self.settings.normalize_advantage == "minibatch":
             part = part._replace(advantage=standardized(part.advantage, batch.valid, update))
-        extra = self.draw_auxiliary(update)
-        return update.minimize(self.loss, (batch, part, *coefficients), num_samples, learning_rate, extra_losses=extra)
+        return update.minimize(self.loss, (batch, part, *coefficients), num_samples, learning_rate)
 
     def prepare(self, rollout: Rollout) -> tuple[Rollout, PPOTargets]:
-        """Returns the rollout, so that all minibatches find it in one place on a GPU, and the targets of all steps;
-        advantages are as they are, not standardized."""
-        settings, outputs = self.settings, rollout.policy_outputs  # value and distribution as they were when acting
+        """Returns the rollout, so that all minibatches find it in one place on a GPU, and the targets of all steps.
+        Advantages are not standardized."""
+        settings, outputs = self.settings, rollout.policy_outputs  # value and distribution of the acting policy
         reward, done, bootstrap_value = bootstrap(self.policy, rollout, settings.discount)
         advantage, return_ = generalized_advantage(
             reward, outputs["value"], done, bootstrap_value, settings.discount, settings.gae_lambda
@@ -120,7 +117,7 @@ class PPO(ActorCriticAlgo):
         return rollout, PPOTargets(advantage, return_, outputs["value"], old_log_probability)
 
     def _is_too_far(self, epoch: list[Stats], update: Update) -> bool:
-        """Tells whether the policy has left the one that acted; waits for the GPU, the price of target_kl."""
+        """Tells whether the policy is too far from the one that acted. Waits for a GPU, the price of target_kl."""
         assert self.settings.target_kl is not None
         kl = torch.stack([each["approx_kl"] for each in epoch]).mean()
         return bool(update.max(kl) > 1.5 * self.settings.target_kl)

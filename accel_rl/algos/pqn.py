@@ -1,7 +1,7 @@
 """PQN: Q(lambda) from parallel environments, without replay and target network (Gallici et al. 2025).
 
 "Simplifying Deep Temporal Difference Learning", ICLR 2025, section 4 and algorithm 1. Layer normalization
-(`--layer-norm`) takes the part of the target network: it keeps the values from growing without bounds.
+(`--layer-norm`) replaces the target network: it keeps the values from growing without bounds.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from accel_rl.algos.base import AlgoSettings, CoreSettings, RunInfo, Stats, masked_sum, stack_stats
-from accel_rl.algos.batches import bootstrap, check_minibatches, minibatch, random_orders
+from accel_rl.algos.batches import add_final_values, bootstrap, check_minibatches, minibatch, random_orders
 from accel_rl.algos.exploration import ExplorationSettings
 from accel_rl.algos.q_base import QAlgo, td_error
 from accel_rl.algos.returns import generalized_advantage
@@ -34,7 +34,7 @@ class PQNSettings(ExplorationSettings, CoreSettings, AlgoSettings):
 
 
 class PQNTargets(NamedTuple):
-    """What PQN learns from besides the steps themselves: [T, B], or as many as the batch has."""
+    """PQN's targets: [T, B], or with the shape of the batch."""
 
     return_: Tensor
 
@@ -71,8 +71,10 @@ class PQN(QAlgo):
         super().validate(run)
         check_minibatches(self.settings.minibatches, self.local_envs, self.horizon, self.policy.state_size > 0)
 
-    def update_from(self, rollout: Rollout, step: int, update: Update) -> Stats:
-        rate, orders = self.learning_rate(step), random_orders(rollout, self.settings.epochs)
+    def learn(self, rollout: Rollout, update: Update) -> Stats:
+        rate = self.learning_rate(rollout.first_step)
+        rollout = add_final_values(self.policy, rollout, self.settings.discount)
+        orders = random_orders(rollout, self.settings.epochs)
         rollout, targets = update.graphed(self.prepare, rollout)
         stats: list[Stats] = []
         for order in orders:
@@ -91,8 +93,8 @@ class PQN(QAlgo):
 
             R_t = r_t + g (1 - done_t) [(1 - lambda) max_a Q(s_{t+1}, a) + lambda R_{t+1}],    R_T = max_a Q(s_T, a)
 
-        with Q as it was when acting, the maximum rather than the action taken (Peng's Q(lambda)). This is the return of
-        generalized advantage estimation with V = max_a Q. Source: the paper, algorithm 1 and appendix."""
+        with the Q of the acting policy, and the maximum rather than the action taken (Peng's Q(lambda)). This is the
+        return of generalized advantage estimation with V = max_a Q. Source: the paper, algorithm 1 and appendix."""
         settings, value = self.settings, rollout.policy_outputs["value"]
         reward, done, last = bootstrap(self.policy, rollout, settings.discount)
         _, return_ = generalized_advantage(reward, value, done, last, settings.discount, settings.return_lambda)

@@ -1,25 +1,22 @@
-"""What the Q-learning methods share: epsilon-greedy actions, a target network, scaled returns, TD errors."""
+"""Defines what Q-learning methods share: epsilon-greedy actions, a target network, scaled returns, TD errors."""
 
 from typing import Any
 
 from torch import Tensor
 
-from accel_rl.algos.base import Algo, MakeUpdate, RunInfo, Stats
-from accel_rl.algos.batches import add_final_values
+from accel_rl.algos.base import Algo, MakeUpdate, RunInfo
 from accel_rl.algos.exploration import Exploration
 from accel_rl.algos.running_statistics import RunningMoments
 from accel_rl.models.actor_critic import Network
 from accel_rl.models.bf16_weights import refresh
 from accel_rl.models.q_network import QNetwork
-from accel_rl.rollout import Rollout
 from accel_rl.updates import Update
 
 
 class QAlgo(Algo):
-    """Acts epsilon-greedily; its settings are ExplorationSettings, too.
+    """An algorithm that acts epsilon-greedily; its settings also derive from ExplorationSettings.
 
-    A subclass writes `update_from`, or has a `learn` of its own. If its `setup` makes a `target`, this is in
-    checkpoints; settings then have target_interval_steps."""
+    If a subclass's `setup` makes a `target`, checkpoints include it; settings then have target_interval_steps."""
 
     settings: Any
     policy: QNetwork
@@ -40,21 +37,8 @@ class QAlgo(Algo):
     def before_rollout(self, step: int) -> None:
         self.policy.epsilon = self.exploration.at(step)
 
-    def learn(self, rollout: Rollout, update: Update) -> Stats:
-        step, network = rollout.first_step, self.policy if self.target is None else self.target
-        stats = self.update_from(add_final_values(network, rollout, self.settings.discount), step, update)
-        if self.target is not None:
-            self.sync_target(step, update)
-        return stats
-
-    def update_from(self, rollout: Rollout, step: int, update: Update) -> Stats:
-        """Makes updates; returns what `learn` does.
-
-        rollout: its rewards have the values of truncated episodes already. step: agent steps of the run before it."""
-        raise NotImplementedError(f"{type(self).__name__} has neither learn nor update_from; write one of them")
-
     def sync_target(self, step: int, update: Update) -> None:
-        """Copies the policy into the target network if the rollout that began at this agent step has crossed a multiple
+        """Copies the policy into the target network if the rollout that began at this agent step has passed a multiple
         of target_interval_steps."""
         update.sync_target(self.target, (step + self.num_envs * self.horizon) // self.settings.target_interval_steps)
 
@@ -75,5 +59,5 @@ class QAlgo(Algo):
 
 def td_error(value: Tensor, td_target: Tensor, valid: Tensor) -> Tensor:
     """Returns  td_target - value  [...], 0 where a sample is not valid; gradients flow through value only."""
-    # Masked already here: of a nan, the gradient by a sum is nan, too.
+    # Mask before the sum: the sum's gradient of a nan is nan, too.
     return (td_target.detach() - value).masked_fill(~valid, 0.0)

@@ -1,6 +1,6 @@
 """QR-DQN: the quantiles of each action's return (Dabney et al. 2018).
 
-"Distributional Reinforcement Learning with Quantile Regression", section 4. It has all options of DQN.
+"Distributional Reinforcement Learning with Quantile Regression", section 4. All options of DQN work with it.
 """
 
 from dataclasses import dataclass
@@ -52,14 +52,14 @@ def quantile_huber_loss(
         h(u) = u^2 / 2 if |u| <= 1, else |u| - 1/2
 
     quantiles, td_target [N, K]; valid, importance (w, 1 if None) [N]; gradients flow through quantiles only. Returns
-    the sum; its terms as sums, detached; and each sample's priority [N]: the distance of the two means, at most 1 and
-    at least 1e-6, as DQN's. (The loss itself does not vanish where both distributions are the same.)
+    the sum; its terms as sums, detached; and each sample's priority [N]: the distance of the two means, from 1e-6 to 1
+    like DQN's. (The loss itself is not 0 if both distributions are equal.)
     Source: Dabney et al. 2018, equations 9 and 10 and algorithm 1, with kappa = 1.
     """
     K = quantiles.shape[1]
     tau = (torch.arange(K, dtype=quantiles.dtype, device=quantiles.device) + 0.5) / K
     error = td_target.detach().unsqueeze(1) - quantiles.unsqueeze(2)  # u [N, K of i, K of j]
-    error = error.masked_fill(~valid.view(-1, 1, 1), 0.0)  # here: of a nan, the gradient by a sum is nan, too
+    error = error.masked_fill(~valid.view(-1, 1, 1), 0.0)  # before the sum, whose gradient of a nan is nan, too
     huber = torch.nn.functional.huber_loss(error, torch.zeros_like(error), reduction="none")
     weight = (tau.view(1, -1, 1) - (error.detach() < 0).to(tau.dtype)).abs()
     losses = (weight * huber).mean(2).sum(1)

@@ -1,4 +1,4 @@
-"""Settings of algorithms that learn from a replay: whether they fit, and the replay that they describe."""
+"""Defines the settings of algorithms that learn from a replay, checks them, and makes that replay."""
 
 import logging
 import math
@@ -22,7 +22,7 @@ from accel_rl.replay.replay import replay_bytes
 logger = logging.getLogger("accel_rl")
 
 CPU_INSTEAD = "--replay-device cpu, or "
-MAX_SAVED_BYTES = 2 * 10**9  # of a replay that checkpoints hold by default
+MAX_SAVED_BYTES = 2 * 10**9  # largest replay that checkpoints include by default
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,9 @@ class ReplaySettings(ExplorationSettings, AlgoSettings):
 
 @dataclass(frozen=True)
 class ReplayPlan:
-    """One learner's part of what the settings say: its replay and its batches.
+    """One learner's share of the replay and the batches.
 
-    num_envs: of the learners that update together; local_envs: of this one; device: where its network learns."""
+    num_envs: environments of all learners that update together; local_envs: of this one. device: of its network."""
 
     settings: Any  # ReplaySettings
     spec: EnvSpec
@@ -65,7 +65,7 @@ class ReplayPlan:
 
     @property
     def num_learners(self) -> int:
-        """How many learners update together."""
+        """The number of learners that update together."""
         return self.num_envs // self.local_envs
 
     @property
@@ -77,7 +77,7 @@ class ReplayPlan:
         return int(self.settings.replay_size) // self.num_learners
 
     def count_updates(self) -> int:
-        """Returns the updates of each rollout. Raises UsageError unless it is a whole number."""
+        """Returns the number of updates for each rollout. Raises UsageError unless it is whole."""
         settings = self.settings
         return updates_per_rollout(settings.training_intensity, self.num_envs * self.horizon, settings.batch_size)
 
@@ -91,13 +91,8 @@ class ReplayPlan:
         settings = self.settings
         return replay_bytes(self.spec, self.local_envs, self.replay_size, settings.n_step, settings.prioritized)
 
-    @property
-    def is_saved(self) -> bool:
-        """Whether checkpoints hold the replay."""
-        return saves(self.settings.checkpoint_replay, self.num_bytes)
-
     def make_replay(self, seed: int) -> Replay:
-        """Raises UsageError if the replay does not fit into memory."""
+        """Allocates the replay. Raises UsageError if it does not fit into memory."""
         settings, device = self.settings, self.replay_device
         way_out = CPU_INSTEAD if device.type != "cpu" else ""
         free = check_fits(self.num_bytes, settings.replay_size, "replay_size", device, way_out)
@@ -105,7 +100,7 @@ class ReplayPlan:
             "replay: %s steps need %.2f GB on %s, where %.2f GB are free",
             f"{self.replay_size:,}", self.num_bytes / 1e9, device, free / 1e9,
         )  # fmt: skip
-        return Replay(
+        replay = Replay(
             self.spec,
             self.local_envs,
             self.replay_size,
@@ -116,6 +111,8 @@ class ReplayPlan:
             torch.Generator(device).manual_seed(seed),
             device,
         )
+        replay.in_checkpoints = saves(settings.checkpoint_replay, self.num_bytes)
+        return replay
 
     def validate(self, run: RunInfo) -> None:
         """Raises UsageError for settings that do not fit together, or a replay that does not fit into memory."""
@@ -151,7 +148,7 @@ class ReplayPlan:
                 "make the warm-up or the replay larger"
             )
         rollout_steps, num_replays = self.num_envs * self.horizon, run.num_envs // self.num_envs
-        # Running statistics take a rollout of their own; the updates that a rollout brings are made in the next.
+        # Running statistics take a rollout of their own. The updates for a rollout are made during the next one.
         num_rollouts = math.ceil(settings.warmup_steps / rollout_steps) + settings.normalize_returns
         if num_rollouts * rollout_steps * num_replays >= run.steps:
             of_each = f" of each of {num_replays} learners" if num_replays > 1 else ""
@@ -164,9 +161,9 @@ class ReplayPlan:
 def check_replays_fit(
     num_bytes: int, size: int, setting: str, places: Sequence[str], untouched: bool, way_out: str = ""
 ) -> None:
-    """Raises UsageError if replays of so many bytes, one on each of these devices, do not fit there (see check_fits).
+    """Raises UsageError if replays of num_bytes, one on each of these devices, do not fit there (see check_fits).
 
-    way_out: of those on GPUs."""
+    way_out: for replays on GPUs."""
     for place, count in Counter(places).items():
         device = torch.device(place)
         shown = way_out if device.type != "cpu" else ""
@@ -174,14 +171,14 @@ def check_replays_fit(
 
 
 def saves(checkpoint_replay: bool | None, num_bytes: int) -> bool:
-    """Tells whether checkpoints hold a replay of this size, by the setting."""
+    """Tells whether checkpoints include a replay of this size, by the setting checkpoint_replay."""
     return num_bytes <= MAX_SAVED_BYTES if checkpoint_replay is None else checkpoint_replay
 
 
 def updates_per_rollout(intensity: float, num_samples: int, batch_size: int) -> int:
-    """Returns how many batches are learned from for each rollout of num_samples steps.
+    """Returns the number of batches to learn from for each rollout of num_samples steps.
 
-    Raises UsageError, with the nearest sizes of batches and intensities that work, unless it is a whole number."""
+    Raises UsageError, with the nearest batch sizes and intensities that work, unless it is a whole number."""
     exact = intensity * num_samples / batch_size
     count = round(exact)
     if count >= 1 and math.isclose(exact, count):
@@ -191,7 +188,7 @@ def updates_per_rollout(intensity: float, num_samples: int, batch_size: int) -> 
     below = [size for size in sizes if size < batch_size][:1]
     above = [size for size in sizes if size > batch_size][-1:]
     counts = sorted({max(1, math.floor(exact)), max(1, math.ceil(exact))})
-    # Intensities are shown with enough digits that what is named here does divide.
+    # Intensities have so many digits that those named here do divide.
     ways_out = {"batch_size": below + above, "training_intensity": [k * batch_size / num_samples for k in counts]}
     shown = [f"{name}={' or '.join(f'{x:.12g}' for x in values)}" for name, values in ways_out.items() if values]
     raise UsageError(

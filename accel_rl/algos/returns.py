@@ -3,10 +3,10 @@
 Shapes: T time steps, B environments, N transitions of a batch, K atoms. Index 0 is the oldest step. Results have the
 dtype and device of the inputs and carry no gradient, since they are targets; inputs are not changed.
 
-`done` [T, B] is bool and means terminated | truncated: nothing after it contributes to what came before it. On-policy,
-the caller has already added the lost future of a truncated episode to the reward of its last step, as
-`discount * value(final_observation)`. A replay must not store such a value: it gives `n_step_return` the bare rewards,
-and bootstraps from a truncated episode's final observation with the current target network.
+`done` [T, B] is bool and means terminated | truncated: later rewards do not count for earlier steps. On-policy, the
+caller has already added `discount * value(final_observation)` to the reward of a truncated episode's last step. A
+replay must not store such a value: it gives `n_step_return` the bare rewards, and bootstraps from a truncated episode's
+final observation with the current target network.
 
 `bootstrap_value` [B] is the value of the observation that follows step T-1; it is ignored where that step is done.
 """
@@ -133,14 +133,14 @@ def project_distribution(probabilities: Tensor, support: Tensor, target_support:
 def scatter_mass(mass: Tensor, position: Tensor) -> Tensor:
     """Gives the mass of each j [N, K] to the two atoms next to its position, 0 to K-1; returns the atoms' sums [N, K].
 
-    On a GPU, its sums would not be the same in every run."""
+    On a GPU, the sums would differ from run to run."""
     below = position.floor().clamp(max=mass.shape[1] - 2)
     share, index = position - below, below.nan_to_num().long()
     return torch.zeros_like(mass).scatter_add_(1, index, mass * (1 - share)).scatter_add_(1, index + 1, mass * share)
 
 
 def gather_mass(mass: Tensor, position: Tensor) -> Tensor:
-    """Computes `scatter_mass` from every j for every atom, which takes K times the work, though in one order."""
+    """Computes `scatter_mass` from every j for every atom: K times the work, but always in the same order."""
     atom = torch.arange(mass.shape[1], dtype=position.dtype, device=position.device)  # i [K]
     share = (1 - (position[:, None, :] - atom[:, None]).abs()).clamp(min=0)  # [N, K of i, K of j]
     return (mass[:, None, :] * share).sum(-1)

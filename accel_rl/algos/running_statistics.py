@@ -1,4 +1,4 @@
-"""Running moments of observations and returns, as the algorithms use them."""
+"""Defines running moments of observations and returns, as the algorithms use them."""
 
 from dataclasses import replace
 from typing import Any
@@ -18,7 +18,7 @@ class RunningMoments:
         self.observation_norm, self.return_scale = observation_norm, return_scale
 
     def to(self, device: torch.device) -> None:
-        """Moves the scale of returns; the norm of observations is part of the policy."""
+        """Moves the return scale to a device; the observation norm is part of the policy."""
         if self.return_scale:
             self.return_scale.to(device)
 
@@ -45,7 +45,7 @@ class RunningMoments:
         }
 
     def local_state_dict(self) -> dict[str, Any]:
-        """Returns the discounted returns of the environments so far."""
+        """Returns the environments' discounted returns so far."""
         return {"running_return": self.return_scale.running} if self.return_scale else {}
 
     def load_local_state_dict(self, state: dict[str, Any]) -> None:
@@ -54,7 +54,7 @@ class RunningMoments:
 
 
 class ReplayStatistics(RunningMoments):
-    """Scales returns as they are drawn from a replay, which keeps rewards as they were: the scale still changes."""
+    """Scales returns when they are drawn from a replay, which stores unscaled rewards since the scale still changes."""
 
     return_scale: ReturnScale
 

@@ -1,8 +1,8 @@
 """A2C with V-trace and the multi-batch strategy (Dalton et al. 2020, CuLE; Espeholt et al. 2018, IMPALA).
 
 The environments are divided into batches. While all of them keep stepping, one update is made every few steps, from the
-newest steps of the next batch: more and smaller updates than A2C makes from the same samples. Most of these samples
-were made with older parameters, which V-trace corrects.
+newest steps of the next batch. So there are more and smaller updates than A2C makes from the same samples. Most samples
+come from older parameters, which V-trace corrects.
 """
 
 import math
@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from accel_rl.algos.actor_critic import ActorCriticAlgo, ActorCriticSettings, Outputs, actor_critic_loss
-from accel_rl.algos.auxiliary import AuxiliarySettings
-from accel_rl.algos.base import RunInfo, Stats, masked_sum
-from accel_rl.algos.batches import bootstrap
+from accel_rl.algos.auxiliary_settings import AuxiliarySettings
+from accel_rl.algos.base import RunInfo, Stats, Window, masked_sum
+from accel_rl.algos.batches import add_final_values, bootstrap
 from accel_rl.algos.returns import vtrace
 from accel_rl.config.fields import basic_setting, setting
 from accel_rl.config.schedules import schedule_setting
@@ -36,19 +36,19 @@ class VTraceSettings(AuxiliarySettings, ActorCriticSettings):
 
 
 class VTraceTargets(NamedTuple):
-    """What V-trace learns from, besides the steps themselves; [T, B] unless said otherwise."""
+    """The targets of V-trace; [T, B] unless stated otherwise."""
 
     reward: Tensor
     done: Tensor
     bootstrap_value: Tensor  # [B]
-    behaviour: Tensor  # log mu(a|s) of the policy that acted
+    behaviour: Tensor  # log mu(a|s) of the acting policy
 
 
 class VTrace(ActorCriticAlgo):
     """Learns while sampling: at every steps_per_update-th step, from the next batch of environments.
 
-    A sample is used batch_steps / (steps_per_update x batches) times. Rollouts that are merged from segments are
-    learned from whole, once; none of these three numbers matters then.
+    A sample is used batch_steps / (steps_per_update x batches) times. From rollouts that are merged from segments it
+    learns once, as a whole; these three numbers do not matter then.
     """
 
     Settings = VTraceSettings
@@ -56,19 +56,9 @@ class VTrace(ActorCriticAlgo):
 
     def __init__(self, *arguments: Any, **options: Any):
         super().__init__(*arguments, **options)
-        self._env_steps = 0  # of each environment, with those of the rollout that is being sampled
-
-    @property
-    def window_steps(self) -> int:  # type: ignore[override]
-        return 0 if self.learns_from_segments else self.settings.batch_steps
-
-    @property
-    def learns_on_step(self) -> bool:
-        return not self.learns_from_segments
-
-    @property
-    def segment(self) -> int:
-        return self.horizon if self.learns_from_segments else self.settings.batch_steps
+        self._env_steps = 0  # steps of each environment, with all of the rollout that is being sampled
+        if not self.learns_from_segments:
+            self.window = Window(self.settings.batch_steps, self._envs_to_update)
 
     @property
     def samples_per_update(self) -> int:
@@ -99,7 +89,7 @@ class VTrace(ActorCriticAlgo):
     def before_rollout(self, step: int) -> None:
         self._env_steps += self.horizon
 
-    def envs_to_update(self, t: int) -> slice | None:
+    def _envs_to_update(self, t: int) -> slice | None:
         settings, step = self.settings, self._env_steps - self.horizon + t
         if step < settings.batch_steps or step % settings.steps_per_update:
             return None
@@ -110,28 +100,29 @@ class VTrace(ActorCriticAlgo):
     def on_step(self, t: int, recent: Rollout | None, update: Update) -> Stats:
         """Makes one update from the newest steps of the batch of environments that is due."""
         assert recent
-        self._envs = self.envs_to_update(t) or slice(None)
-        return super().learn(recent, update)
+        return self._update_on(recent, update)
 
     def learn(self, rollout: Rollout, update: Update) -> Stats:
-        """Learns from merged segments; from other rollouts `on_step` has learned, and will from their last steps."""
-        return super().learn(rollout, update) if self.learns_from_segments else {}
+        """Learns from merged segments. From all other rollouts, `on_step` learns."""
+        return self._update_on(rollout, update) if self.learns_from_segments else {}
 
-    def update_from(self, rollout: Rollout, step: int, update: Update) -> Stats:
-        # These tensors are columns of the sampler's, and each is copied on its own: only what is needed.
+    def _update_on(self, rollout: Rollout, update: Update) -> Stats:
+        step, rollout = rollout.first_step, add_final_values(self.policy, rollout, self.settings.discount)
+        # These tensors are columns of the sampler's tensors. Each is copied on its own, so keep only what is needed.
         outputs = {"distribution": rollout.policy_outputs["distribution"]}
         rollout = replace(rollout, reset=rollout.reset[:0], policy_outputs=outputs)
         batch, targets, num_samples = update.graphed(self.prepare, rollout)
-        return self.minimize(update, (batch, targets, self.scheduled("entropy_weight", step)), num_samples, step)
+        arguments = (batch, targets, self.scheduled("entropy_weight", step))
+        return update.minimize(self.loss, arguments, num_samples, self.learning_rate(step))
 
     def prepare(self, rollout: Rollout) -> tuple[Batch, VTraceTargets, Tensor]:
-        """Returns what an update needs: sequences, their targets, and how many steps are valid."""
+        """Returns sequences, their targets, and the number of valid steps."""
         following = bootstrap(self.policy, rollout, self.settings.discount)
         behaviour = self.policy.distribution.log_probability(rollout.policy_outputs["distribution"], rollout.action)
         return rollout.sequences(), VTraceTargets(*following, behaviour), rollout.valid.sum()
 
     def loss(self, batch: Batch, targets: VTraceTargets, entropy_weight: Tensor) -> tuple[Tensor, Stats]:
-        """Returns `vtrace_loss` of the policy as it is now; batch [T, B, ...]."""
+        """Returns `vtrace_loss` of the current policy; batch [T, B, ...]."""
         return vtrace_loss(self.evaluate(batch), targets, batch.valid, self.settings, entropy_weight)
 
     def state_dict(self) -> dict[str, Any]:
@@ -149,7 +140,7 @@ def vtrace_loss(
 
         -log pi(a|s) A  +  value_weight (V(s) - v)^2  -  entropy_weight H(pi(.|s)).
 
-    v and A = rho (r + discount v' - V) are those of `returns.vtrace`, for the policy as it is now against the one that
+    v and A = rho (r + discount v' - V) are those of `returns.vtrace`, for the current policy against the one that
     acted, whose log mu(a|s) is `behaviour`. outputs, valid [T, B]. Gradients flow through outputs only. Returns the
     sum, and its terms as sums over valid samples, detached. Source: Dalton et al. 2020, appendix A.1.
     """

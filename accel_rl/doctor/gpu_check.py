@@ -159,18 +159,18 @@ def record(settings: Settings, device: str | torch.device) -> list[Recorded]:
     """Returns rollouts of a run's initial policy, collected on a device."""
     config = resolve({**settings, "device": str(device)})
     algo, update = build_algo_and_update(config)
-    sampler = build_training_sampler(config, algo)
+    sampler, window = build_training_sampler(config, algo), algo.window
     found, step = [], 0
     try:
         for _ in range(NUM_ROLLOUTS):
             recent: dict[int, Rollout] = {}
 
             def on_step(t: int, recent: dict[int, Rollout] = recent) -> None:
-                if (envs := algo.envs_to_update(t)) is not None:
-                    recent[t] = to_device(sampler.recent(t, algo.window_steps, envs), "cpu")
+                if window and (envs := window.envs_to_update(t)) is not None:
+                    recent[t] = to_device(sampler.recent(t, window.steps, envs), "cpu")
 
             algo.before_rollout(step)
-            hook = StepHook(on_step, 1, algo.envs_to_update) if algo.window_steps else NO_HOOK
+            hook = StepHook(on_step, 1, window.envs_to_update) if window else NO_HOOK
             found.append((to_device(sampler.collect(hook, step), "cpu"), recent))
             step += found[-1][0].reward.numel()
     finally:

@@ -23,6 +23,8 @@ class Replay:
     generator: makes the draws; on `device`, as is the storage.
     """
 
+    in_checkpoints = True
+
     def __init__(
         self,
         spec: EnvSpec,

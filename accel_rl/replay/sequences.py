@@ -74,6 +74,8 @@ class SequenceReplay:
     rollouts have recurrent inputs. Raises UsageError if sequences are longer than the replay.
     """
 
+    in_checkpoints = True
+
     def __init__(
         self,
         spec: EnvSpec,

@@ -48,10 +48,14 @@ class InitialPolicy:
         buffers = statistics_beside_policy(algo)
         for name, value in self.statistics.items():
             buffers[name].copy_(value)
-        algo.inherited = self.inherited
         norm = getattr(algo.policy, "norm", None)
         if isinstance(norm, PixelNorm):
             norm.is_known = "observation.value" in self.inherited
+
+
+def needs_first_rollout(algo: Algo, initial: InitialPolicy | None) -> bool:
+    """Tells whether running statistics must be made of a run's first rollout, before anything can be learned."""
+    return not shared_buffers(algo).keys() <= (initial.inherited if initial else frozenset())
 
 
 def statistics_beside_policy(algo: Algo) -> Tensors:

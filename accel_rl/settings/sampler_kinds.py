@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from gymnasium import spaces
 
-from accel_rl.config.queue_settings import AgentReplayConfig
 from accel_rl.config.run_settings import RunSettings
 from accel_rl.errors import UsageError
 from accel_rl.hardware.placement import MAX_LEARNING_THREADS, divides_evenly
@@ -309,13 +308,15 @@ def _check_memory_of_agents(config: "Config", algo: "Algo") -> None:
     """Raises UsageError if agents (with their slots and replays) or batches do not fit into memory."""
     import torch
 
+    from accel_rl.algos.agent_tasks import AgentTasks
     from accel_rl.hardware.host_memory import check_fits
     from accel_rl.samplers.queued.agent_replay import auxiliary_layout
     from accel_rl.samplers.queued.batches import num_columns
     from accel_rl.samplers.queued.slots import shared_layout
 
     run, spec, host = config.run, config.spec, torch.device("cpu")
-    replay: AgentReplayConfig | None = algo.agent_replay_config(run.envs)
+    tasks = AgentTasks.of(algo)
+    replay = tasks.agent_replay_config(run.envs, run.seed) if tasks else None
     layout = shared_layout(spec, run.horizon, 1, 1, auxiliary_layout(spec, replay) if replay else None)
     segment = sum(math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in layout.values())
     row = math.prod(spec.row_shape) * spec.row_dtype.itemsize

@@ -1,6 +1,6 @@
 """Makes the objects of a run from its resolved settings."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from accel_rl.algos.agent_tasks import AgentTasks
+from accel_rl.algos.auxiliary import AuxiliaryTasks, UpdateWithTasks, add_heads
 from accel_rl.algos.base import Algo, RunInfo
 from accel_rl.config.queue_settings import AgentReplayConfig
 from accel_rl.envs.make import import_name
@@ -27,10 +29,12 @@ from accel_rl.settings.resolve import Config
 from accel_rl.training import tracking
 from accel_rl.training.log import logger
 from accel_rl.training.out_of_memory import advice_on_memory
-from accel_rl.updates import CentralStore, Exchange, StoreExchange, Update, shared_state
+from accel_rl.updates import Exchange, Update
 from accel_rl.updates.all_reduce import AllReduce
 from accel_rl.updates.flat import FlatParameters
 from accel_rl.updates.optimizers import Optimizer, make_optimizer
+from accel_rl.updates.parameter_store import CentralStore
+from accel_rl.updates.store_exchange import StoreExchange, shared_state
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)  # use each weight many times: their updates are never small
 FLOPS_PER_WEIGHT = 6  # per sample of an update: a multiplication and an addition forward, two of each backward
@@ -60,7 +64,10 @@ def _check(config: Config, devices: tuple[str, ...]) -> Algo:
     build_update(config, algo.policy)
     if config.is_central:
         build_store(config).close()
-    algo.validate(RunInfo(config.run.steps, config.run.envs, devices))
+    info = RunInfo(config.run.steps, config.run.envs, devices)
+    algo.validate(info)
+    if tasks := make_tasks(algo):
+        tasks.validate(info)
     sampler_config(config)
     return algo
 
@@ -98,13 +105,20 @@ def build_algo(config: Config) -> Algo:
     try:
         num_envs, local_envs = config.sampler_kind.columns(config)
         algo = config.algo_class(
-            config.spec, config.algo, config.schedule_steps, num_envs, config.run.horizon, network, local_envs
+            config.spec,
+            config.algo,
+            config.schedule_steps,
+            num_envs,
+            config.run.horizon,
+            network,
+            local_envs,
+            config.sampler_kind.merges_segments,
         )
+        add_heads(algo.policy, config.algo)
     except (RuntimeError, TypeError) as error:
         name = config.run.network or "by default (`--network` names another one)"
         shape = config.spec.observation_shape
         raise UsageError(f"the network {name} does not fit observations of shape {shape}: {error}") from error
-    algo.learns_from_segments = config.sampler_kind.merges_segments
     if config.initial:
         config.initial.give_to(algo)
     algo.policy.to(torch.device(config.device))
@@ -114,6 +128,11 @@ def build_algo(config: Config) -> Algo:
     if config.run.precision == "bf16" and hasattr(algo.policy, "bf16"):
         algo.policy.bf16 = True
     return algo  # type: ignore[no-any-return]
+
+
+def make_tasks(algo: Algo) -> AuxiliaryTasks | None:
+    """Makes the auxiliary tasks that its settings name, if any, without their replay."""
+    return (AgentTasks if algo.learns_from_segments else AuxiliaryTasks).of(algo)
 
 
 def with_initial_policy(config: Config) -> Config:
@@ -133,13 +152,16 @@ def build_algo_and_update(
 
     store: the central store (None: a new one, if the run has one at all)."""
     algo, make_update = build_algo(config), partial(build_update, config, all_reduce=all_reduce)
+    tasks = make_tasks(algo)
     if config.is_central and store is None:
         store = build_store(config)
-    update, seed = make_update(algo.policy, store=store), config.run.seed
+    update, seed = make_update(algo.policy, store=store, tasks=tasks), config.run.seed
     if rank := config.rank_info.rank:  # learners draw different numbers, but start with the same parameters
         seed = int(np.random.SeedSequence(seed, spawn_key=(0, rank)).generate_state(1)[0])
         torch.manual_seed(seed)
     algo.setup(seed, make_update)
+    if tasks:
+        tasks.setup(seed)
     return algo, update
 
 
@@ -169,9 +191,15 @@ def build_optimizer(config: Config) -> Optimizer:
 
 
 def build_update(
-    config: Config, module: nn.Module, *, store: CentralStore | None = None, all_reduce: bool = False
+    config: Config,
+    module: nn.Module,
+    *,
+    store: CentralStore | None = None,
+    all_reduce: bool = False,
+    tasks: AuxiliaryTasks | None = None,
 ) -> Update:
     """Makes the update of a network's parameters: by all-reduce, in a store that learners share, or for one learner.
+    tasks: its `minimize` adds their losses.
 
     Raises UsageError for an unknown optimizer or hyperparameter."""
     learners = config.learners
@@ -181,7 +209,8 @@ def build_update(
     if store:
         own_state, steps = learners.rule_state == "own", learners.updates_per_exchange
         exchange = StoreExchange(store, own_state=own_state, updates_per_exchange=steps)
-    return Update(
+    make: Callable[..., Update] = partial(UpdateWithTasks, tasks) if tasks else Update
+    return make(
         module,
         build_optimizer(config),
         config.algo.clip_grad_norm,
@@ -219,8 +248,14 @@ def build_store(config: Config, state: dict[str, Any] | None = None) -> CentralS
 
 def build_training_sampler(config: Config, algo: Algo) -> Sampler:
     """Makes the sampler of the rollouts that the algorithm learns from."""
-    changes = {"window": algo.window_steps, "terminal_frames": algo.needs_terminal_frames}
-    return build_sampler(config, algo.policy, algo.agent_replay_config(config.run.envs), **changes)
+    tasks = make_tasks(algo)
+    return build_sampler(
+        config,
+        algo.policy,
+        tasks.agent_replay_config(config.run.envs, config.run.seed) if tasks else None,
+        window=algo.window.steps if algo.window else 0,
+        terminal_frames=tasks is not None and tasks.needs_terminal_frames,
+    )
 
 
 def build_sampler(config: Config, policy: Any, replay: AgentReplayConfig | None = None, **changes: Any) -> Sampler:

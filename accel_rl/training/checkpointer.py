@@ -92,10 +92,10 @@ class Checkpointer:
 
         The file before stays until a checkpoint names this one."""
         learner = self.learner
-        if learner.algo.replay is None or not learner.algo.saves_replay:
+        if learner.replay is None or not learner.replay.in_checkpoints:
             return None
         name = checkpoint.replay_name(learner.steps, learner.coordinator.rank)
-        checkpoint.save(learner.folder / name, learner.algo.replay.state_dict())
+        checkpoint.save(learner.folder / name, learner.replay.state_dict())
         return name
 
     # ---- restoring ----
@@ -152,7 +152,7 @@ class Checkpointer:
 
     def _restore_replay(self, name: str | None) -> None:
         learner = self.learner
-        if learner.algo.replay is None:
+        if learner.replay is None:
             return
         if name is None:
             logger.warning(
@@ -163,7 +163,7 @@ class Checkpointer:
         if not (learner.folder / name).exists():
             raise UsageError(f"{learner.folder / CHECKPOINT} needs its replay {name}, which is missing: put it back")
         state = checkpoint.load(learner.folder / name, mapped=True, trust=learner.config.trust)
-        learner.algo.replay.load_state_dict(state)
+        learner.replay.load_state_dict(state)
 
     def _warn_of_ended_schedules(self) -> None:
         config = self.learner.config

@@ -6,10 +6,12 @@ from typing import Any, NamedTuple
 
 import torch
 
+from accel_rl.algos.auxiliary import tasks_of
 from accel_rl.algos.base import Algo, Stats
 from accel_rl.hardware.placement import Plan
 from accel_rl.hardware.timers import DeviceTimer
 from accel_rl.rollout import Rollout
+from accel_rl.run_folder.initial_policy import InitialPolicy, needs_first_rollout
 from accel_rl.samplers.base import NO_HOOK, Sampler, StepHook
 from accel_rl.updates import Update
 
@@ -27,21 +29,31 @@ class Iteration:
     """A loop's body: it collects a rollout and learns from it, during sampling and after it.
 
     An algorithm with running statistics begins them with a run's first rollout and learns nothing from it, unless it
-    has them from a trained policy.
+    has them from a trained policy. If the update includes auxiliary tasks, these store each rollout first.
 
     plan: says how many threads torch may use for sampling and for learning. pull_horizon: steps of a rollout after
-    which the newest central parameters are taken over; None: only the algorithm's updates exchange them.
+    which the newest central parameters are copied; None: only the algorithm's updates exchange them. initial: the
+    trained policy that the run began with.
     """
 
-    def __init__(self, sampler: Sampler, algo: Algo, update: Update, plan: Plan, pull_horizon: int | None = None):
-        self.sampler, self.algo, self.update = sampler, algo, update
+    def __init__(
+        self,
+        sampler: Sampler,
+        algo: Algo,
+        update: Update,
+        plan: Plan,
+        pull_horizon: int | None = None,
+        initial: InitialPolicy | None = None,
+    ):
+        self.sampler, self.algo, self.update, self.tasks = sampler, algo, update, tasks_of(update)
         self.plan, self.pull_horizon = plan, pull_horizon
+        self.skips_first_rollout = needs_first_rollout(algo, initial)
         self.timer = DeviceTimer(algo.device)  # measures learning
 
     def collect_and_learn(self, step: int) -> IterationResult:
         """Runs one iteration. step: agent steps of the whole run so far."""
-        start, algo, update = time.perf_counter(), self.algo, self.update
-        learns = step > 0 or not algo.needs_first_rollout
+        start, algo, update, window = time.perf_counter(), self.algo, self.update, self.algo.window
+        learns = step > 0 or not self.skips_first_rollout
         stats: list[Stats] = []
         learn_s = 0.0
 
@@ -60,16 +72,17 @@ class Iteration:
         def on_step(t: int) -> None:
             if self.pull_horizon and t % self.pull_horizon == 0:
                 update.pull()
-            if algo.window_steps:
-                if (envs := algo.envs_to_update(t)) is not None:
-                    timed(algo.on_step, t, self._normalize(self.sampler.recent(t, algo.window_steps, envs)))
+            if window:
+                if (envs := window.envs_to_update(t)) is not None:
+                    recent = self._normalize(self.sampler.recent(t, window.steps, envs))
+                    timed(self._learn_on_step, t, recent, envs)
             elif algo.learns_on_step:
-                timed(algo.on_step, t, None)
+                timed(self._learn_on_step, t, None, slice(None))
 
         torch.set_num_threads(self.plan.sampling_threads)
         algo.before_rollout(step)
-        every = 1 if algo.learns_on_step and not algo.learns_from_segments else self.pull_horizon
-        hook = StepHook(on_step, every, algo.envs_to_update if algo.window_steps else None) if every else NO_HOOK
+        every = 1 if algo.learns_on_step else self.pull_horizon
+        hook = StepHook(on_step, every, window.envs_to_update if window else None) if every else NO_HOOK
         rollout = self.sampler.collect(hook, step)
         if self.pull_horizon:
             update.pull()
@@ -78,10 +91,21 @@ class Iteration:
             algo.statistics.update(rollout, update)
         return IterationResult(rollout, stats, time.perf_counter() - start - learn_s, learn_s)
 
+    def _learn_on_step(self, t: int, recent: Rollout | None, envs: slice, update: Update) -> Stats:
+        """Learns between two steps, from these environments."""
+        if self.tasks:
+            if self.tasks.is_filling:
+                return {}
+            self.tasks.envs = envs
+        return self.algo.on_step(t, recent, update)
+
     def _learn(self, rollout: Rollout, update: Update) -> Stats:
-        """Stores a complete rollout for the auxiliary tasks, if there are any, and learns from it."""
-        if self.algo.auxiliary:
-            rollout = self.algo.auxiliary.store(rollout)
+        """Learns from a complete rollout."""
+        if self.tasks:
+            rollout = self.tasks.store(rollout)
+            if self.tasks.is_filling:
+                return {}
+            self.tasks.envs = slice(None)
         return self.algo.learn(rollout, update)
 
     def _normalize(self, rollout: Rollout) -> Rollout:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from accel_rl.algos.auxiliary import tasks_of
 from accel_rl.algos.base import Algo
 from accel_rl.samplers.base import Sampler
 from accel_rl.settings.resolve import Config
@@ -16,7 +17,8 @@ from accel_rl.training.coordinator import Coordinator
 from accel_rl.training.finite_guard import FiniteGuard
 from accel_rl.training.metrics import MetricsBuffer
 from accel_rl.training.progress import Progress
-from accel_rl.updates import CentralStore, Update
+from accel_rl.updates import Update
+from accel_rl.updates.parameter_store import CentralStore
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,12 @@ class Learner:
     steps: int = 0
     evaluation_is_due: bool = False
     best_score: float | None = None
+
+    @property
+    def replay(self) -> Any:
+        """The replay that checkpoints include, of the algorithm or of its auxiliary tasks; None if there is none."""
+        tasks = tasks_of(self.update)
+        return tasks.replay if tasks else self.algo.replay
 
     def close(self) -> None:
         if self.progress:

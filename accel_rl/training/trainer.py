@@ -22,8 +22,10 @@ class Trainer:
     def __init__(self, job: LearnerJob):
         self.config, self.coordinator, self.stop, self.on_row = job.config, job.coordinator, job.stop, job.on_row
         self.learner = learner = build_learner(job)
-        pull_horizon = job.config.learners.pull_horizon
-        self.iteration = Iteration(learner.sampler, learner.algo, learner.update, job.config.plan, pull_horizon)
+        config = job.config
+        self.iteration = Iteration(
+            learner.sampler, learner.algo, learner.update, config.plan, config.learners.pull_horizon, config.initial
+        )
         self.checkpointer = Checkpointer(learner)
         self.evaluator = Evaluator(learner, job.stop, self.checkpointer.save_best)
         try:

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from accel_rl.algos.a2c import A2C, A2CSettings
 from accel_rl.algos.actor_critic import ActorCriticAlgo
+from accel_rl.algos.agent_tasks import AgentTasks
+from accel_rl.algos.auxiliary import AuxiliaryTasks, UpdateWithTasks, add_heads
 from accel_rl.algos.auxiliary_tasks import TASKS
 from accel_rl.algos.base import RunInfo
 from accel_rl.algos.ppo import PPO, PPOSettings
@@ -26,12 +28,11 @@ from accel_rl.updates.optimizers import SGD
 from accel_rl.updates.trees import to_device
 from tests.helpers.agent_replays import AgentEnv, append, make_slots
 from tests.helpers.random_rollouts import random_rollout
-from tests.helpers.updates import RecordingUpdate
 
 NAMES = tuple(TASKS)
 SPEC = EnvSpec(Box(0, 255, (36, 36), np.uint8), Discrete(5), 2)
 T, C, NUM_SEGMENTS = 5, 6, 4  # the columns behind the segments are padding
-AGENTS = 3
+AGENTS, SEED = 3, 3
 ALGOS: dict[str, tuple[type[ActorCriticAlgo], Any, dict[str, Any]]] = {
     "a2c": (A2C, A2CSettings, {}),
     "ppo": (PPO, PPOSettings, {"epochs": 2, "minibatches": 2}),
@@ -39,19 +40,17 @@ ALGOS: dict[str, tuple[type[ActorCriticAlgo], Any, dict[str, Any]]] = {
 }
 
 
-def make_algo(name: str = "a2c", device: str = "cpu", **settings: Any) -> Any:
+def make_tasks(name: str = "a2c", device: str = "cpu", **settings: Any) -> AgentTasks:
     algo_class, settings_class, own = ALGOS[name]
     given = {"auxiliary": NAMES, "auxiliary_replay_steps": 20, "auxiliary_start": "when_full", **own, **settings}
     torch.manual_seed(0)
-    algo = algo_class(SPEC, settings_class(**given), 10_000, AGENTS, T)
-    algo.learns_from_segments = True
+    algo = algo_class(SPEC, settings_class(**given), 10_000, AGENTS, T, learns_from_segments=True)
+    add_heads(algo.policy, algo.settings)
     algo.policy.to(torch.device(device))
-    return algo
-
-
-def set_up(algo: Any, seed: int = 3) -> Any:
-    algo.setup(seed, lambda module: Update(module, SGD()))
-    return algo
+    tasks = AgentTasks.of(algo)
+    assert tasks
+    tasks.setup(SEED)
+    return tasks
 
 
 def columns_of(slots: dict[str, np.ndarray[Any, Any]], config: AgentReplayConfig) -> dict[str, dict[str, Tensor]]:
@@ -64,9 +63,9 @@ def columns_of(slots: dict[str, np.ndarray[Any, Any]], config: AgentReplayConfig
     return merged
 
 
-def drawn_by_agents(algo: Any, empty: tuple[int, ...] = ()) -> dict[str, dict[str, Tensor]]:
+def drawn_by_agents(tasks: AgentTasks, empty: tuple[int, ...] = ()) -> dict[str, dict[str, Tensor]]:
     """Draws for all columns; padding and empty columns hold old numbers, and their num_steps is 0."""
-    config = algo.agent_replay_config(AGENTS)
+    config = tasks.agent_replay_config(AGENTS, SEED)
     slots = make_slots(SPEC, config, C)
     for column in range(NUM_SEGMENTS):
         env = AgentEnv(np.random.default_rng(column), SPEC, 9)
@@ -77,7 +76,7 @@ def drawn_by_agents(algo: Any, empty: tuple[int, ...] = ()) -> dict[str, dict[st
 
         def predict(task: str, slot: Any = slot, column: int = column) -> None:
             seen = torch.from_numpy(last_observations(SPEC, slots, task, [column]))
-            slot[f"{task}/bootstrap"][...] = algo.policy.predict_auxiliary(task, seen)[0].numpy()
+            slot[f"{task}/bootstrap"][...] = tasks.algo.policy.predict_auxiliary(task, seen)[0].numpy()
 
         agent.draw(slot, predict)
     for column in (*empty, *range(NUM_SEGMENTS, C)):
@@ -86,8 +85,8 @@ def drawn_by_agents(algo: Any, empty: tuple[int, ...] = ()) -> dict[str, dict[st
     return columns_of(slots, config)
 
 
-def make_rollout(algo: Any, auxiliary: Any, seed: int = 0) -> Rollout:
-    rollout = random_rollout(SPEC, algo.policy, T, C, seed, 0)
+def make_rollout(tasks: AgentTasks, auxiliary: Any, seed: int = 0) -> Rollout:
+    rollout = random_rollout(SPEC, tasks.algo.policy, T, C, seed, 0)
     rollout.valid[:, NUM_SEGMENTS:] = False
     value = torch.randn(C, generator=torch.Generator().manual_seed(seed))
     return replace(
@@ -110,14 +109,14 @@ def total(parts: list[Any]) -> dict[str, float]:
 @pytest.mark.parametrize("empty", [(), (1,), (0, 2, 3)])
 def test_padding_and_empty_columns_count_for_nothing(empty: tuple[int, ...]) -> None:
     """Padding and columns without draws add nothing to the losses, and a CPU spends no time on them."""
-    algo = set_up(make_algo())
-    auxiliary = drawn_by_agents(algo, empty)
-    returned = algo.auxiliary.store(make_rollout(algo, auxiliary))
+    tasks = make_tasks()
+    auxiliary = drawn_by_agents(tasks, empty)
+    returned = tasks.store(make_rollout(tasks, auxiliary))
     assert returned.auxiliary is None, "graphs would copy it"
-    parts = algo.draw_auxiliary(RecordingUpdate(algo.policy))
+    parts = tasks.draw(Update(tasks.algo.policy, SGD()))
     expected = dict.fromkeys((f"{name}_loss" for name in NAMES), 0.0)
     drawn = [column for column in range(NUM_SEGMENTS) if column not in empty]
-    for task in algo.auxiliary.tasks:
+    for task in tasks.tasks:
         arrays = auxiliary[task.name]
         for column in drawn:
             alone = {
@@ -133,26 +132,25 @@ def test_padding_and_empty_columns_count_for_nothing(empty: tuple[int, ...]) -> 
 
 def test_large_observations_are_learned_from_in_parts() -> None:
     """Large observations are learned from in parts whose losses add up to the loss of the whole."""
-    algo = set_up(make_algo())
-    algo.auxiliary.store(make_rollout(algo, drawn_by_agents(algo)))
-    whole = algo.draw_auxiliary(Update(algo.policy, SGD()))
-    few = Update(algo.policy, SGD(), slice_elements=3 * (T + 2) * 2 * 36 * 36)
-    parts = algo.draw_auxiliary(few)
+    tasks = make_tasks()
+    tasks.store(make_rollout(tasks, drawn_by_agents(tasks)))
+    whole = tasks.draw(Update(tasks.algo.policy, SGD()))
+    parts = tasks.draw(Update(tasks.algo.policy, SGD(), slice_elements=3 * (T + 2) * 2 * 36 * 36))
     assert total(parts) == pytest.approx(total(whole), rel=1e-4)
-    pixel_control = [part.batch[0].rows.shape[1] for part in parts if part.loss == algo.auxiliary.tasks[0].loss]
+    pixel_control = [part.batch[0].rows.shape[1] for part in parts if part.loss == tasks.tasks[0].loss]
     assert len(whole) == 3 and pixel_control == [3, 1]
 
 
 @pytest.mark.parametrize("name", ALGOS)
 def test_each_update_learns_from_what_came_with_its_rollout(name: str) -> None:
     """Each update learns from the sequences of its own rollout; one without sequences has no task losses."""
-    algo = set_up(make_algo(name))
-    assert algo.replay is None, "the learner keeps none"
-    update = Update(algo.policy, SGD())
-    with_tasks = algo.learn(algo.auxiliary.store(make_rollout(algo, drawn_by_agents(algo))), update)
+    tasks = make_tasks(name)
+    assert tasks.replay is None, "the learner keeps none"
+    update = UpdateWithTasks(tasks, tasks.algo.policy, SGD())
+    with_tasks = tasks.algo.learn(tasks.store(make_rollout(tasks, drawn_by_agents(tasks))), update)
     assert all(bool((with_tasks[f"{task}_loss"] > 0).all()) for task in NAMES)
-    nothing = drawn_by_agents(algo, tuple(range(NUM_SEGMENTS)))
-    without = algo.learn(algo.auxiliary.store(make_rollout(algo, nothing, 1)), update)
+    nothing = drawn_by_agents(tasks, tuple(range(NUM_SEGMENTS)))
+    without = tasks.algo.learn(tasks.store(make_rollout(tasks, nothing, 1)), update)
     assert not [key for key in without if key.removesuffix("_loss") in NAMES]
 
 
@@ -160,19 +158,19 @@ def test_each_update_learns_from_what_came_with_its_rollout(name: str) -> None:
 def test_on_a_gpu_it_learns_the_same() -> None:
     """A GPU with CUDA graphs learns the same parameters as a CPU."""
     runs = []
-    drawn = drawn_by_agents(set_up(make_algo()))
+    drawn = drawn_by_agents(make_tasks())
     for device in ("cpu", "cuda:0"):
-        algo = set_up(make_algo(device=device))
-        update = Update(algo.policy, SGD())
+        tasks = make_tasks(device=device)
+        algo, update = tasks.algo, UpdateWithTasks(tasks, tasks.algo.policy, SGD())
         for seed, scale in enumerate((1.0, 0.5, -1.0, 2.0, 0.0)):
-            rollout = make_rollout(make_algo(), {name: dict(arrays) for name, arrays in drawn.items()}, seed)
+            rollout = make_rollout(make_tasks(), {name: dict(arrays) for name, arrays in drawn.items()}, seed)
             assert rollout.auxiliary
             for arrays in rollout.auxiliary.values():
                 if "target" in arrays:
                     arrays["target"] = scale * arrays["target"]
                 arrays["num_steps"] = arrays["num_steps"] * (scale > 0)
             there = replace(rollout, **to_device(rollout.tensors(), torch.device(device)))
-            algo.learn(algo.auxiliary.store(there), update)
+            algo.learn(tasks.store(there), update)
         runs.append({name: value.cpu() for name, value in algo.policy.state_dict().items()})
         if device != "cpu":
             assert update._graphs and update._graphs.is_enabled and not update._graphs._not_capturable
@@ -182,18 +180,17 @@ def test_on_a_gpu_it_learns_the_same() -> None:
 def test_what_agents_are_told() -> None:
     """The agents' replay configuration holds the algorithm's settings; without tasks or segments there is none."""
     settings = {"pixel_control_discount": 0.7, "pixel_control_cell": 2, "discount": 0.8}
-    algo = set_up(make_algo(**settings, reward_prediction_weight=0.0))
+    tasks = make_tasks(**settings, reward_prediction_weight=0.0)
     names = ("pixel_control", "value_replay")
-    assert algo.agent_replay_config(AGENTS) == AgentReplayConfig(20, T, names, 2, 0.7, 0.8, seed=3)
-    assert algo.needs_terminal_frames, "agents replay true last frames"
-    algo = set_up(make_algo(auxiliary_start="at_once", auxiliary_sequence_steps=7, checkpoint_replay=False))
-    config = algo.agent_replay_config(AGENTS)
+    assert tasks.agent_replay_config(AGENTS, 5) == AgentReplayConfig(20, T, names, 2, 0.7, 0.8, seed=5)
+    assert tasks.needs_terminal_frames, "agents replay true last frames"
+    tasks = make_tasks(auxiliary_start="at_once", auxiliary_sequence_steps=7, checkpoint_replay=False)
+    config = tasks.agent_replay_config(AGENTS, SEED)
     assert (config.waits, config.sequence_steps, config.in_checkpoints) == (False, 7, False)
-    assert set_up(make_algo(auxiliary=("none",))).agent_replay_config(AGENTS) is None
-    algo = make_algo()
-    algo.learns_from_segments = False
-    assert set_up(algo).agent_replay_config(AGENTS) is None and algo.replay is not None
-    assert set_up(make_algo("vtrace", batch_steps=3)).agent_replay_config(AGENTS).sequence_steps == T, "of a segment"
+    assert AgentTasks.of(A2C(SPEC, A2CSettings(), 10_000, AGENTS, T)) is None
+    assert AuxiliaryTasks(tasks.algo).agent_replay_config(AGENTS, SEED) is None
+    tasks = make_tasks("vtrace", batch_steps=3)
+    assert tasks.agent_replay_config(AGENTS, SEED).sequence_steps == T, "of a segment"
 
 
 @pytest.mark.parametrize(
@@ -207,24 +204,24 @@ def test_what_agents_are_told() -> None:
 )
 def test_what_is_refused(settings: dict[str, Any], message: str) -> None:
     """Settings that agents' replays cannot serve are refused in one line."""
-    algo = make_algo(**settings)
+    tasks = make_tasks(**settings)
     with pytest.raises(UsageError, match=message) as error:
-        algo.validate(RunInfo(300, AGENTS, ("cpu",)))
+        tasks.validate(RunInfo(300, AGENTS, ("cpu",)))
     assert "\n" not in str(error.value)
 
 
 def test_agents_must_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """The replays of all agents must fit into free host memory, also where the learner has a GPU."""
-    algo, of_one = make_algo(), 20 * 36 * 36
+    tasks, of_one = make_tasks(), 20 * 36 * 36
     monkeypatch.setattr(host_memory, "free_host_bytes", lambda: int(20 * of_one / 0.95))
-    algo.validate(RunInfo(1000, 10, ("cuda:0",)))
+    tasks.validate(RunInfo(1000, 10, ("cuda:0",)))
     with pytest.raises(UsageError, match=r"auxiliary_replay_steps=20 needs .*: use fewer agents \(--envs\), or"):
-        algo.validate(RunInfo(1000, 20, ("cuda:0",)))
+        tasks.validate(RunInfo(1000, 20, ("cuda:0",)))
 
 
 def test_large_replays_are_not_saved() -> None:
     """Checkpoints omit the replays of very many agents, unless checkpoint_replay is set."""
-    algo = set_up(make_algo())
-    in_checkpoints = [algo.agent_replay_config(num_agents).in_checkpoints for num_agents in (10, 100_000)]
+    tasks = make_tasks()
+    in_checkpoints = [tasks.agent_replay_config(num_agents, SEED).in_checkpoints for num_agents in (10, 100_000)]
     assert in_checkpoints == [True, False]
-    assert set_up(make_algo(checkpoint_replay=True)).agent_replay_config(100_000).in_checkpoints
+    assert make_tasks(checkpoint_replay=True).agent_replay_config(100_000, SEED).in_checkpoints

@@ -9,13 +9,12 @@ import torch
 
 import accel_rl
 from accel_rl.algos.a2c import A2C
+from accel_rl.algos.auxiliary import tasks_of
 from accel_rl.algos.auxiliary_tasks import TASKS
 from accel_rl.envs import EnvConfig
 from accel_rl.errors import UsageError
 from accel_rl.settings.resolve import resolve
-from accel_rl.training.build import build_algo, build_training_sampler, check
-from accel_rl.updates import Update
-from accel_rl.updates.optimizers import SGD
+from accel_rl.training.build import build_algo, build_algo_and_update, build_training_sampler, check, make_tasks
 from tests.helpers.runs import TINY_SERIAL_RUN, rows
 from tests.helpers.samplers import spec_of
 
@@ -111,29 +110,28 @@ def test_what_is_refused(settings: dict[str, Any], message: str) -> None:
 
 def test_sequences_are_as_long_as_what_an_update_learns_from() -> None:
     """A replayed sequence is by default as long as the steps that an update learns from."""
-    assert build(auxiliary="none").auxiliary is None
+    assert make_tasks(build(auxiliary="none")) is None
     for settings, expected in (({}, 4), ({"horizon": 5}, 5), ({"algo": "vtrace", "batches": 2, "batch_steps": 7}, 7)):
-        algo = build_algo(resolve({**SMALL, **settings, "auxiliary": ALL}))
-        assert algo.auxiliary.sequence_steps == expected  # type: ignore[attr-defined]
+        tasks = make_tasks(build_algo(resolve({**SMALL, **settings, "auxiliary": ALL})))
+        assert tasks and tasks.sequence_steps == expected
 
 
 def test_a_core_replays_the_rewards_that_it_was_given() -> None:
     """A replayed core sees the environment's rewards, as it did when acting, while the task learns normalized ones."""
     settings = {"auxiliary": "value_replay", "core": "lstm", "previous_inputs": True, "normalize_returns": True}
     config = resolve({**CARTPOLE, **settings, "separate_value": False}, spec=spec_of(EnvConfig("CartPole-v1")))
-    algo = build_algo(config)
-    algo.setup(0, lambda module: Update(module, SGD()))
-    assert isinstance(algo, A2C) and algo.auxiliary and algo.statistics
-    update = Update(algo.policy, SGD())
+    algo, update = build_algo_and_update(config)
+    tasks = tasks_of(update)
+    assert tasks and algo.statistics
     with closing(build_training_sampler(config, algo)) as sampler:
         for index in range(6):
             rollout = sampler.collect()
             normalized = algo.statistics.normalize(rollout)
             if index > 1:
-                algo.auxiliary.store(normalized)
+                tasks.store(normalized)
                 assert not torch.equal(normalized.reward, rollout.reward)
             algo.statistics.update(rollout, update)
-        (part,) = algo.draw_auxiliary(update)
+        (part,) = tasks.draw(update)
     (batch,) = part.batch
     given = batch.previous_reward[~batch.is_first]
     assert len(given) and bool((given == 1).all())  # CartPole's reward of every step

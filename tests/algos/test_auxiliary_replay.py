@@ -11,7 +11,7 @@ from torch import Tensor
 
 import accel_rl
 from accel_rl.algos.a2c import A2C, A2CSettings
-from accel_rl.algos.auxiliary import AuxiliaryTasks
+from accel_rl.algos.auxiliary import AuxiliaryTasks, add_heads
 from accel_rl.algos.auxiliary_tasks import TASKS
 from accel_rl.envs import EnvConfig
 from accel_rl.samplers.base import SamplerConfig
@@ -22,19 +22,22 @@ from tests.helpers.samplers import TOYS, Flat, make_kind
 T, B, SIZE, LENGTH = 6, 4, 15, 5  # rollouts, and a replay that forgets
 
 
-def make_algo(sampler: Any) -> A2C:
+def make_tasks(sampler: Any) -> AuxiliaryTasks:
     settings = A2CSettings(auxiliary=tuple(TASKS), auxiliary_replay_steps=SIZE, auxiliary_sequence_steps=LENGTH)
     algo = A2C(sampler.spec, settings, 1000, sampler.config.num_envs, T, Flat)
-    assert algo.needs_terminal_frames
-    algo.setup(0, lambda module: None)  # type: ignore[arg-type, return-value]
-    return algo
+    add_heads(algo.policy, settings)
+    tasks = AuxiliaryTasks(algo)
+    assert tasks.needs_terminal_frames
+    tasks.setup(0)
+    return tasks
 
 
-def drawn_sequences(algo: A2C, num_draws: int) -> Iterator[tuple[int, int, Any]]:
+def drawn_sequences(tasks: AuxiliaryTasks, num_draws: int) -> Iterator[tuple[int, int, Any]]:
     """Yields environment, number of steps and fields of each sequence, for pixel control and value replay in turn."""
-    assert algo.auxiliary
+    replay = tasks.replay
+    assert replay
     for draw in range(num_draws):
-        task, replay = algo.auxiliary.tasks[draw % 2], algo.auxiliary.replay
+        task = tasks.tasks[draw % 2]
         batch = task.draw(replay.draw_noise(), torch.arange(B), replay.ring.rows)
         for env, num_steps in enumerate(batch.valid.sum(0).tolist()):
             assert batch.valid[:num_steps, env].all()
@@ -47,10 +50,10 @@ def with_rows(batch: Any) -> Iterator[tuple[str, Tensor]]:
     yield "rows", batch.rows
 
 
-def check_clock(algo: A2C, lengths: list[int], num_draws: int = 20) -> tuple[int, int]:
+def check_clock(tasks: AuxiliaryTasks, lengths: list[int], num_draws: int = 20) -> tuple[int, int]:
     """Checks draws against the rules of Clock; returns how many terminated and truncated steps were among them."""
     ends = [0, 0]
-    for _, num_steps, drawn in drawn_sequences(algo, num_draws):
+    for _, num_steps, drawn in drawn_sequences(tasks, num_draws):
         shown = drawn["rows"][: num_steps + 1, :2, 0, 0].long()  # [game, step] of each row
         game, step = shown[:, 0], shown[:, 1]
         assert (game == game[0]).all(), "one episode"
@@ -65,8 +68,8 @@ def check_clock(algo: A2C, lengths: list[int], num_draws: int = 20) -> tuple[int
         assert (step[:-1] < abs(length)).all()
         assert drawn["terminated"] == (is_over and length > 0)
         ends[length < 0] += is_over
-    assert algo.auxiliary
-    task, replay = algo.auxiliary.tasks[2], algo.auxiliary.replay
+    task, replay = tasks.tasks[2], tasks.replay
+    assert replay
     for _ in range(num_draws // 2):
         windows = task.draw(replay.draw_noise(), torch.arange(B), replay.ring.rows)
         shown = windows.observation[:, windows.valid, :2, 0, 0].long()  # [3, b, 2]
@@ -93,10 +96,10 @@ def test_lost_steps_are_never_drawn(tmp_path: Path, kind: str, reset_mode: str) 
         kind, EnvConfig(f"{TOYS}:Clock", options=options), config, restart_on_error=True, reset_mode=reset_mode
     )
     try:
-        algo, ends = make_algo(sampler), []
+        tasks, ends = make_tasks(sampler), []
         for _ in range(6):
-            assert algo.auxiliary.store(sampler.collect()).terminal_frames is None
-            ends.append(check_clock(algo, lengths))
+            assert tasks.store(sampler.collect()).terminal_frames is None
+            ends.append(check_clock(tasks, lengths))
         assert sampler.num_restarts == 1
         assert np.sum(ends, 0).min() >= 12, "of both kinds"
     finally:
@@ -125,15 +128,17 @@ def test_each_update_learns_from_a_sequence_of_each_of_its_environments(
         )
         return minimize(update, *arguments, extra_losses=extra_losses, **options)
 
-    def record_envs(tasks: AuxiliaryTasks, update: Update, envs: slice) -> Any:
-        drawn_from.append(envs)
-        return draw(tasks, update, envs)
+    def record_envs(tasks: AuxiliaryTasks, update: Update) -> Any:
+        drawn_from.append(tasks.envs)
+        return draw(tasks, update)
 
     monkeypatch.setattr(Update, "minimize", record)
     monkeypatch.setattr(AuxiliaryTasks, "draw", record_envs)
-    tasks = {"auxiliary": ",".join(TASKS), "auxiliary_replay_steps": 30, "auxiliary_sequence_steps": 7}
+    auxiliary = {"auxiliary": ",".join(TASKS), "auxiliary_replay_steps": 30, "auxiliary_sequence_steps": 7}
     network = "tests.helpers.samplers:Flat"
-    accel_rl.train(**settings, **tasks, network=network, steps=120, out=tmp_path / "run")  # six rollouts of five steps
+    accel_rl.train(
+        **settings, **auxiliary, network=network, steps=120, out=tmp_path / "run"
+    )  # six rollouts of five steps
     assert len(seen) == {"a2c": 6, "ppo": 24, "vtrace": 26}[name]
     for parts in seen:
         assert [task for task, *_ in parts] == [*TASKS]

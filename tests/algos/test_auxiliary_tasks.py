@@ -9,6 +9,7 @@ from gymnasium.spaces import Box, Discrete
 from torch import Tensor
 
 from accel_rl.algos.a2c import A2C, A2CSettings
+from accel_rl.algos.auxiliary import add_heads
 from accel_rl.algos.auxiliary_tasks import (
     TASKS,
     AuxiliaryTask,
@@ -31,7 +32,9 @@ COLOUR = EnvSpec(Box(0, 255, (3, 36, 44), np.uint8), Discrete(3))
 
 def make_algo(spec: EnvSpec = STACKS, **settings: Any) -> A2C:
     torch.manual_seed(0)
-    return A2C(spec, A2CSettings(**{"auxiliary": NAMES, **settings}), 1000, num_envs=2, horizon=5)
+    algo = A2C(spec, A2CSettings(**{"auxiliary": NAMES, **settings}), 1000, num_envs=2, horizon=5)
+    add_heads(algo.policy, algo.settings)
+    return algo
 
 
 def make_task(name: str, algo: A2C) -> AuxiliaryTask:

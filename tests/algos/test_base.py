@@ -32,9 +32,9 @@ def test_learn_is_enough() -> None:
     algo.setup(0, RecordingUpdate)
     algo.before_rollout(0)
     algo.load_state_dict(algo.state_dict())
-    assert (algo.local_envs, algo.window_steps, algo.learns_on_step) == (4, 0, False)
-    assert (algo.statistics, algo.replay, algo.saves_replay) == (None, None, False)
-    assert algo.device == torch.device("cpu") and algo.envs_to_update(3) is None
+    assert (algo.local_envs, algo.window, algo.learns_on_step) == (4, None, False)
+    assert (algo.statistics, algo.replay, algo.learns_from_segments) == (None, None, False)
+    assert algo.device == torch.device("cpu")
     assert algo.on_step(0, None, update) == {} and not update.calls
     with pytest.raises(TypeError, match="abstract"):
         Algo(SPEC, AlgoSettings(), 1000, 4, 5)  # type: ignore[abstract]

@@ -37,10 +37,9 @@ def reference(logits: Tensor, value: Tensor, action: Tensor, return_: Tensor, co
 def test_an_update_descends_the_papers_sum() -> None:
     """An update's gradient is that of the paper's loss, summed over the valid samples; what is logged are means."""
     torch.manual_seed(0)
-    algo = GA3C(VECTORS, GA3CSettings(value_weight=0.5, discount=0.9), 1000, 3, HORIZON)
+    algo = GA3C(VECTORS, GA3CSettings(value_weight=0.5, discount=0.9), 1000, 3, HORIZON, learns_from_segments=True)
     with torch.no_grad():  # some probabilities near 0, where epsilon counts
         algo.policy.policy_head.weight.mul_(4000)
-    algo.learns_from_segments = True
     rollout = merged(VECTORS, algo.policy, 12)
     valid = rollout.valid
     done = rollout.done | (valid & ~torch.cat([valid[1:], valid[:1] & False]))

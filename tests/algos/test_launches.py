@@ -3,6 +3,7 @@ operations."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from accel_rl.algos.a2c import A2C
+from accel_rl.algos.auxiliary import AuxiliaryTasks, UpdateWithTasks, add_heads
 from accel_rl.algos.categorical_dqn import CategoricalDQN
 from accel_rl.algos.dqn import DQN
 from accel_rl.algos.online_q import OnlineQ
@@ -87,16 +89,21 @@ class Run:
         torch.manual_seed(0)
         self.algo = algo_class(self.spec, algo_class.Settings(**settings | changes), 10_000, B, T)
         self.device, self.step = device, 0
+        add_heads(self.algo.policy, self.algo.settings)
         self.algo.policy.to(device)
         self.algo.setup(1, lambda module: Update(module, RMSProp(), 0.5))
-        self.update = Update(self.algo.policy, RMSProp(), 0.5)
+        self.tasks = AuxiliaryTasks.of(self.algo)
+        make = partial(UpdateWithTasks, self.tasks) if self.tasks else Update
+        self.update = make(self.algo.policy, RMSProp(), 0.5)
+        if self.tasks:
+            self.tasks.setup(1)
 
     def rollout(self, num_truncated: int = 0) -> Rollout:
         self.step += T * B
         cpu = random_rollout(self.spec, self.algo.policy, T, B, self.step, num_truncated)
-        move = self._columns if self.algo.window_steps else lambda leaf: leaf.to(self.device)
+        move = self._columns if self.algo.window else lambda leaf: leaf.to(self.device)
         rollout = replace(map_leaves(move, cpu), games=[], first_step=self.step)
-        if self.algo.needs_terminal_frames:
+        if self.tasks and self.tasks.needs_terminal_frames:
             rollout.terminal_frames = self._terminal_frames(cpu)
         return self.algo.statistics.normalize(rollout) if self.algo.statistics else rollout
 
@@ -115,10 +122,12 @@ class Run:
 
     def learn(self, rollout: Rollout) -> dict[str, Tensor]:
         stats: dict[str, Tensor] = {}
-        if self.algo.window_steps:
+        if self.algo.window:
+            if self.tasks:
+                self.tasks.envs = self.algo.window.envs_to_update(0) or slice(None)
             stats = self.algo.on_step(0, replace(rollout, terminal_frames=None), self.update)
-        if self.algo.auxiliary:
-            rollout = self.algo.auxiliary.store(rollout)
+        if self.tasks:
+            rollout = self.tasks.store(rollout)
         return stats | self.algo.learn(rollout, self.update)
 
     def replayed(self, rollout: Rollout) -> dict[str, Tensor]:

@@ -42,11 +42,11 @@ ALGOS: dict[str, tuple[Any, dict[str, Any]]] = {
 def make(name: str, spec: Any = VECTORS, from_segments: bool = True, **changes: Any) -> Any:
     algo_class, settings = ALGOS[name]
     torch.manual_seed(0)
-    algo = algo_class(spec, algo_class.Settings(discount=0.9, **{**settings, **changes}), 1000, 3, HORIZON)
+    settings = algo_class.Settings(discount=0.9, **{**settings, **changes})
+    algo = algo_class(spec, settings, 1000, 3, HORIZON, learns_from_segments=from_segments)
     with torch.no_grad():  # or all actions would be about equally likely, and all values about 0
         for parameter in algo.policy.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
-    algo.learns_from_segments = from_segments
     algo.setup(0, RecordingUpdate)
     return algo
 
@@ -195,10 +195,10 @@ def test_padding_is_spread_over_minibatches(name: str) -> None:
 def test_vtrace_learns_at_the_end_of_a_rollout() -> None:
     """With segments, V-trace learns at the end of a rollout and ignores the multi-batch settings."""
     algo = make("vtrace", batches=7, batch_steps=50)
-    assert (algo.window_steps, algo.learns_on_step) == (0, False)
+    assert (algo.window, algo.learns_on_step) == (None, False)
     algo.validate(RunInfo(100, 4, ("cpu",)))
     ordinary = make("vtrace", batches=7, batch_steps=50, from_segments=False)
-    assert (ordinary.window_steps, ordinary.learns_on_step) == (50, True)
+    assert (ordinary.window.steps, ordinary.learns_on_step) == (50, True)
     with pytest.raises(UsageError, match="do not divide into batches=7"):
         ordinary.validate(RunInfo(100, 4, ("cpu",)))
     with pytest.raises(UsageError, match="at most rho_bar"):

@@ -31,7 +31,7 @@ def play(algo: VTrace, num_steps: int) -> Iterator[tuple[int, slice]]:
     for first in range(0, num_steps, algo.horizon):
         algo.before_rollout(first * algo.num_envs)
         for t in range(min(algo.horizon, num_steps - first)):
-            if (envs := algo.envs_to_update(t)) is not None:
+            if (envs := algo.window.envs_to_update(t)) is not None:
                 yield first + t, envs
 
 
@@ -52,7 +52,7 @@ def test_batches_take_turns(num_envs: int, row: tuple[int, int, int], first: lis
         algo = vtrace(num_envs, *row, horizon)
         due = [(step, envs.start, envs.stop) for step, envs in play(algo, 60)]
         assert due[: len(first)] == first
-        assert algo.window_steps == row[1]
+        assert algo.window.steps == row[1]
         assert [step for step, _, _ in due] == [step for step in range(row[1], 60) if step % row[2] == 0]
 
 
@@ -81,7 +81,7 @@ def test_learn_takes_the_behaviour_that_acted(core: str) -> None:
         algo.before_rollout(4 * step)
 
         def on_step(t: int, step: int = step) -> None:
-            envs = algo.envs_to_update(t)
+            envs = algo.window.envs_to_update(t)
             assert (envs is None) == (step + t < 5)
             if envs is None:
                 return

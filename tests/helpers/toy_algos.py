@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from accel_rl.algos.a2c import A2C, A2CSettings
+from accel_rl.algos.auxiliary import tasks_of
 from accel_rl.algos.base import MakeUpdate, Stats
 from accel_rl.algos.ppo import PPO
 from accel_rl.config.fields import setting
 from accel_rl.rollout import Rollout
-from accel_rl.updates import Loss
+from accel_rl.updates import Loss, Update
 
 TAME = 1e-3  # up to this learning rate nothing goes wrong
 
@@ -152,7 +153,11 @@ class SameDrawsA2C(A2C):
 
     def setup(self, seed: int, make_update: MakeUpdate) -> None:
         super().setup(seed, make_update)
-        draw_the_same(self)
+        act_the_same(self)
+
+    def learn(self, rollout: Rollout, update: Update) -> Stats:
+        replay_the_same(self, update)
+        return super().learn(rollout, update)
 
 
 class SameDrawsPPO(PPO):
@@ -160,18 +165,28 @@ class SameDrawsPPO(PPO):
 
     def setup(self, seed: int, make_update: MakeUpdate) -> None:
         super().setup(seed, make_update)
-        draw_the_same(self)
+        act_the_same(self)
+
+    def learn(self, rollout: Rollout, update: Update) -> Stats:
+        replay_the_same(self, update)
+        return super().learn(rollout, update)
 
 
-def draw_the_same(algo: Any) -> None:
-    own, replay, distribution = torch.Generator().manual_seed(7), algo.replay, algo.policy.distribution
+def act_the_same(algo: Any) -> None:
+    algo.own, distribution = torch.Generator().manual_seed(7), algo.policy.distribution
 
     def draw_noise(num_steps: int, num_envs: int, _: torch.Generator) -> Tensor:
-        noise: Tensor = distribution.draw_noise((num_steps, 1), own)
+        noise: Tensor = distribution.draw_noise((num_steps, 1), algo.own)
         return noise.expand(num_steps, num_envs, *noise.shape[2:])
 
     algo.policy.draw_noise = draw_noise
-    replay.draw_noise = lambda: torch.rand(1, 2, dtype=torch.float64, generator=own).expand(replay.ring.num_envs, 2)
+
+
+def replay_the_same(algo: Any, update: Update) -> None:
+    tasks: Any = tasks_of(update)
+    tasks.replay.draw_noise = lambda: torch.rand(1, 2, dtype=torch.float64, generator=algo.own).expand(
+        tasks.replay.ring.num_envs, 2
+    )
 
 
 def write_id(mark: str | Path) -> None:

@@ -36,16 +36,13 @@ def test_weights_that_change_with_every_act_are_not_packed(
     assert shapes == ([(256, 3456)] if is_packed else [])
 
 
-@pytest.mark.parametrize("needs_them", [False, True])
-def test_rollouts_hold_what_the_algorithm_learns_from(needs_them: bool) -> None:
-    """Rollouts hold terminal frames exactly if the algorithm needs them."""
-    settings = {"algo": "a2c", "env": f"{TOYS}:Counting", "envs": 2, "sampler": "serial", "device": "cpu"}
-    config = resolve({**settings, "decorrelation_steps": 0, "horizon": 4})
-    algo = build_algo(config)
-    algo.needs_terminal_frames = needs_them
-    frames = build_training_sampler(config, algo).collect().terminal_frames
-    assert (frames is not None) == needs_them
-    assert frames is None or frames.frame.tolist() == [[0, 3], [0, 3]]
+@pytest.mark.parametrize("auxiliary", ["value_replay", "pixel_control"])
+def test_rollouts_hold_what_auxiliary_tasks_learn_from(auxiliary: str) -> None:
+    """Rollouts hold terminal frames exactly if an auxiliary task needs them."""
+    settings = {"algo": "a2c", "env": f"{TOYS}:Clock", "network": "tests.helpers.samplers:Flat", "envs": 2}
+    config = resolve({**settings, "auxiliary": auxiliary, "sampler": "serial", "device": "cpu", "horizon": 4})
+    frames = build_training_sampler(config, build_algo(config)).collect().terminal_frames
+    assert (frames is not None) == (auxiliary == "pixel_control")
 
 
 SIZES = [(1, 1), (9, 1), (2, 3), (3, 40), (7, 7), (16, 16), (19, 19), (20, 20), (21, 64), (35, 35), (36, 36), (48, 48)]

@@ -16,6 +16,7 @@ from accel_rl.cli import main
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import UsageError
 from accel_rl.run_folder import checkpoint, policy_file
+from accel_rl.run_folder.initial_policy import needs_first_rollout
 from accel_rl.run_folder.policy_file import BEST, DESCRIPTION, LAST
 from accel_rl.settings.resolve import Config, resolve
 from accel_rl.training.build import build_algo, build_algo_and_update, build_store, with_initial_policy
@@ -58,7 +59,7 @@ def test_a_run_begins_with_all_of_a_policy(trained: Path) -> None:
     algo, update = build_algo_and_update(config)
     assert_same(dict(algo.policy.state_dict()), dict(state["policy"]))
     assert torch.equal(update.parameters.values, state["update"]["parameters"])
-    assert algo.statistics and not algo.needs_first_rollout
+    assert algo.statistics and not needs_first_rollout(algo, config.initial)
     assert_same(algo.statistics.shared_buffers(), state["shared_buffers"])
     assert state["shared_buffers"]["return.count"] == 60
 
@@ -203,7 +204,7 @@ def test_what_fits_is_taken_and_the_rest_begins_anew(tmp_path: Path, case: str) 
     for name, value in algo.policy.state_dict().items():
         is_taken = name in config.initial.tensors
         assert torch.equal(value, (taken if is_taken else expected)[name]), name
-    assert algo.needs_first_rollout == ("statistics" in case)
+    assert needs_first_rollout(algo, config.initial) == ("statistics" in case)
 
 
 # ---- resume ----

@@ -26,7 +26,7 @@ COMMON: dict[str, Any] = {"value_weight": 0.5, "entropy_weight": 0.01, "discount
 
 
 def make_iteration(algo: Algo, sampler_class: Any = SerialSampler, env: EnvConfig = COUNTING) -> Iteration:
-    config = SamplerConfig(NUM_ENVS, HORIZON, 2, window=algo.window_steps)
+    config = SamplerConfig(NUM_ENVS, HORIZON, 2, window=algo.window.steps if algo.window else 0)
     sampler = make(sampler_class, env, config, algo.policy)
     plan = make_plan(read_topology(), NUM_ENVS, 1, sampling_threads=1, learning_threads=1)
     return Iteration(sampler, algo, Update(algo.policy, SGD()), plan)
@@ -90,7 +90,7 @@ class Watching(VTrace):
     def on_step(self, t: int, recent: Rollout | None, update: Update) -> Any:
         assert recent
         stats = super().on_step(t, recent, update)
-        envs = self.envs_to_update(t)
+        envs = self.window and self.window.envs_to_update(t)
         assert envs
         with torch.no_grad():
             self.seen[t] = envs, self.policy(recent.observations(recent.horizon, recent.horizon + 1)[0])[0]

@@ -16,9 +16,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from accel_rl.updates import StoreExchange, Update
+from accel_rl.updates import Update
 from accel_rl.updates.optimizers import SGD
 from accel_rl.updates.parameter_store import CentralStore, LockedTensors
+from accel_rl.updates.store_exchange import StoreExchange
 from tests.helpers.forks import ForkedProcess
 
 

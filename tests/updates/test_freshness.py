@@ -9,13 +9,15 @@ import torch.distributed as dist
 from torch import Tensor
 
 from accel_rl.algos.base import frozen_copy
-from accel_rl.updates import CentralStore, StoreExchange, Update, shared_state
+from accel_rl.updates import Update
 from accel_rl.updates import all_reduce as all_reduce_module
 from accel_rl.updates.all_reduce import AllReduce
 from accel_rl.updates.exchange import copy_module
 from accel_rl.updates.flat import FlatParameters
 from accel_rl.updates.foreach import copy_tensors
 from accel_rl.updates.optimizers import OPTIMIZERS, Adam, Optimizer, TorchOptimizer, _torch_names, make_optimizer
+from accel_rl.updates.parameter_store import CentralStore
+from accel_rl.updates.store_exchange import StoreExchange, shared_state
 from tests.helpers.freshness import IMAGE, assert_current, assert_fresh, evaluate, learn, make_policy
 from tests.helpers.plain import error
 

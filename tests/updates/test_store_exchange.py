@@ -12,10 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from accel_rl.errors import UsageError
-from accel_rl.updates import CentralStore, StoreExchange, Update, shared_state
+from accel_rl.updates import Update
 from accel_rl.updates.cuda_graphs import CudaGraphs
 from accel_rl.updates.optimizers import SGD, Adam, MomentumSGD, Optimizer, RMSProp, TorchOptimizer
-from accel_rl.updates.parameter_store import LockedTensors
+from accel_rl.updates.parameter_store import CentralStore, LockedTensors
+from accel_rl.updates.store_exchange import StoreExchange, shared_state
 from tests.updates.store_process import Process, Weights, learn, update_store
 
 RULES: list[Optimizer] = [RMSProp(momentum=0.5, initial_square=1.0), Adam(), MomentumSGD()]

@@ -1,0 +1,55 @@
+"""The settings of auxiliary tasks, apart from the tasks: an algorithm that takes them needs these alone."""
+
+import math
+from dataclasses import dataclass
+
+from accel_rl.config.fields import basic_setting, setting
+from accel_rl.errors import unknown
+
+TASK_NAMES = ("pixel_control", "value_replay", "reward_prediction")
+
+
+def _check_weight(value: float) -> None:
+    if not (math.isfinite(value) and value >= 0):
+        raise ValueError("must be a finite number, at least 0")
+
+
+@dataclass(frozen=True)
+class AuxiliarySettings:
+    """The settings of auxiliary tasks. An actor-critic whose settings derive from them, too, takes auxiliary tasks."""
+
+    auxiliary: tuple[str, ...] = basic_setting(
+        ("none",), "auxiliary tasks: pixel_control, value_replay and reward_prediction (Jaderberg et al. 2017, UNREAL)"
+    )
+    auxiliary_replay_steps: int = setting(2000, "steps of each environment that their replay keeps (UNREAL)", least=4)
+    auxiliary_sequence_steps: int | None = setting(
+        None,
+        "steps of a replayed sequence; null: those of each environment in an update, at most 20 (UNREAL's t_max)",
+        least=1,
+    )
+    auxiliary_start: str = setting(
+        "at_once",
+        "when they start to learn: at_once; when_full: once the replay is (GUNREAL); all_when_full: policy and value, "
+        "too, wait for that (UNREAL)",
+        choices=("at_once", "when_full", "all_when_full"),
+    )
+    pixel_control_weight: float = setting(
+        0.05,
+        "weight of half the squared error (UNREAL: 0.01 to 0.1 in 3-D, 0.0001 to 0.01 on Atari)",
+        check=_check_weight,
+    )
+    pixel_control_discount: float = setting(0.9, "discount of pixel changes, per step (UNREAL)", least=0, most=1)
+    pixel_control_cell: int = setting(4, "height and width of a cell, in pixels (UNREAL)", least=1)
+    value_replay_weight: float = setting(1.0, "weight of half the squared error (UNREAL)", check=_check_weight)
+    reward_prediction_weight: float = setting(1.0, "weight of the cross-entropy (UNREAL)", check=_check_weight)
+    reward_prediction_units: int = setting(128, "units of its hidden layer (UNREAL)", least=1)
+    checkpoint_replay: bool | None = setting(None, "save the replay in checkpoints; null: if it has 2 GB at most")
+
+    @property
+    def task_names(self) -> tuple[str, ...]:
+        """The tasks that take part; those of weight 0 do not. Raises UsageError for an unknown name."""
+        names = [] if self.auxiliary == ("none",) else self.auxiliary
+        for name in names:
+            if name not in TASK_NAMES:
+                raise unknown("auxiliary task", str(name), TASK_NAMES, f"(choose from {', '.join(TASK_NAMES)})")
+        return tuple(name for name in TASK_NAMES if name in names and getattr(self, f"{name}_weight") > 0)
