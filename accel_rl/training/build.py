@@ -29,6 +29,7 @@ from accel_rl.training.log import logger
 from accel_rl.training.out_of_memory import advice_on_memory
 from accel_rl.updates import CentralStore, Exchange, StoreExchange, Update, shared_state
 from accel_rl.updates.all_reduce import AllReduce
+from accel_rl.updates.compiled_calls import CompiledCalls, may_compile
 from accel_rl.updates.flat import FlatParameters
 from accel_rl.updates.optimizers import Optimizer, make_optimizer
 
@@ -180,12 +181,14 @@ def build_update(
     if store:
         own_state, steps = learners.rule_state == "own", learners.updates_per_exchange
         exchange = StoreExchange(store, own_state=own_state, updates_per_exchange=steps)
+    compiles = store is None and may_compile(config.run.compile, config.run.deterministic, module)
     return Update(
         module,
         build_optimizer(config),
         config.algo.clip_grad_norm,
         exchange,
         cuda_graphs=config.run.cuda_graphs,
+        compiled=CompiledCalls(config.run.compile) if compiles else None,
         log_norms=config.run.log_norms,
     )
 
