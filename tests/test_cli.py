@@ -98,7 +98,7 @@ def test_a_run_leaves_its_files(cartpole: Path) -> None:
     table = rows(cartpole)
     assert [int(row["time/total_timesteps"]) for row in table] == [320, 640, 960]
     times = "total_timesteps time_elapsed fps sample_share learn_share env_wait_share inference_share network_bits"
-    columns = {f"time/{name}" for name in f"{times} sampling_threads learning_threads".split()}
+    columns = {f"time/{name}" for name in f"{times} compiled_share sampling_threads learning_threads".split()}
     assert table[0].keys() >= columns | {"rollout/ep_rew_mean", "rollout/ep_len_mean", "eval/mean_reward"}
     assert {name.split("/")[0] for name in table[0]} == {"time", "rollout", "train", "eval"}
     assert all(math.isfinite(float(value)) for row in table for value in row.values())

@@ -119,6 +119,12 @@ class RunSettings:
     cuda_graphs: bool = setting(
         True, "CUDA: capture action selection and updates as graphs, rather than launch each operation"
     )
+    compile: str = setting(
+        "auto",
+        "small networks on a CPU: compile updates to machine code: beside a run of which enough is left to save time "
+        "(auto), before the first update (always), or never",
+        choices=("auto", "always", "never"),
+    )
     precision: str = setting(
         "auto",
         "of the network: float32; tf32: on a GPU, products and convolutions round to 10 bits; bf16: most are in "

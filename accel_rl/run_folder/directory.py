@@ -41,6 +41,7 @@ CHANGEABLE = (
     "cpus",
     "sampling_threads",
     "learning_threads",
+    "compile",
     "env_timeout_s",
     "env_build_timeout_s",
     "replay_device",

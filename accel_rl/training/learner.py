@@ -71,7 +71,7 @@ class Learner:
         try:
             self.sampler.close()
         finally:
-            self.update.exchange.close()
+            self.update.close()
 
 
 def build_learner(job: LearnerJob) -> Learner:

@@ -69,6 +69,7 @@ class Trainer:
     def _iterate(self) -> None:
         """Collects a rollout, learns from it, and counts both."""
         learner, sampler = self.learner, self.learner.sampler
+        learner.update.note_share_done(learner.steps / self.config.run.steps)
         seconds_before, bytes_before = dict(sampler.seconds), sampler.bytes_moved
         try:
             result = self.iteration.collect_and_learn(learner.steps)
@@ -102,7 +103,8 @@ class Trainer:
             if is_last:  # other learners may have done more in the meantime
                 learner.progress.advance(coordinator.add_steps(0))
             learner.progress.merge(reports)
-            self.on_row(learner.progress.write_row(**precision_and_threads(self.config), **scores))
+            columns = precision_and_threads(self.config) | {"time/compiled_share": learner.update.read_compiled_share()}
+            self.on_row(learner.progress.write_row(**columns, **scores))
 
     def _summarize(self, progress: Progress, request: Request) -> None:
         run, steps = self.config.run, self.coordinator.add_steps(0)

@@ -27,7 +27,7 @@ class FlatParameters:
     def __init__(self, module: nn.Module) -> None:
         _check(module)
         self.module = module
-        parameters = list(module.parameters())
+        self._parameters = parameters = list(module.parameters())
         self._names = [name for name, _ in module.named_parameters()]
         self._sizes = [parameter.numel() for parameter in parameters]
         self._shapes = [parameter.shape for parameter in parameters]
@@ -48,6 +48,12 @@ class FlatParameters:
 
     def zero_gradient(self) -> None:
         self.gradient.zero_()
+
+    def differentiate(self, loss: Tensor) -> None:
+        """Adds the gradient of a 0-d loss in one piece, which a compiler makes faster than a sum for each tensor."""
+        gradients = torch.autograd.grad(loss, self._parameters, materialize_grads=True)
+        with torch.no_grad():
+            self.gradient.add_(torch.cat([_flattened(gradient) for gradient in gradients]))
 
     def tail(self, count: int) -> Tensor:
         """Returns the first `count` numbers after the gradient. Raises ValueError if there is room for fewer."""
@@ -77,6 +83,11 @@ def _shaped(flat: Tensor, shape: torch.Size) -> Tensor:
     # Channels-last: this makes the backward pass of a convolution 1.6 times as fast on a CPU.
     outputs, inputs, height, width = shape
     return flat.view(outputs, height, width, inputs).permute(0, 3, 1, 2)
+
+
+def _flattened(shaped: Tensor) -> Tensor:
+    """Returns the numbers in the order in which `_shaped` has them."""
+    return (shaped.permute(0, 2, 3, 1) if shaped.dim() == 4 else shaped).flatten()
 
 
 def _check(module: nn.Module) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from accel_rl.hardware.allocator import LARGEST_KEPT
 from accel_rl.models.bf16_weights import keep_copies
+from accel_rl.updates.compiled_calls import CompiledCalls
 from accel_rl.updates.cuda_graphs import (
     CudaGraphs,
     Loss,
@@ -43,6 +44,7 @@ class Update:
         (128 samples by 5 %), since each adds once to the gradient of all weights.
     cuda_graphs: on a GPU, `minimize` becomes one CUDA graph for each loss and shape of batch, and each `graphed`
         function one for each shape of its arguments.
+    compiled: on a CPU, runs `minimize` and the updates of `repeat` as machine code.
     log_norms: `minimize` also returns the norms of each parameter tensor, its gradient and its step, as "norm/...".
     """
 
@@ -55,6 +57,7 @@ class Update:
         *,
         slice_elements: int = LARGEST_KEPT // 4 - 2**10,  # less the header that the C library adds
         cuda_graphs: bool = True,
+        compiled: CompiledCalls | None = None,
         log_norms: bool = False,
     ):
         self.module, self.parameters = module, FlatParameters(module)
@@ -66,6 +69,7 @@ class Update:
         self._on_cpu = self.device.type == "cpu"
         self._graph_is_all = self.exchange.is_capturable and optimizer.capturable
         self._graphs = CudaGraphs(self.device) if cuda_graphs and not self._on_cpu else None
+        self.compiled = compiled if self._on_cpu and not log_norms else None
         self._is_in_graph = False  # True: this runs within a graph already, that of `repeat`
 
     def graphed(self, function: Callable[..., Result], *arguments: Any, uses: Sequence[Tensor] = ()) -> Result:
@@ -99,16 +103,32 @@ class Update:
     ) -> list[Terms]:
         """Returns body(self, part, learning_rate, *arguments) for each part in order; each call makes an update.
 
-        On a GPU, one graph runs all calls, if there is one learner and the parts [N] have one size. body: works on a
-        GPU by `minimize` and `graphed` alone, and follows the rules for functions of `graphed`. arguments: as in
-        `graphed`. by_one: False for a body that does more on the host, such as drawing."""
+        On a GPU, one graph runs all calls, if there is one learner and the parts [N] have one size; on a CPU, machine
+        code makes each. body: works by `minimize` and `graphed` alone, and follows the rules for functions of
+        `graphed`. arguments: as in `graphed`. by_one: False for a body that does more on the host, such as drawing."""
         parts = [*parts]
         is_even = len({len(part) for part in parts}) == 1 and len(parts) <= MAX_REPEATED
         if not (by_one and is_even and self._graphs and self._graph_is_all) or self.log_norms:
-            return [body(self, part, learning_rate, *arguments) for part in parts]
+            return [self._update_once(body, part, learning_rate, arguments, by_one) for part in parts]
         rate, work = torch.tensor(learning_rate, dtype=torch.float64), partial(self._repeat, body)
         self._refresh()
         return unpack_all(self._graphs(("repeat", body), work, (torch.stack(parts), rate, arguments)))
+
+    def _update_once(
+        self, body: Body, part: Tensor, learning_rate: float, arguments: tuple[Any, ...], by_one: bool
+    ) -> Terms:
+        eager = partial(body, self, part, learning_rate, *arguments)
+        if not (self.compiled and by_one and self._graph_is_all):
+            return eager()
+        rate, work = torch.tensor(learning_rate, dtype=torch.float64), partial(self._packed, body)
+        self._is_in_graph = True
+        try:
+            return self._by_machine_code(self.compiled, ("repeat", body), work, (part, rate, arguments), eager)
+        finally:
+            self._is_in_graph = False
+
+    def _packed(self, body: Body, part: Tensor, learning_rate: Tensor, arguments: tuple[Any, ...]) -> PackedTerms:
+        return pack(body(self, part, learning_rate, *arguments))
 
     def _repeat(self, body: Body, parts: Tensor, learning_rate: Tensor, arguments: tuple[Any, ...]) -> PackedTerms:
         self._is_in_graph = True
@@ -116,6 +136,15 @@ class Update:
             return pack_all([body(self, part, learning_rate, *arguments) for part in parts.unbind()])
         finally:
             self._is_in_graph = False
+
+    def note_share_done(self, share: float) -> None:
+        """Says how much of the run is done, 0 to 1: what is left decides whether to compile."""
+        if self.compiled:
+            self.compiled.share_done = share
+
+    def read_compiled_share(self) -> float:
+        """Returns the share of updates since the last reading that were made by machine code."""
+        return self.compiled.read_share() if self.compiled else 0.0
 
     def sum(self, value: Tensor) -> Tensor:
         """Returns the sum over all learners that update together."""
@@ -166,19 +195,41 @@ class Update:
         self._refresh()
         values_before = self.parameters.values.clone() if self.log_norms else None
         losses, batches = (loss, *(part.loss for part in extra_losses)), (batch, *(part.batch for part in extra_losses))
-        has_own_graph = self._graphs is not None and not self._is_in_graph
-        if self._graphs and has_own_graph:
+        has_own_graph = bool(self._graphs or (self.compiled and not extra_losses)) and not self._is_in_graph
+        if has_own_graph:
             rate = torch.tensor(learning_rate, dtype=torch.float64)
-            work = partial(self._in_graph, losses)
-            terms = unpack(self._graphs(("minimize", *losses), work, (batches, num_samples, rate)))
+            key, work, arguments = ("minimize", *losses), partial(self._in_graph, losses), (batches, num_samples, rate)
+            if self._graphs:
+                terms = unpack(self._graphs(key, work, arguments))
+            else:
+                assert self.compiled
+                eager = partial(self._in_slices, losses, batches, num_samples, learning_rate, self._graph_is_all)
+                terms = self._by_machine_code(self.compiled, key, work, arguments, eager)
         else:
-            batch, *others = to_device(batches, self.device)
-            parts = slices(batch, self.slice_elements) if self._on_cpu else [batch]
-            pieces = [LossPart(loss, part) for part in parts] + [*map(LossPart, losses[1:], others)]
-            terms = self._gradient(pieces, num_samples)
+            terms = self._in_slices(losses, batches, num_samples, learning_rate, applies=False)
         if not (has_own_graph and self._graph_is_all):
             terms = self._apply(terms, num_samples, learning_rate)
         return terms if values_before is None else terms | self.parameters.norms(values_before)
+
+    def _by_machine_code(self, compiled: CompiledCalls, *call: Any) -> Terms:
+        terms = compiled(*call)
+        torch.autograd.graph.increment_version(self.parameters.values)  # models/prepared.py reads it
+        return terms
+
+    def _in_slices(
+        self,
+        losses: Sequence[Loss],
+        batches: Sequence[Any],
+        num_samples: Tensor,
+        learning_rate: float | Tensor,
+        applies: bool,
+    ) -> Terms:
+        """Computes the gradient, on a CPU in slices of the batch, and applies it, if that is wanted."""
+        batch, *others = to_device(batches, self.device)
+        parts = slices(batch, self.slice_elements) if self._on_cpu else [batch]
+        pieces = [LossPart(losses[0], part) for part in parts] + [*map(LossPart, losses[1:], others)]
+        terms = self._gradient(pieces, num_samples)
+        return self._apply(terms, num_samples, learning_rate) if applies else terms
 
     def _in_graph(
         self, losses: Sequence[Loss], batches: Sequence[Any], num_samples: Tensor, learning_rate: Tensor
@@ -194,11 +245,16 @@ class Update:
 
     def _gradient(self, parts: list[LossPart], num_samples: Tensor) -> Terms:
         """Leaves the gradient of all parts in `parameters`; returns the terms of their losses, as sums."""
+        is_recorded = self.compiled is not None and self.compiled.is_recording
         self.parameters.zero_gradient()
         sums: Terms = {}
         for loss, batch in parts:
             loss_sum, terms = loss(*batch)
-            self._scale(loss_sum, num_samples).backward()  # type: ignore[no-untyped-call]
+            scaled = self._scale(loss_sum, num_samples)
+            if is_recorded:
+                self.parameters.differentiate(scaled)
+            else:
+                scaled.backward()  # type: ignore[no-untyped-call]
             sums |= {name: _merge(sums[name], term) if name in sums else term for name, term in terms.items()}
         return sums
 
@@ -210,6 +266,12 @@ class Update:
         """Casts the parameters for layers that compute in bfloat16 on a GPU, see `Bf16Weights.refresh`."""
         if self._copies:
             self._copies.refresh(always)
+
+    def close(self) -> None:
+        """Releases what other processes share, and ends a compilation that is under way."""
+        if self.compiled:
+            self.compiled.forget()
+        self.exchange.close()
 
     # ---- checkpoints ----
 
@@ -231,8 +293,9 @@ class Update:
 
     def _forget_graphs(self) -> None:
         """Drops graphs that would still use replaced tensors."""
-        if self._graphs:
-            self._graphs.forget()
+        for calls in (self._graphs, self.compiled):
+            if calls:
+                calls.forget()
 
 
 def _call(function: Callable[..., Result], *arguments: Any) -> Result:

@@ -1,0 +1,102 @@
+"""Makes machine code of a program by PyTorch's compiler, Inductor, in a process of its own:
+
+    python -m accel_rl.updates.compilation PARENT REQUEST CODE
+
+REQUEST: a file of `Request`. CODE: the shared library that it writes, once it has computed the same as the program."""
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import pickle
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from accel_rl.processes.child import end_with_parent
+from accel_rl.updates.recording import Program, replay
+
+RTOL, ATOL = 1e-3, 1e-5  # a wrong compilation is far off
+RECENT_S = 900.0
+KEPT_S = 30 * 86_400.0  # machine code that nobody has used for as long is removed
+
+
+class Request(NamedTuple):
+    """A program, and tensors to try it on. threads: PyTorch's."""
+
+    program: Program
+    bases: list[Tensor]
+    arguments: list[Tensor]
+    threads: int
+
+
+class Code:
+    """Machine code of a program. Raises RuntimeError for a file that is not."""
+
+    def __init__(self, path: Path):
+        # The interface of PyTorch's own loader, whose import takes seconds.
+        self._runner = torch._C._aoti.AOTIModelContainerRunnerCpu(str(path), 1)
+
+    def __call__(self, bases: list[Tensor], arguments: list[Tensor]) -> list[Tensor]:
+        """Does what `replay` does with a program, for contiguous arguments."""
+        results: list[Tensor] = self._runner.run([*bases, *arguments])
+        return results
+
+
+def compile_program(request: Request, path: Path) -> None:
+    """Writes the machine code of a program. Raises AssertionError if it computes something else."""
+    import torch._inductor
+    from torch._inductor.decomposition import select_decomp_table
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    torch.set_num_threads(request.threads)
+    program, bases, arguments, _ = request
+    num_bases = len(bases)
+
+    def run(*tensors: Tensor) -> list[Tensor]:
+        return replay(program, tensors[:num_bases], tensors[num_bases:])
+
+    with torch.no_grad():
+        pure = torch.func.functionalize(run, remove="mutations")
+        graph = make_fx(pure, decomposition_table=select_decomp_table(), tracing_mode="fake")(*bases, *arguments)
+        options: dict[str, Any] = {"aot_inductor.output_path": str(path)}
+        torch._inductor.aot_compile(graph, (*bases, *arguments), options=options)
+        ours, theirs = [base.clone() for base in bases], [base.clone() for base in bases]
+        results = Code(path)(ours, arguments)
+        expected = replay(program, theirs, arguments)
+    torch.testing.assert_close([*results, *ours], [*expected, *theirs], rtol=RTOL, atol=ATOL, equal_nan=True)
+
+
+def digest_path(path: Path) -> Path:
+    """Returns where the digest of a file of machine code lies; it is written last."""
+    return path.with_suffix(".sha256")
+
+
+def main(parent: str, request_file: str, file: str) -> None:
+    end_with_parent(int(parent))
+    os.nice(10)
+    path, request = Path(file), pickle.loads(Path(request_file).read_bytes())
+    with path.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if digest_path(path).exists() and path.stat().st_mtime > time.time() - RECENT_S:
+            return  # another process has compiled it meanwhile
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".compiling-") as folder:
+            os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
+            code, digest = Path(folder, "code.so"), Path(folder, "digest")
+            compile_program(request, code)
+            digest.write_text(hashlib.sha256(code.read_bytes()).hexdigest())
+            code.rename(path)
+            digest.rename(digest_path(path))
+    for old in path.parent.iterdir():
+        with contextlib.suppress(OSError):
+            if old.is_file() and time.time() - old.stat().st_mtime > KEPT_S:
+                old.unlink()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,264 @@
+"""Runs updates on a CPU as machine code: a small network's time goes into PyTorch's calls, not into arithmetic.
+
+A call is recorded once, compiled in a process of its own while the run goes on, and replaced between two updates. The
+machine code stays on the disk for later runs."""
+
+import contextlib
+import hashlib
+import logging
+import os
+import pickle
+import platform
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Hashable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from accel_rl.emulator.machine_code import cache_folder
+from accel_rl.errors import UsageError
+from accel_rl.processes.spawning import describe_exit, spawn
+from accel_rl.updates import compilation, recording
+from accel_rl.updates.compilation import Code, Request, digest_path
+from accel_rl.updates.cuda_graphs import Terms, Work, unpack
+from accel_rl.updates.recording import Recording, record
+from accel_rl.updates.trees import leaves, map_leaves, structure, to_device
+
+logger = logging.getLogger("accel_rl")
+
+RunCode = Callable[[list[Tensor], list[Tensor]], list[Tensor]]
+"""run(bases, arguments) -> what the program returns, after it has changed the bases; see `recording.replay`."""
+
+FindCode = Callable[[Recording], RunCode | None]
+
+NUM_WARM_UP_CALLS = 2  # run operation by operation before a call is recorded
+MOST_PARAMETERS = 300_000
+MOST_CALLS = 8  # that are compiled, of different functions or shapes
+LEAST_LEFT_S = 60.0  # of learning without machine code: compiling takes 20 to 60 s of a CPU that has other work
+TIMEOUT_S = 900.0  # for a compilation
+
+
+def may_compile(when: str, deterministic: bool, module: nn.Module) -> bool:
+    """Tells whether a run compiles the updates of a network: a small one, whose time goes into calls. Convolutions gain
+    nothing by it. Machine code rounds differently, so deterministic runs have it only from their start."""
+    is_small = sum(parameter.numel() for parameter in module.parameters()) <= MOST_PARAMETERS
+    has_convolutions = any(isinstance(layer, nn.Conv2d) for layer in module.modules())
+    wanted = when == "always" or (when == "auto" and not deterministic)
+    return wanted and is_small and not has_convolutions and hasattr(torch._C, "_aoti")
+
+
+class CompiledCalls:
+    """A cache of machine code, for calls of a function with arguments of one structure and shape.
+
+    when: "always" compiles before the first call; "auto" beside the run, if enough of it is left to save time.
+    find_code: returns the machine code of a recording, if there is any. `share_done`, how much of the run is done
+    (0 to 1), is to be kept true.
+
+    What cannot be compiled keeps running operation by operation. The log says so."""
+
+    def __init__(self, when: str, find_code: FindCode | None = None):
+        self.when, self.find_code, self.share_done = when, find_code or load, 0.0
+        self.num_calls = self.num_compiled = 0
+        self.is_recording = False
+        self._calls: dict[Hashable, _Call] = {}
+
+    def __call__(self, key: Hashable, work: Work, arguments: tuple[Any, ...], eager: Callable[[], Terms]) -> Terms:
+        """Returns what eager() returns, or computes the same as unpack(work(*arguments)) by machine code.
+
+        key: the same if and only if work does the same. Other tensors on which work depends change in place only."""
+        whole_key = (key, structure(arguments))
+        call = self._calls.get(whole_key)
+        self.num_calls += 1
+        if call is None:
+            if len(self._calls) == MOST_CALLS:
+                return eager()
+            call = self._calls[whole_key] = _Call(self)
+        return call(work, arguments, eager)
+
+    def forget(self) -> None:
+        """Drops all machine code. Call it after replacing a tensor that a function uses."""
+        for call in self._calls.values():
+            call.stop()
+        self._calls.clear()
+
+    def read_share(self) -> float:
+        """Returns the share of calls since the last reading that machine code made."""
+        share = self.num_compiled / max(1, self.num_calls)
+        self.num_calls = self.num_compiled = 0
+        return share
+
+
+class _Call:
+    """The calls of one function with arguments of one structure: first operation by operation, later machine code."""
+
+    def __init__(self, owner: CompiledCalls):
+        self._owner, self._share_at_start = owner, owner.share_done
+        self._num_calls, self._seconds = 0, 0.0
+        self._recording: Recording | None = None
+        self._compiler: _Compiler | None = None
+        self._code: RunCode | None = None
+        self._is_checked = self._is_given_up = False
+
+    def __call__(self, work: Work, arguments: tuple[Any, ...], eager: Callable[[], Terms]) -> Terms:
+        self._num_calls += 1
+        if self._recording is None and self._is_due():
+            self._take(self._record(work, arguments))
+        elif self._recording and not self._is_checked:
+            self._check(self._recording, self._record(work, arguments))
+        if self._recording and not self._code and not self._is_given_up:
+            self._advance(self._recording)
+        if self._recording and self._code:
+            self._owner.num_compiled += 1
+            results = iter(self._code(self._recording.bases, leaves(_on_cpu(arguments))))
+            return unpack(map_leaves(lambda _: next(results), self._recording.result))
+        started = time.perf_counter()
+        terms = eager()
+        self._seconds += time.perf_counter() - started
+        return terms
+
+    def stop(self) -> None:
+        """Ends a compilation that is under way."""
+        if self._compiler:
+            self._compiler.stop()
+
+    def _is_due(self) -> bool:
+        return self._owner.when == "always" or self._num_calls > NUM_WARM_UP_CALLS
+
+    def _record(self, work: Work, arguments: tuple[Any, ...]) -> Recording:
+        self._owner.is_recording = True
+        try:
+            return record(work, _on_cpu(arguments))
+        finally:
+            self._owner.is_recording = False
+
+    def _take(self, recording: Recording) -> None:
+        """Looks for the machine code of a recording, if that can have any."""
+        self._recording = recording
+        if recording.problem:
+            self._give_up(recording.problem)
+        else:
+            self._find_code(recording)
+
+    def _check(self, first: Recording, second: Recording) -> None:
+        """Compares recordings of two calls: a number that Python computes would be frozen in machine code."""
+        self._is_checked = True
+        ours, theirs = ([base.data_ptr() for base in each.bases] for each in (first, second))
+        if first.program != second.program or ours != theirs:
+            self._give_up("it uses numbers or tensors of its own, which differ from call to call")
+
+    def _advance(self, recording: Recording) -> None:
+        """Begins to compile if that saves time; takes the machine code once it is there."""
+        is_needed = self._owner.when == "always"
+        if self._compiler is None and (is_needed or self._left_s() > LEAST_LEFT_S):
+            self._begin(recording)
+        if self._compiler and self._compiler.has_ended(wait=is_needed):
+            if not self._find_code(recording):
+                self._give_up(self._compiler.problem())
+            self._compiler = None
+
+    def _begin(self, recording: Recording) -> None:
+        try:
+            self._compiler = _Compiler(recording)
+        except (OSError, UsageError) as error:
+            self._give_up(str(error))
+        else:
+            logger.info("the update is being compiled, which takes about half a minute")
+
+    def _find_code(self, recording: Recording) -> bool:
+        """Loads the machine code if it is on the disk, and is whole."""
+        try:
+            self._code = self._owner.find_code(recording)
+        except (OSError, RuntimeError, UsageError) as error:
+            self._give_up(str(error).splitlines()[0])
+        if self._code:
+            logger.info("the update runs as machine code from here on")
+        return self._code is not None
+
+    def _left_s(self) -> float:
+        """Estimates how many seconds these calls will take in the rest of the run, without machine code."""
+        done = self._owner.share_done
+        return self._seconds * (1 - done) / (done - self._share_at_start) if done > self._share_at_start else 0.0
+
+    def _give_up(self, reason: str) -> None:
+        self._is_given_up, self._is_checked, self._code = True, True, None
+        logger.warning("the update cannot be compiled, and runs as it does without --compile: %s", reason)
+
+
+class _Compiler:
+    """A process that compiles a recorded program. Raises OSError if it cannot be given the program."""
+
+    def __init__(self, recording: Recording):
+        path = path_of(recording)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        request = Request(recording.program, recording.bases, recording.arguments, torch.get_num_threads())
+        self._request, self._said = tempfile.NamedTemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115
+        pickle.dump(request, self._request)
+        self._request.flush()
+        self._deadline = time.monotonic() + TIMEOUT_S
+        words = (os.getpid(), self._request.name, path)
+        self._process = spawn(compilation.__name__, *words, stdout=subprocess.DEVNULL, stderr=self._said)
+
+    def has_ended(self, wait: bool) -> bool:
+        """Tells whether the process has ended, if need be by its limit of time."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(self._deadline - time.monotonic() if wait else 0)
+        if self._process.returncode is None and time.monotonic() > self._deadline:
+            self.stop()
+        return self._process.returncode is not None
+
+    def stop(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def problem(self) -> str:
+        """Returns why there is no machine code: the last line that the process wrote."""
+        self._said.seek(0)
+        lines = self._said.read().decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else f"the compiler {describe_exit(self._process.returncode)}"
+
+
+def _on_cpu(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Returns arguments as machine code takes them: contiguous tensors."""
+    moved: tuple[Any, ...] = map_leaves(Tensor.contiguous, to_device(arguments, torch.device("cpu")))
+    return moved
+
+
+def load(recording: Recording) -> RunCode | None:
+    """Returns the machine code of a recording, or None if there is none on the disk, or it is not whole.
+
+    Raises RuntimeError if PyTorch cannot load it, OSError if it cannot be read, UsageError as `path_of` does."""
+    path = path_of(recording)
+    try:
+        expected, data = digest_path(path).read_text(), path.read_bytes()
+    except FileNotFoundError:
+        return None
+    if hashlib.sha256(data).hexdigest() != expected:
+        return None
+    with contextlib.suppress(OSError):
+        os.utime(path)  # it is used, and not to be removed soon
+    return Code(path)
+
+
+def path_of(recording: Recording) -> Path:
+    """Returns where the machine code of a program lies: under a name that depends on all that the code depends on.
+    Raises UsageError for a user without a home folder."""
+    tensors = [(tuple(tensor.shape), tensor.dtype) for tensor in (*recording.bases, *recording.arguments)]
+    parts = (recording.program, tensors, torch.get_num_threads(), *_versions())
+    name = hashlib.sha256(repr(parts).encode()).hexdigest()
+    return cache_folder().with_name("updates") / f"{name}.so"
+
+
+@cache
+def _versions() -> tuple[str, ...]:
+    """Returns what machine code depends on beside its program: versions, sources, the processor."""
+    sources = [Path(str(module.__file__)).read_text() for module in (compilation, recording)]
+    try:
+        (flags,) = [*{line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags")}][:1]
+    except (OSError, ValueError):
+        flags = platform.processor()
+    return (torch.__version__, platform.machine(), flags, *sources)

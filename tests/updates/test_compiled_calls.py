@@ -1,0 +1,307 @@
+"""Updates as recorded programs and as machine code: they learn what operations one by one do."""
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+import accel_rl
+from accel_rl.updates import Update, compiled_calls
+from accel_rl.updates.compiled_calls import CompiledCalls, may_compile
+from accel_rl.updates.optimizers import Adam
+from accel_rl.updates.recording import Recording, record, replay
+from tests.helpers.processes import Command
+from tests.helpers.runs import rows
+
+CARTPOLE = {"env": "CartPole-v1", "steps": 768, "envs": 4, "horizon": 16, "sampler": "serial", "decorrelation_steps": 0}
+CASES: dict[str, dict[str, Any]] = {
+    "a2c": {"algo": "a2c", "optimizer": "rmsprop"},
+    "ppo": {"algo": "ppo", "epochs": 2, "minibatches": 2, "entropy_weight": 0.01, "entropy_schedule": "linear"},
+    "ppo, target_kl, value_clip": {"algo": "ppo", "epochs": 3, "minibatches": 2, "target_kl": 1e-3, "value_clip": 0.1},
+    "ppo, clipped by minibatch": {"algo": "ppo", "minibatches": 2, "normalize_advantage": "minibatch"},
+    "ppo, masks": {"algo": "ppo", "env": "tests.helpers.masked_envs:Masked", "minibatches": 2},
+    "ppo, Box": {"algo": "ppo", "env": "Pendulum-v1", "minibatches": 2},
+    "vtrace": {"algo": "vtrace"},
+    "dqn": {"algo": "dqn", "warmup_steps": 300},
+    "categorical_dqn": {"algo": "categorical_dqn", "warmup_steps": 300},
+    "pqn": {"algo": "pqn_16x32", "minibatches": 2},
+}
+
+
+def replayed(recording: Recording) -> compiled_calls.RunCode:
+    """Runs a program by PyTorch's operations, which takes no compiler."""
+    return partial(replay, recording.program)
+
+
+def policy(folder: Path, **settings: Any) -> dict[str, Tensor]:
+    accel_rl.train(**{**CARTPOLE, "device": "cpu", "report": False, **settings}, out=folder)
+    return load_file(folder / "policy.safetensors")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_programs_learn_what_single_operations_do(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every algorithm's parameters after a run are the same within rounding, schedules and minibatches included."""
+    expected = policy(tmp_path / "eager", **CASES[case], compile="never")
+    calls: list[int] = []
+
+    def find(recording: Recording) -> compiled_calls.RunCode:
+        assert not recording.problem
+        return lambda *tensors: calls.append(1) or replayed(recording)(*tensors)  # type: ignore[func-returns-value]
+
+    monkeypatch.setattr(compiled_calls, "load", find)
+    ours = policy(tmp_path / "compiled", **CASES[case], compile="always")
+    assert len(calls) >= 10
+    for name, value in expected.items():
+        torch.testing.assert_close(ours[name], value, rtol=1e-4, atol=1e-4)
+
+
+class Learner:
+    """A layer that learns by a loss."""
+
+    count = 0
+
+    def __init__(self, find_code: compiled_calls.FindCode, when: str = "always"):
+        torch.manual_seed(1)
+        self.layer = nn.Linear(3, 2)
+        self.update = Update(self.layer, Adam(), 0.5, compiled=CompiledCalls(when, find_code))
+
+    def loss(self, inputs: Tensor, weight: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        outputs = self.layer(inputs)
+        return (weight * outputs.square()).sum(), {"outputs": outputs.detach()}
+
+    def learn(self, loss: Callable[..., Any] | None = None, number: int = 0) -> dict[str, Tensor]:
+        inputs = torch.arange(12.0).view(4, 3) + number
+        batch, rate = (inputs, 0.5 + number), 0.1 / (1 + number)
+        return self.update.minimize(loss or self.loss, batch, torch.tensor(4), rate)
+
+    @property
+    def weights(self) -> Tensor:
+        return self.update.parameters.values.clone()
+
+
+def test_numbers_of_a_program_change_with_each_update() -> None:
+    """Learning rate, batch, and a number in it are those of the update, not those of the recording."""
+    direct, ours = Learner(lambda _: None, "auto"), Learner(replayed)
+    for number in range(4):
+        expected, found = direct.learn(number=number), ours.learn(number=number)
+        assert found.keys() == expected.keys()
+        assert all(torch.allclose(found[name], expected[name]) for name in expected)
+        torch.testing.assert_close(ours.weights, direct.weights)
+    assert ours.update.read_compiled_share() == 1 and direct.update.read_compiled_share() == 0
+
+
+def test_recording_changes_nothing() -> None:
+    """Until there is machine code, updates are bit for bit those of a run that is never compiled."""
+    direct, ours = Learner(replayed, "auto"), Learner(lambda _: None, "auto")
+    direct.update.compiled = None
+    for number in range(5):
+        direct.learn(number=number)
+        ours.learn(number=number)
+    assert torch.equal(ours.weights, direct.weights)
+
+
+def test_machine_code_is_dropped_with_the_tensors_that_it_changes() -> None:
+    """After a checkpoint is loaded, which brings new tensors, updates go on from its values."""
+    ours, direct = Learner(replayed), Learner(lambda _: None, "auto")
+    ours.learn()
+    saved = ours.update.state_dict()
+    saved = {**saved, "parameters": ours.weights, "optimizer": {k: v.clone() for k, v in saved["optimizer"].items()}}
+    ours.learn()
+    ours.update.load_state_dict(saved)
+    ours.learn(number=1)
+    direct.learn()
+    direct.learn(number=1)
+    torch.testing.assert_close(ours.weights, direct.weights)
+
+
+def reads(learner: Learner, inputs: Tensor, weight: Tensor) -> Any:
+    return learner.loss(inputs, weight * float(weight))
+
+
+def draws(learner: Learner, inputs: Tensor, weight: Tensor) -> Any:
+    return learner.loss(inputs + torch.rand(3), weight)
+
+
+def chooses(learner: Learner, inputs: Tensor, weight: Tensor) -> Any:
+    return learner.loss(inputs[inputs[:, 0] > 2], weight)
+
+
+def counts(learner: Learner, inputs: Tensor, weight: Tensor) -> Any:
+    learner.count += 1
+    return learner.loss(inputs, weight * learner.count)
+
+
+def leaves_torch(learner: Learner, inputs: Tensor, weight: Tensor) -> Any:
+    return learner.loss(torch.from_numpy(inputs.numpy() * 2), weight)
+
+
+def changes_by_numpy(learner: Learner, inputs: Tensor, weight: Tensor) -> Any:
+    doubled = inputs * 2
+    doubled.numpy()[:] += 1
+    return learner.loss(doubled, weight)
+
+
+def is_long(learner: Learner, inputs: Tensor, weight: Tensor) -> Any:
+    for _ in range(1_000):
+        inputs = inputs + 1e-3
+    return learner.loss(inputs, weight)
+
+
+@pytest.mark.parametrize(
+    ("loss", "reason"),
+    [
+        (reads, "reads a value"),
+        (draws, "draws random numbers"),
+        (chooses, "a shape depends on values"),
+        (leaves_torch, "differ from call to call"),
+        (counts, "differ from call to call"),
+        (changes_by_numpy, "not done by PyTorch's operations"),
+        (is_long, "more than 1000 operations"),
+    ],
+)
+def test_what_is_no_program_runs_as_without(
+    loss: Callable[..., Any], reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A loss that cannot be compiled is said once, with its reason, and learns as without --compile."""
+    caplog.set_level(logging.WARNING, "accel_rl")
+    ours, direct = Learner(replayed), Learner(replayed)
+    direct.update.compiled = None
+    for learner in (ours, direct):
+        function = partial(loss, learner)
+        torch.manual_seed(2)
+        for number in range(3):
+            learner.learn(function, number)
+    (record_,) = caplog.records
+    assert reason in record_.message
+    if loss is not counts:  # recordings count, too
+        torch.testing.assert_close(ours.weights, direct.weights)
+
+
+def test_an_argument_is_not_a_view_of_what_is_learned() -> None:
+    """A function whose argument is a view of a parameter is no program: a compiler would not know of the view."""
+    learner = Learner(replayed)
+    recording = record(lambda row: learner.layer.bias.detach() + row, (learner.layer.bias.detach(),))
+    assert "a view" in recording.problem
+
+
+@pytest.mark.parametrize(
+    ("when", "deterministic", "layer", "compiles"),
+    [
+        ("auto", False, nn.Linear(64, 64), True),
+        ("auto", True, nn.Linear(64, 64), False),
+        ("always", True, nn.Linear(64, 64), True),
+        ("never", False, nn.Linear(64, 64), False),
+        ("always", False, nn.Linear(600, 600), False),
+        ("always", False, nn.Conv2d(1, 1, 3), False),
+    ],
+)
+def test_what_is_compiled(when: str, deterministic: bool, layer: nn.Module, compiles: bool) -> None:
+    """Small networks without convolutions are compiled; of deterministic runs only those that ask for it."""
+    assert may_compile(when, deterministic, layer) is compiles
+
+
+@pytest.mark.parametrize(("seconds", "share", "begins"), [(10.0, 0.1, True), (10.0, 0.5, False), (100.0, 0.9, False)])
+def test_when_a_compilation_begins(seconds: float, share: float, begins: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run compiles if its updates would take more than a minute without: 10 s for a tenth of them, not for half."""
+    begun: list[Recording] = []
+
+    class Endless:
+        """A compilation that does not end."""
+
+        def __init__(self, recording: Recording):
+            begun.append(recording)
+
+        def has_ended(self, wait: bool) -> bool:
+            return False
+
+    monkeypatch.setattr(compiled_calls, "_Compiler", Endless)
+    clock = iter(range(1_000))
+    monkeypatch.setattr(compiled_calls.time, "perf_counter", lambda: next(clock) * seconds / 4)
+    learner = Learner(lambda _: None, "auto")
+    for number in range(4):
+        learner.learn(number=number)
+    assert not begun  # nothing of the run is done
+    learner.update.note_share_done(share)
+    for number in range(2):
+        learner.learn(number=number)
+    assert len(begun) == begins
+
+
+SLOW_RUN = ["train", "--algo", "a2c", "--env", "CartPole-v1", "--envs", 4, "--workers", 1, "--device", "cpu"]
+SLOW_RUN += ["--final-games", 0, "--no-report", "--checkpoint-interval-steps", 200, "--compile", "always"]
+
+
+def train(out: Path, cache: Path, *words: object, **variables: str) -> tuple[str, Path]:
+    """Returns what a run logs, and its folder."""
+    environment = {"XDG_CACHE_HOME": str(cache), **variables}
+    result = Command(*SLOW_RUN, *words, "--out", out, environment=environment).finish(within_s=600)
+    assert result.status == 0, result.err
+    return (out / "log.txt").read_text(), out
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Returns the folder of a compiled run, and of the machine code."""
+    folder = tmp_path_factory.mktemp("compiled")
+    log, run = train(folder / "run", folder / "cache", "--steps", 800)
+    assert "is being compiled" in log and "runs as machine code" in log
+    return run, folder / "cache"
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+def test_machine_code_learns_what_pytorch_does(compiled: tuple[Path, Path], tmp_path: Path) -> None:
+    """A compiled run ends with the parameters of one that is not, within rounding; all of its updates are compiled."""
+    log, run = train(tmp_path / "run", compiled[1], "--steps", 800, "--compile", "never")
+    assert "machine code" not in log
+    ours, expected = (load_file(folder / "policy.safetensors") for folder in (compiled[0], run))
+    for name, value in expected.items():
+        torch.testing.assert_close(ours[name], value, rtol=1e-4, atol=1e-4)
+    assert float(rows(compiled[0])[-1]["time/compiled_share"]) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+def test_machine_code_is_kept_and_resumes_exactly(compiled: tuple[Path, Path], tmp_path: Path) -> None:
+    """A second run finds the machine code, and a resumed one ends bit for bit as one that was not interrupted."""
+    log, run = train(tmp_path / "run", compiled[1], "--steps", 400, "--schedule-steps", 800)
+    assert "is being compiled" not in log and "runs as machine code" in log
+    words = ("train", "--resume", run, "--steps", 800)
+    result = Command(*words, environment={"XDG_CACHE_HOME": str(compiled[1])}).finish(within_s=600)
+    assert result.status == 0, result.err
+    ours, expected = (load_file(folder / "policy.safetensors") for folder in (run, compiled[0]))
+    assert all(torch.equal(ours[name], value) for name, value in expected.items())
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("what", ["no compiler", "a file in the place of the cache"])
+def test_a_run_goes_on_without_a_compiler(what: str, tmp_path: Path) -> None:
+    """Without a C++ compiler, or a place for machine code, one line says so and the run trains."""
+    cache = tmp_path / "cache"
+    if what == "no compiler":
+        log, _ = train(tmp_path / "run", cache, "--steps", 200, CXX="/bin/false")
+    else:
+        cache.write_text("")
+        log, _ = train(tmp_path / "run", cache, "--steps", 200)
+    assert log.count("cannot be compiled, and runs as it does without --compile") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+def test_damaged_machine_code_is_made_anew(compiled: tuple[Path, Path], tmp_path: Path) -> None:
+    """A file of machine code that was cut off is not loaded."""
+    (code,) = (compiled[1] / "accel_rl" / "updates").glob("*.so")
+    (digest,) = (compiled[1] / "accel_rl" / "updates").glob("*.sha256")
+    cache = tmp_path / "cache" / "accel_rl" / "updates"
+    cache.mkdir(parents=True)
+    (cache / digest.name).write_bytes(digest.read_bytes())
+    (cache / code.name).write_bytes(code.read_bytes()[:-1_000])
+    log, _ = train(tmp_path / "run", tmp_path / "cache", "--steps", 200)
+    assert "is being compiled" in log and "runs as machine code" in log
