@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from accel_rl.emulator.machine_code import cache_folder
 from accel_rl.errors import UsageError
 from accel_rl.processes.spawning import describe_exit, spawn
-from accel_rl.updates import compilation, recording
 from accel_rl.updates.compilation import Code, Request, digest_path
 from accel_rl.updates.cuda_graphs import Terms, Work, unpack
 from accel_rl.updates.recording import Recording, record
@@ -40,6 +39,7 @@ NUM_WARM_UP_CALLS = 2  # run operation by operation before a call is recorded
 MOST_PARAMETERS = 300_000
 MOST_CALLS = 8  # that are compiled, of different functions or shapes
 LEAST_LEFT_S = 60.0  # of learning without machine code: compiling takes 20 to 60 s of a CPU that has other work
+COMPILATION = "accel_rl.updates.compilation"
 TIMEOUT_S = 900.0  # for a compilation
 
 
@@ -201,7 +201,7 @@ class _Compiler:
         self._request.flush()
         self._deadline = time.monotonic() + TIMEOUT_S
         words = (os.getpid(), self._request.name, path)
-        self._process = spawn(compilation.__name__, *words, stdout=subprocess.DEVNULL, stderr=self._said)
+        self._process = spawn(COMPILATION, *words, stdout=subprocess.DEVNULL, stderr=self._said)
 
     def has_ended(self, wait: bool) -> bool:
         """Tells whether the process has ended, if need be by its limit of time."""
@@ -256,7 +256,7 @@ def path_of(recording: Recording) -> Path:
 @cache
 def _versions() -> tuple[str, ...]:
     """Returns what machine code depends on beside its program: versions, sources, the processor."""
-    sources = [Path(str(module.__file__)).read_text() for module in (compilation, recording)]
+    sources = [Path(__file__).with_name(f"{name}.py").read_text() for name in ("compilation", "recording")]
     try:
         (flags,) = [*{line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags")}][:1]
     except (OSError, ValueError):
