@@ -18,7 +18,7 @@ from tests.helpers.samplers import TOYS
 
 MORE: dict[str, Any] = {"log_interval_steps": 20, "eval_interval_steps": 40, "eval_episodes": 1, "steps": 80}
 RUN: dict[str, Any] = {**TINY_SERIAL_RUN, **MORE, "algo": "a2c", "decorrelation_steps": 0}
-TWO: dict[str, Any] = {**TINY_LEARNERS_RUN, **MORE, "algo": "a2c", "decorrelation_steps": 0}
+TWO: dict[str, Any] = {**TINY_LEARNERS_RUN, **MORE, "algo": "a2c", "decorrelation_steps": 0, "update": "central_store"}
 
 
 def as_written(row: dict[str, Any]) -> dict[str, str]:
@@ -29,10 +29,7 @@ def filled(row: dict[str, str]) -> dict[str, str]:
     return {name: text for name, text in row.items() if text}
 
 
-@pytest.mark.parametrize(
-    "settings", [RUN, pytest.param(TWO, marks=[pytest.mark.slow, pytest.mark.multiprocess])], ids=["one learner", "two"]
-)
-def test_callbacks_see_the_rows_and_change_nothing(settings: dict[str, Any], tmp_path: Path) -> None:
+def test_callbacks_see_the_rows_and_change_nothing(tmp_path: Path) -> None:
     """Callbacks get every row once, and neither their changes nor their random numbers affect the run."""
     seen: list[dict[str, Any]] = []
 
@@ -44,13 +41,13 @@ def test_callbacks_see_the_rows_and_change_nothing(settings: dict[str, Any], tmp
         random.seed(3)
         torch.set_num_threads(1)
 
-    env = {"env": f"{TOYS}:GlobalChance", "env_options": {"lengths": [3, 7]}} if settings is RUN else {}
+    settings = {**RUN, "env": f"{TOYS}:GlobalChance", "env_options": {"lengths": [3, 7]}}
     runs = []
     for name, callbacks in {"without": [], "with": [meddles, lambda row: seen.append(row)]}.items():
         torch.manual_seed(0)
         np.random.seed(0)
         random.seed(0)
-        runs.append(accel_rl.train(**settings | env, callbacks=callbacks, out=tmp_path / name))
+        runs.append(accel_rl.train(**settings, callbacks=callbacks, out=tmp_path / name))
     table = rows(runs[1])
     assert [as_written(row) for row in seen] == [filled(row) for row in table]
     assert sum("eval/mean_reward" in row for row in seen) == 2
@@ -59,17 +56,11 @@ def test_callbacks_see_the_rows_and_change_nothing(settings: dict[str, Any], tmp
     assert without_time(runs[0]) == without_time(runs[1])
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        RUN,
-        *(
-            pytest.param({**TWO, "update": update}, marks=[pytest.mark.slow, pytest.mark.multiprocess])
-            for update in ("all_reduce", "central_store")
-        ),
-    ],
-    ids=["one learner", "in step", "asynchronous"],
-)
+ASYNCHRONOUS = pytest.param(TWO, marks=[pytest.mark.slow, pytest.mark.multiprocess])
+one_and_two = pytest.mark.parametrize("settings", [RUN, ASYNCHRONOUS], ids=["one learner", "asynchronous"])
+
+
+@one_and_two
 def test_a_callback_ends_the_run_as_its_steps_would(settings: dict[str, Any], tmp_path: Path) -> None:
     """A callback ends the run with its last row, evaluation and checkpoint, and the run can be resumed."""
     seen: list[dict[str, float]] = []
@@ -96,14 +87,7 @@ def fails(row: dict[str, float]) -> None:
         raise KeyError("no such metric")
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        RUN,
-        pytest.param({**TWO, "update": "central_store"}, marks=[pytest.mark.slow, pytest.mark.multiprocess]),
-    ],
-    ids=["one learner", "asynchronous"],
-)
+@one_and_two
 def test_a_callback_that_raises_stops_the_run_with_a_checkpoint(settings: dict[str, Any], tmp_path: Path) -> None:
     """A callback that raises stops the run with a checkpoint, and its traceback is in the log."""
     steps = {"steps": 80 if settings is RUN else 10_000}

@@ -21,7 +21,7 @@ from accel_rl.run_folder.directory import reopen
 from accel_rl.training.progress import _Events, _Table
 from tests.helpers import processes
 from tests.helpers.processes import Command
-from tests.helpers.runs import TINY, TINY_RUN, TINY_SERIAL_RUN, rows
+from tests.helpers.runs import TINY_RUN, TINY_SERIAL_RUN, rows
 
 RUN: dict[str, Any] = {**TINY_SERIAL_RUN, "algo": "dqn", "warmup_steps": 40, "batch_size": 8, "replay_size": 100}
 RUN |= {"training_intensity": 2, "checkpoint_interval_steps": 40, "log_interval_steps": 20, "schedule_steps": 200}
@@ -120,54 +120,36 @@ def test_tensorboard_reads_the_events(tmp_path: Path) -> None:
     assert [(event.step, event.value) for event in found.Scalars("train/loss")] == [(20, 5.0), (40, 10.0), (50, 12.5)]
 
 
-def full_checkpoint(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fill(run / f"{CHECKPOINT}.tmp")
+Fault = Callable[[Path, pytest.MonkeyPatch], object]
 
 
-def full_replay(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fill(run / "replay-80.pt.tmp")
+def full(name: str) -> Fault:
+    return lambda run, _: fill(run / f"{name}.tmp")
 
 
-def full_policy(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fill(run / "policy.safetensors.tmp")
+def refused(call: str, number: int) -> Fault:
+    """Makes a call to the system fail with this error."""
 
+    def fail(*_: Any) -> None:
+        raise OSError(number, os.strerror(number))
 
-def broken(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fsync(descriptor: int) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    monkeypatch.setattr(os, "fsync", fsync)
-
-
-def over_quota(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def replace(source: Path, name: Path) -> None:
-        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
-
-    monkeypatch.setattr(os, "replace", replace)
-
-
-def renamed(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run.rename(run.with_name("elsewhere"))
+    return lambda _, monkeypatch: monkeypatch.setattr(os, call, fail)
 
 
 @pytest.mark.parametrize(
     ("fault", "file", "why", "steps"),
     [
-        (full_checkpoint, "checkpoint", "No space left on device; the previous one is intact", 40),
-        (full_replay, "checkpoint", "No space left on device", 40),
-        (full_policy, "policy", "No space left on device; the previous one is intact", 80),
-        (broken, "checkpoint", "Input/output error", 40),
-        (over_quota, "checkpoint", "Disk quota exceeded", 40),
-        (renamed, "checkpoint", "No such file or directory", 40),
+        (full(CHECKPOINT), "checkpoint", "No space left on device; the previous one is intact", 40),
+        (full("replay-80.pt"), "checkpoint", "No space left on device", 40),
+        (full("policy.safetensors"), "policy", "No space left on device; the previous one is intact", 80),
+        (refused("fsync", errno.EIO), "checkpoint", "Input/output error", 40),
+        (refused("replace", errno.EDQUOT), "checkpoint", "Disk quota exceeded", 40),
+        (lambda run, _: run.rename(run.with_name("elsewhere")), "checkpoint", "No such file or directory", 40),
     ],
+    ids=["full checkpoint", "full replay", "full policy", "broken", "over quota", "renamed"],
 )
 def test_the_last_good_checkpoint_stays(
-    fault: Callable[[Path, pytest.MonkeyPatch], None],
-    file: str,
-    why: str,
-    steps: int,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    fault: Fault, file: str, why: str, steps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run whose checkpoint cannot be written ends and leaves its last good one to continue from."""
     run = tmp_path / "run"
@@ -197,20 +179,19 @@ def test_a_users_own_files_are_left_alone(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.multiprocess
-@pytest.mark.parametrize("settings", [TINY_RUN, {**TINY, "algo": "ga3c", "predictors": 1, "trainers": 1}])
-def test_a_slow_disk(settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers that wait while the run waits for a slow disk are not taken for hung."""
     waited = list[int]()
 
     def fsync(descriptor: int) -> None:
         waited.append(descriptor)
-        time.sleep(4.0 if len(waited) == 1 else 0.0)
+        time.sleep(2.5 if len(waited) == 1 else 0.0)
 
     def slow_down(row: dict[str, float]) -> None:
         monkeypatch.setattr(os, "fsync", fsync)
 
-    intervals = {"steps": 200, "log_interval_steps": 20, "checkpoint_interval_steps": 60, "env_timeout_s": 3.0}
-    accel_rl.train(**settings, **intervals, out=tmp_path, callbacks=[slow_down])
+    intervals = {"steps": 200, "log_interval_steps": 20, "checkpoint_interval_steps": 60, "env_timeout_s": 2.0}
+    accel_rl.train(**TINY_RUN, **intervals, out=tmp_path, callbacks=[slow_down])
     assert len(waited) > 4 and int(rows(tmp_path)[-1]["time/total_timesteps"]) >= 200
 
 

@@ -38,7 +38,6 @@ def assert_good(path: Path, steps: int) -> None:
     [
         ("loss", "update 7 (agent step 140): policy_loss is nan"),
         ("gradient", "update 7 (agent step 140): grad_norm is inf"),
-        pytest.param("several", "update 20 (agent step 140): policy_loss is nan", marks=pytest.mark.slow),
     ],
 )
 def test_the_run_stops_and_continues_from_its_last_good_checkpoint(tmp_path: Path, how: str, said: str) -> None:

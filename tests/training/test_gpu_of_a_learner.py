@@ -1,4 +1,4 @@
-"""Tests of a learner's GPU beside training: memory that is short, and generators in checkpoints. CUDA is stubbed."""
+"""Tests of a learner's GPU when its memory is short. CUDA is stubbed."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -148,6 +148,3 @@ def test_advice_without_figures(on_gpu: Config, monkeypatch: Any) -> None:
     message = r"^cuda:0 is out of memory \(an unknown amount was requested\): lower --envs \(4\) or --horizon"
     with pytest.raises(RunError, match=message), advice_on_memory(on_gpu):
         torch.cuda.mem_get_info("cuda:0")
-
-
-# ---- the generator in checkpoints ----

@@ -54,10 +54,9 @@ SMALL_PPO = {"algo": "ppo", "epochs": 2, "minibatches": 2}
 VTRACE = {"algo": "vtrace", "batches": 2, "batch_steps": 7, "steps_per_update": 2}  # windows longer than the horizon
 # A replay that is full before the run is stopped, and wraps around after.
 REPLAY: dict[str, Any] = {"n_step": 3, "warmup_steps": 40, "batch_size": 8, "replay_size": 100, "training_intensity": 2}
-REPLAY |= {"n_step": 3, "target_interval_steps": 60, "epsilon_steps": 200, "sampler": "serial"}
-ONE_ENV = {"envs": 1, "sampler": "serial"}
+REPLAY |= {"target_interval_steps": 60, "epsilon_steps": 200, "sampler": "serial"}
+
 VARIANTS: dict[str, dict[str, Any]] = {
-    "a2c lstm": {"core": "lstm", "core_size": 8, "sampler": "serial", "decorrelation_steps": 0},
     "ppo gru normalized": {
         **SMALL_PPO,
         "core": "gru",
@@ -66,7 +65,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "normalize_observations": True,
         "normalize_returns": True,
     },
-    "vtrace": {**VTRACE, "sampler": "serial"},
     "vtrace lstm": {**VTRACE, "core": "lstm", "core_size": 8, "reset_mode": "wait"},
     "dqn": {"algo": "dqn", **REPLAY},
     "eps_rainbow": {
@@ -77,10 +75,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "warmup_steps": 24,
     },
     "pqn lstm": {"algo": "pqn", "epochs": 2, "minibatches": 2, "core": "lstm", "core_size": 8, "epsilon_steps": 200},
-    "qr_dqn": {"algo": "qr_dqn", **REPLAY, "prioritized": True, "dueling": True},
     "one_step_sarsa": {"algo": "one_step_sarsa", "target_interval_steps": 60, "sampler": "serial"},
-    "a2c of one environment": {**ONE_ENV, "core": "lstm", "core_size": 8, "reset_mode": "wait"},
-    "ppo of one environment": {**ONE_ENV, "algo": "ppo", "epochs": 2, "minibatches": 1},
+    "a2c of one environment": {"envs": 1, "sampler": "serial", "core": "lstm", "core_size": 8, "reset_mode": "wait"},
     "vtrace normalized": {**VTRACE, "normalize_observations": True, "normalize_returns": True, "sampler": "serial"},
 }
 
