@@ -97,6 +97,7 @@ def _kill(number: int) -> Callable[[], None]:
 
 
 AT_CLOSE: dict[str, Callable[[], object]] = {
+    "close fails": _raise(ValueError("broken on purpose")),
     "never closes": _raise(ValueError("broken on purpose")),
     "close exits": lambda: os._exit(7),
 }
