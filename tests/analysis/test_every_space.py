@@ -13,28 +13,17 @@ from tests.helpers.runs import TINY_SERIAL_RUN
 
 SETTINGS: dict[str, Any] = TINY_SERIAL_RUN | {"algo": "ppo", "env": "fuzz_env:Chance", "minibatches": 2, "steps": 40}
 CASES = [(name, "discrete") for name in fuzz_env.OBSERVATIONS] + [("vector", name) for name in fuzz_env.ACTIONS]
-SLOW = [pytest.param(*case, marks=pytest.mark.slow) for case in dict.fromkeys(CASES)]
 
 
-def train(observations: str, actions: str, folder: Path) -> Path:
-    options = {"observations": observations, "actions": actions}
-    return accel_rl.train(**SETTINGS, env_options=options, out=folder / "run")
-
-
-def test_flags_are_exported(tmp_path: Path) -> None:
-    """A policy that observes bools becomes a file."""
-    run = train("flags", "discrete", tmp_path)
-    assert main(["export", str(run), "--format", "torchscript", "--trust"]) == 0
-    assert (run / "policy.torchscript").exists()
-
-
-@pytest.mark.parametrize(("observations", "actions"), SLOW)
+@pytest.mark.slow
+@pytest.mark.parametrize(("observations", "actions"), dict.fromkeys(CASES))
 def test_every_space_goes_the_whole_way(
     observations: str, actions: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A policy of any space that trains predicts, is judged, filmed, exported and shared."""
     monkeypatch.setattr(card, "EPISODES", 1)
-    run = train(observations, actions, tmp_path)
+    options = {"observations": observations, "actions": actions}
+    run = accel_rl.train(**SETTINGS, env_options=options, out=tmp_path / "run")
     agent = accel_rl.load(run, trust=True)
     env = agent.make_env()
     observation, _ = env.reset(seed=1)

@@ -359,11 +359,6 @@ class OwnFunction(Network):
         return Doubling.apply(self.layer(x))  # type: ignore[no-untyped-call,no-any-return]
 
 
-class Eigenvalues(Network):
-    def forward(self, x: Tensor) -> Any:
-        return torch.linalg.eigvals(self.layer(x).reshape(-1, 2, 2)).real.repeat(1, 2)
-
-
 class Deciding(Network):
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.layer(x)
@@ -375,19 +370,12 @@ class Drawing(Network):
         return self.layer(x) + torch.rand(4)  # type: ignore[no-any-return]
 
 
-class Counting(Network):
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x).reshape(len(x), 4)  # type: ignore[no-any-return]
-
-
 @pytest.mark.parametrize(
     ("network", "format", "message"),
     [
         ("OwnFunction", "torchscript", "cannot be written as TorchScript: .* operation Doubling$"),
         ("Deciding", "torchscript", r"by the numbers in a tensor \(.*test_export.py, line"),
-        ("Counting", "torchscript", "one size of the batch; let it use x.shape"),
         ("Drawing", "torchscript", r"would not act as the policy does.*(logits|value) differs"),
-        pytest.param("Eigenvalues", "onnx", "as ONNX: .* operation aten.linalg_eig$", marks=pytest.mark.slow),
     ],
 )
 def test_networks_that_a_file_cannot_hold(

@@ -133,35 +133,3 @@ def test_the_real_peer(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     ours, theirs = rows.values()
     assert ours["parameters"] == theirs["parameters"]
     assert ours["steps_per_update"] == pytest.approx(theirs["steps_per_update"], rel=0.4)  # the last one is under way
-
-
-def test_envpool_continues_a_game_after_a_lost_life(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lost life ends an episode, not the game: as with AtariWrapper, the next episode has one life less."""
-    pytest.importorskip("envpool")
-    pytest.importorskip("stable_baselines3")
-    monkeypatch.syspath_prepend(str(DRIVERS))
-    from sb3_envpool import EnvPoolEnvs
-
-    envs, random = EnvPoolEnvs("Breakout", 3), np.random.default_rng(0)
-    assert envs.reset().shape == (3, 4, 84, 84)
-    lives, step = np.full(3, 5), envs._pool.step
-    stepped: list[Any] = []
-
-    def noting(*arguments: Any) -> Any:
-        stepped.append(step(*arguments))
-        return stepped[-1]
-
-    monkeypatch.setattr(envs._pool, "step", noting)
-    lost = 0
-    while lost < 3:
-        stepped.clear()
-        observations, _, done, infos = envs.step(random.integers(4, size=3))
-        ended = np.flatnonzero(done)
-        lives[ended] -= 1
-        lost += len(ended)
-        assert len(stepped) == (2 if len(ended) else 1)
-        if len(ended) and lives[ended].all():
-            assert (stepped[1][4]["lives"] == lives[ended]).all() and not stepped[1][2].any()
-            assert (observations[ended] == stepped[1][0]).all()
-            assert all("terminal_observation" in infos[env] for env in ended)
-    envs.close()

@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -33,18 +32,6 @@ SOME_ROWS = {
 }
 # Those are run by `test_a_session` alone.
 IN_TEST_SLOW = ("correctness", "learners", "scaling", "launch", "peers", "training", "profile", "pong")
-
-
-@pytest.fixture
-def rows(tmp_path: Path) -> Callable[..., list[Row]]:
-    """Runs a part in this process, and returns its rows."""
-
-    def make(name: str, have: list[str]) -> list[Row]:
-        found: list[Row] = []
-        parts.PARTS[name](Rows(found.append, have, tmp_path, True))
-        return found
-
-    return make
 
 
 # ---- the parts ----
@@ -249,19 +236,6 @@ def test_a_part_with_a_program_of_its_own(toys: None, tmp_path: Path, monkeypatc
     assert {file.stem for file in folder.glob("*.json")} == {"good", "peers"}
 
 
-@pytest.mark.slow
-@pytest.mark.multiprocess
-def test_results_of_other_machines_and_sources_are_kept_apart(
-    toys: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Results of changed sources go to another folder: none are mixed, and what was measured is measured anew."""
-    run(SessionOptions(parts=["good"], out=tmp_path))
-    monkeypatch.setattr(gpu_session, "sources_digest", lambda: "01234567")
-    run(SessionOptions(parts=["good"], out=tmp_path))
-    assert (tmp_path / "toy-3_torch-2.0-toy_01234567" / "good.json").exists()
-    assert len([each for each in tmp_path.iterdir() if each.is_dir()]) == 2
-
-
 @pytest.mark.multiprocess
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a file that is always full")
 def test_a_full_disk_loses_only_what_it_refuses(
@@ -281,15 +255,6 @@ def test_a_full_disk_loses_only_what_it_refuses(
         run(SessionOptions(parts=["good", "wrong"], out=tmp_path))
     assert "== good: failed after " in capsys.readouterr().out
     assert read(tmp_path)["good"] == before["good"] and len(read(tmp_path)["wrong"]["rows"]) == 3
-
-
-@pytest.mark.multiprocess
-def test_time_that_is_up(toys: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    """The session does not begin what it cannot end."""
-    monkeypatch.setattr(gpu_session, "LEAST_S", 60.0)
-    with pytest.raises(RunError, match=r"good missing; wrong missing"):
-        run(SessionOptions(minutes=0.5, out=tmp_path))
-    assert "== good: no time left" in capsys.readouterr().out and not read(tmp_path)
 
 
 # ---- what is refused ----
@@ -324,40 +289,3 @@ def test_a_part_for_more_gpus(toys: None, tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setitem(gpu_session.PARTS, "good", Part("", 20, least_gpus=2))
     with pytest.raises(UsageError, match="the part good needs 2 GPUs, but there is one; omit it"):
         run(SessionOptions(parts=["good"], out=tmp_path))
-
-
-@pytest.mark.multiprocess
-def test_a_pytorch_that_hangs(toys: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A driver that does not answer is named, too."""
-    monkeypatch.setattr(gpu_session, "PROBE_LIMIT_S", 0.0)
-    with pytest.raises(UsageError, match=r"PyTorch cannot be asked for its GPUs: out of time \(limit 0 s; probe.log\)"):
-        run(SessionOptions(out=tmp_path))
-
-
-@pytest.mark.gpu(fake=True)
-def test_a_gpu_without_kernels(rows: Callable[..., list[Row]]) -> None:
-    """A GPU that this build of PyTorch has no kernels for counts as none, and the reason names it."""
-    from tests.fake_cuda import machine
-
-    machine().capability = (6, 0)
-    (found,) = rows("probe", [])
-    assert "has no kernels for cuda:0, fake GPU 0 (sm_60)" in found["no_gpu"] and "gpu" not in found
-
-
-@pytest.mark.slow
-@pytest.mark.multiprocess
-def test_two_calls_at_once(toys: None, tmp_path: Path) -> None:
-    """The second one is refused, and the first one's results stay."""
-
-    def run_first() -> None:
-        with pytest.raises(RunError):
-            run(SessionOptions(parts=["hangs"], out=tmp_path))
-
-    first = threading.Thread(target=run_first)
-    first.start()
-    while not [*tmp_path.glob("*/hangs.json")]:
-        time.sleep(0.01)
-    with pytest.raises(UsageError, match="is writing to the session's folder"):
-        run(SessionOptions(parts=["good"], out=tmp_path))
-    first.join()
-    assert [*read(tmp_path)] == ["hangs"]

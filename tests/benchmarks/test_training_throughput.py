@@ -10,9 +10,7 @@ from typing import Any
 import pytest
 
 import training_throughput as training
-from accel_rl.bench.timing import FULL_ROUNDS
-from peer_environments import PEERS
-from peer_process import DRIVERS, PeerProcess, driver_command
+from peer_process import DRIVERS, driver_command
 from training_contests import CONTESTS, Contest
 from training_throughput import TrainingOptions
 
@@ -89,46 +87,6 @@ def test_contests_and_their_table(options: TrainingOptions, capsys: pytest.Captu
     printed = capsys.readouterr().out
     assert "A2C, small: pong (dqn84), Nature-CNN" in printed and "ours-bf16 / peer" in printed
     assert "not installed: other" in printed and "--install-peers" in printed
-
-
-@pytest.mark.parametrize("name", CONTESTS)
-def test_the_default_fits_into_its_time(name: str) -> None:
-    """Would catch contests that together take longer than 4 minutes."""
-    options = TrainingOptions()
-    by_default = [contest for contest in CONTESTS.values() if not contest.against_network]
-    budgets = [*(contest.budget_s for contest in by_default), training.BOUND_BUDGET_S]
-    assert sum(budgets) <= 230
-    assert options.schedule(CONTESTS[name].budget_s).budget_s == CONTESTS[name].budget_s
-    assert replace(options, full=True).schedule(1.0).rounds_that_fit(100.0) == FULL_ROUNDS
-
-
-PEER_FOLDER = Path(__file__).parents[2] / ".peers"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", CONTESTS)
-def test_peers_do_what_ours_does(name: str) -> None:
-    """Would catch a peer with another network, batch or number of epochs. Takes half a minute with installed peers."""
-    contest = CONTESTS[name]
-    python = training.python_of(PEER_FOLDER, contest.peer)
-    if not python.exists():
-        pytest.skip("not installed: benchmarks/training_throughput.py --install-peers")
-    assert contest.peer in PEERS
-    settings = {**contest.settings, "env": "pong", "envs": 4, "horizon": 32, "minibatches": 2}
-    if contest.settings["algo"] == "dqn":
-        steps_per_update, parameters = settings["batch_size"] / 8, 1_687_206
-    else:
-        steps_per_update = 4 * 32 if name == "a2c" else 4 * 32 / 2 / settings["epochs"]
-        parameters = 1_687_719
-    command = driver_command(python, contest.driver, training.driver_settings(settings, contest.options))
-    peer = PeerProcess(contest.peer, command)
-    try:
-        assert all(peer.run(1.0) > 0 for _ in range(2))
-        assert peer.facts["parameters"] == parameters and peer.facts["observation"] == [4, 84, 84]
-        # An asynchronous peer's learner can be ahead of what it has reported.
-        assert peer.updates == pytest.approx(peer.steps / steps_per_update, abs=2 * 2 * 2)
-    finally:
-        peer.close()
 
 
 @pytest.mark.slow

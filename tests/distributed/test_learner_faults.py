@@ -160,21 +160,13 @@ def test_a_killed_worker_ends_the_run(tmp_path: Path) -> None:
     assert_failed(command.finish(), tmp_path, message)
 
 
+@pytest.mark.slow
 def test_nothing_outlives_a_killed_supervisor(tmp_path: Path) -> None:
     """No launcher, learner or worker outlives a killed supervisor."""
     command = start(tmp_path, "--sampler", "alternating", "--workers", 2, algo="a2c")
     command.wait_for((tmp_path / "checkpoint.pt").exists)
     # The launcher, two learners, each learner's fork server, and their workers.
     assert len(command.descendants()) == 1 + 2 + 2 + 2
-    command.process.kill()
-    assert command.finish().status == -signal.SIGKILL
-
-
-@pytest.mark.slow
-def test_nothing_outlives_a_supervisor_that_is_killed_at_the_start(tmp_path: Path) -> None:
-    """Nothing outlives a supervisor that is killed just after it has started the learners."""
-    command = start(tmp_path, "--sampler", "serial", algo="a2c")
-    command.wait_for(lambda: len(command.learners()) == 2)
     command.process.kill()
     assert command.finish().status == -signal.SIGKILL
 

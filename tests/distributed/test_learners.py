@@ -65,6 +65,7 @@ def whole(tmp_path_factory: Any) -> Path:
 
 
 @pytest.mark.multiprocess
+@pytest.mark.slow
 def test_synchronous_learners_count_schedule_evaluate_and_log_together(tmp_path: Path) -> None:
     """Synchronous learners count, schedule, evaluate and log as one."""
     run = accel_rl.train(**{**A2C, "eval_interval_steps": 200}, steps=600, out=tmp_path / "run")

@@ -58,16 +58,16 @@ RESUMED: dict[str, dict[str, Any]] = {
 def test_two_halves_equal_a_whole_run(tmp_path: Path, case: str) -> None:
     """A resumed run with auxiliary tasks equals an uninterrupted one, and so does its replay."""
     settings = RESUMED[case]
-    whole = accel_rl.train(**settings, steps=200, out=tmp_path / "whole")
+    whole = accel_rl.train(**settings, steps=160, out=tmp_path / "whole")
     half = accel_rl.train(**settings, steps=100, out=tmp_path / "half")
-    accel_rl.train(resume=half, steps=200)
+    accel_rl.train(resume=half, steps=160)
     assert_same_run(half, whole)
     first, second = saved_replay(half), saved_replay(whole)
     assert_same(first, second)
     ends = first["ring"]["arrays"]["terminated"]
     assert ends.any() and len(first["ring"]["final_rows"]) >= ends.sum(), "last frames of terminated episodes, too"
     for name in LOSSES:
-        assert len(set(losses(half, name))) >= 6, name
+        assert len(set(losses(half, name))) >= 4, name
 
 
 def test_without_its_replay_a_run_fills_it_anew(tmp_path: Path) -> None:

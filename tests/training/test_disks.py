@@ -19,8 +19,6 @@ from accel_rl.run_folder import checkpoint, directory
 from accel_rl.run_folder.checkpoint import CHECKPOINT
 from accel_rl.run_folder.directory import reopen
 from accel_rl.training.progress import _Events, _Table
-from tests.helpers import processes
-from tests.helpers.processes import Command
 from tests.helpers.runs import TINY_RUN, TINY_SERIAL_RUN, rows
 
 RUN: dict[str, Any] = {**TINY_SERIAL_RUN, "algo": "dqn", "warmup_steps": 40, "batch_size": 8, "replay_size": 100}
@@ -107,19 +105,6 @@ def test_tensorboard_does_not_end_a_run(tmp_path: Path, caplog: pytest.LogCaptur
     ]
 
 
-def test_tensorboard_reads_the_events(tmp_path: Path) -> None:
-    """TensorBoard reads the events, without those that a resumed run has taken back."""
-    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    for first, written in ((0, (20, 40, 60)), (40, (50,))):  # the second session continues from step 40
-        events = _Events(tmp_path, first)
-        for steps in written:
-            events.write({"train/loss": steps / 4, "time/total_timesteps": steps}, steps)
-        events.close()
-    found = accumulator.EventAccumulator(str(tmp_path))
-    found.Reload()
-    assert [(event.step, event.value) for event in found.Scalars("train/loss")] == [(20, 5.0), (40, 10.0), (50, 12.5)]
-
-
 Fault = Callable[[Path, pytest.MonkeyPatch], object]
 
 
@@ -202,19 +187,6 @@ def test_a_full_disk_does_not_take_the_settings(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"could not write the settings .*config\.yaml: No space left .* is intact"):
         accel_rl.train(resume=run, steps=40)
     accel_rl.train(resume=run, steps=40)
-
-
-@pytest.mark.slow
-@pytest.mark.multiprocess
-def test_two_runs_that_start_at_once_do_not_share_a_folder(tmp_path: Path) -> None:
-    """Of two runs that start at once in one folder, one trains and the other is refused."""
-    words = ["train", "--env", "CartPole-v1", *processes.TINY, "--steps", 400, "--out", tmp_path / "run"]
-    first, second = [command.finish() for command in [Command(*words), Command(*words)]]
-    done, refused = (first, second) if first.status == 0 else (second, first)
-    assert done.status == 0
-    refused.assert_one_line(2)
-    assert "is writing to the run's folder" in refused.err or "already holds a run" in refused.err
-    assert (tmp_path / "run" / "command.txt").read_text().count("--out") == 1 and rows(tmp_path / "run")
 
 
 @pytest.mark.parametrize("kind", ["disk", "terminal"])

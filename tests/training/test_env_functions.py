@@ -88,15 +88,6 @@ def test_a_run_with_a_function_is_that_with_its_name(tmp_path: Path) -> None:
     assert rows_without_time(half) == rows_without_time(whole)
 
 
-@pytest.mark.slow
-def test_a_function_that_has_moved_into_a_module_is_taken(tmp_path: Path) -> None:
-    """A run can be resumed with its function from another module."""
-    own = functools.wraps(with_seed)(lambda seed: with_seed(seed))  # as the program's own function of this name
-    run = accel_rl.train(**RUN | {"env": own}, steps=20, out=tmp_path / "run")
-    accel_rl.train(resume=run, steps=40, env=with_seed)
-    assert read_settings(run)["env"] == f"{FUNCTION}with_seed"
-
-
 def test_what_a_name_is_not_enough_for_says_so(tmp_path: Path) -> None:
     """A policy acts without its environment's function, and asks for it where it needs it."""
     run = accel_rl.train(**RUN | {"env": lambda: Counting([3])}, steps=20, out=tmp_path / "run")

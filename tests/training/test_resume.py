@@ -117,21 +117,6 @@ def test_two_halves_equal_a_whole_run_with_a_replay_of_frames(tmp_path: Path) ->
     assert first["ring"]["arrays"]["truncated"].any() and first["ring"]["arrays"]["frames"].any()
 
 
-@pytest.mark.slow
-def test_without_its_replay_a_run_fills_it_anew(tmp_path: Path) -> None:
-    """A run resumed without its replay says so and fills it anew before it learns."""
-    settings = {**CARTPOLE, **REPLAY, "algo": "dqn", "schedule_steps": 240, "log_interval_steps": 20}
-    settings["normalize_returns"] = False  # True would leave out the first rollout.
-    run = accel_rl.train(**settings, checkpoint_replay=False, steps=120, out=tmp_path / "run")
-    assert not list(run.glob("replay-*"))
-    accel_rl.train(resume=run, steps=240)
-    log = (run / "log.txt").read_text()
-    assert "the checkpoint has no replay (checkpoint_replay): it is filled anew" in log
-    assert "will not be exactly the one that was interrupted" in log
-    learned = [int(row["time/total_timesteps"]) for row in rows(run) if row["train/loss"]]
-    assert learned == [60, 80, 100, 120, 180, 200, 220, 240]  # after 40 steps each time
-
-
 def test_a_replay_that_the_checkpoint_needs_is_kept_and_missed(tmp_path: Path) -> None:
     """A resume keeps the replays that its checkpoints need, and a missing one is a usage error."""
     settings = {**CARTPOLE, **REPLAY, "algo": "dqn", "checkpoint_interval_steps": 20}
@@ -229,18 +214,6 @@ def test_an_environment_without_a_state_starts_a_new_episode(tmp_path: Path) -> 
         assert "these environments have no state to save and start a new episode: [0, 1, 2, 3]" in log
         assert "resumed at step 100" in log
         assert [row["time/total_timesteps"] for row in rows(run)] == ["100", "200"]
-
-
-@pytest.mark.slow
-def test_lost_environments_stay_counted(tmp_path: Path) -> None:
-    """A resumed run goes on counting its replaced environments."""
-    options = {"how": "raise", "at_step": 3, "lengths": [0], "once": str(tmp_path / "once")}
-    settings = {**CARTPOLE, "env": f"{TOYS}:Broken", "env_options": options, "on_env_error": "restart"}
-    settings |= {"decorrelation_steps": 0}
-    run = accel_rl.train(**settings, steps=100, out=tmp_path / "run")
-    os.unlink(tmp_path / "once")
-    accel_rl.train(resume=run, steps=200)
-    assert [row["rollout/env_restarts"] for row in rows(run)] == ["1", "1"]
 
 
 def test_a_run_that_was_killed_before_its_summary(tmp_path: Path) -> None:
