@@ -14,7 +14,6 @@ from gpu.rows import Row, Rows, format_rows
 from peer_process import DRIVERS
 from training_contests import CONTESTS
 
-ROOT = Path(__file__).parents[2]
 # Reports its options as facts. Its iterations have 32 steps and 2 updates; with EnvPool it misses a package.
 DRIVER = f"""
 import sys, time
@@ -95,25 +94,6 @@ def test_a_contestant_that_fails(hold: Callable[..., list[list[Row]]]) -> None:
     assert {row["error"] for row in ours} == {"MemoryError: no room on the GPU"}
     assert "error" not in processes[0] and processes[0]["steps_per_s"] > 0
     assert processes[-1]["error"] == "the driver of SB3, processes has ended; ValueError: no game"
-
-
-@pytest.mark.parametrize("name", peers.CONTEST_NAMES)
-def test_contests_are_those_of_the_cpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All get the sizes of training_throughput.py and the GPU; peers never get a fake one."""
-    monkeypatch.setenv("ACCEL_RL_FAKE_GPUS", "1")
-    found = peers.builders(name, CONTESTS[name].settings, False)
-    sizes = CONTESTS[name].settings
-    for label, build in found.items():
-        if label in peers.SB3:
-            _, command, environment = build.args  # type: ignore[attr-defined]
-            assert "ACCEL_RL_FAKE_GPUS" not in (environment or {})
-            assert {f"--envs={sizes['envs']}", f"--horizon={sizes['horizon']}", "--device=cuda"} <= {*command}
-        else:
-            settings = build.args[1]  # type: ignore[attr-defined]
-            own = sizes | peers.LARGE[name] if "112" in label else sizes
-            precision = "bf16" if label.endswith("bfloat16") else "tf32"
-            expected = {**own, "env": "pong", "device": "cuda:0", "precision": precision}
-            assert settings == expected
 
 
 @pytest.mark.slow

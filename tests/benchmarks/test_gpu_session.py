@@ -17,7 +17,6 @@ import pytest
 import gpu_peers
 import gpu_session
 from accel_rl.errors import RunError, UsageError
-from accel_rl.run_folder.atomic import write_file
 from accel_rl.settings.resolve import resolve
 from accel_rl.training.build import check
 from gpu import checks, kernels, parts, speed
@@ -26,10 +25,7 @@ from gpu_session import PARTS, Part, SessionOptions, run
 
 ROOT = Path(__file__).parents[2]
 # The rows that the fast tests make of parts with many.
-SOME_ROWS = {
-    "sampling": ["serial 16"],
-    "switches": ["a graph for each update", "the server waits for each group"],
-}
+SOME_ROWS = {"sampling": ["serial 16"], "switches": ["a graph for each update", "the server waits for each group"]}
 # Those are run by `test_a_session` alone.
 IN_TEST_SLOW = ("correctness", "learners", "scaling", "launch", "peers", "training", "profile", "pong")
 
@@ -236,51 +232,7 @@ def test_a_part_with_a_program_of_its_own(toys: None, tmp_path: Path, monkeypatc
     assert {file.stem for file in folder.glob("*.json")} == {"good", "peers"}
 
 
-@pytest.mark.multiprocess
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a file that is always full")
-def test_a_full_disk_loses_only_what_it_refuses(
-    toys: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    """A part whose results cannot be written fails; what others have written stays."""
-    run(SessionOptions(parts=["good"], out=tmp_path))
-    before = read(tmp_path)
-
-    def write(path: Path, *arguments: Any) -> None:
-        if path.name == "good.json":
-            path.with_name("good.json.tmp").symlink_to("/dev/full")
-        write_file(path, *arguments)
-
-    monkeypatch.setattr(gpu_session, "write_file", write)
-    with pytest.raises(RunError, match=r"good failed could not write .*good.json: No space left .*; wrong failed"):
-        run(SessionOptions(parts=["good", "wrong"], out=tmp_path))
-    assert "== good: failed after " in capsys.readouterr().out
-    assert read(tmp_path)["good"] == before["good"] and len(read(tmp_path)["wrong"]["rows"]) == 3
-
-
 # ---- what is refused ----
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"parts": ["trainings"]}, "unknown part 'trainings'; did you mean training"),
-        ({"minutes": 0.0}, "minutes=0 must be greater than 0"),
-        ({"minutes": float("nan")}, "minutes=nan must be greater than 0"),
-    ],
-)
-def test_wrong_options(options: dict[str, Any], message: str) -> None:
-    """A misspelt part is refused before anything is started."""
-    with pytest.raises(UsageError, match=message):
-        SessionOptions(**options)
-
-
-@pytest.mark.multiprocess
-def test_without_a_gpu(toys: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    """One line says why no GPU can be used, and names the dry run; the status is 2."""
-    monkeypatch.setenv("NO_GPU", "1")
-    assert gpu_session.main(["--out", str(tmp_path)]) == 2
-    error = capsys.readouterr().err
-    assert error == "error: no GPU is here. --dry-run rehearses the session on a fake GPU\n"
 
 
 @pytest.mark.multiprocess

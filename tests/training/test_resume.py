@@ -18,12 +18,7 @@ from tests.helpers.runs import TINY_RUN, TINY_SERIAL_RUN, assert_same, assert_sa
 from tests.helpers.samplers import TOYS
 
 STEPS = 4000
-COMMON: dict[str, Any] = {
-    **TINY_RUN,
-    "seed": 5,
-    "learning_rate_schedule": "linear",
-    "decorrelation_steps": 20,
-}
+COMMON: dict[str, Any] = {**TINY_RUN, "seed": 5, "learning_rate_schedule": "linear", "decorrelation_steps": 20}
 CARTPOLE = {**COMMON, "env": "CartPole-v1", "log_interval_steps": 100, "eval_interval_steps": 0}
 CARTPOLE |= {"schedule_steps": STEPS, "checkpoint_interval_steps": 400}
 PONG = {**COMMON, "env": "pong", "log_interval_steps": 40, "eval_interval_steps": 80, "eval_episodes": 2}
@@ -172,19 +167,6 @@ def start(out: Path) -> Command:
 
 def has_row(run: Path, step: int) -> bool:
     return (run / "progress.csv").exists() and int(rows(run)[-1]["time/total_timesteps"]) >= step
-
-
-@pytest.mark.slow
-def test_a_terminated_run_continues_where_it_stopped(whole: Path, tmp_path: Path) -> None:
-    """A run stopped within a log interval continues exactly."""
-    run = tmp_path / "run"
-    command = start(run)
-    command.wait_for(lambda: has_row(run, 100))
-    command.process.send_signal(signal.SIGTERM)
-    assert command.finish().status == 143
-    assert 100 <= checkpoint.load(run / "checkpoint.pt")["steps"] < STEPS
-    accel_rl.train(resume=run)  # up to the steps that it was created for
-    assert_same_run(run, whole)
 
 
 @pytest.mark.slow
