@@ -62,6 +62,7 @@ def hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[
     return hold
 
 
+@pytest.mark.slow
 @pytest.mark.multiprocess
 @pytest.mark.gpu(fake=True)
 def test_a_contest(hold: Callable[..., list[list[Row]]]) -> None:

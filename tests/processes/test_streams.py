@@ -86,9 +86,7 @@ sys.exit(content if kind == "written" else 1)
 """
 
 
-@pytest.mark.parametrize(
-    ("streams", "has_file"), [("none", False), ("none", True), ("no reader", False), ("full pipe", False)]
-)
+@pytest.mark.parametrize(("streams", "has_file"), [("none", False), ("none", True), ("full pipe", False)])
 def test_a_child_can_print(streams: str, has_file: bool, tmp_path: Path) -> None:
     """A forked child writes to stdout and stderr without an error whatever has become of them, and to no other file."""
     program = PROGRAM.format(has_file=has_file, path=str(tmp_path / "file"))

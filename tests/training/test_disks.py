@@ -3,7 +3,6 @@
 import contextlib
 import errno
 import os
-import sys
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -13,7 +12,6 @@ from typing import Any
 import pytest
 
 import accel_rl
-from accel_rl import cli
 from accel_rl.errors import RunError, UsageError
 from accel_rl.run_folder import checkpoint, directory
 from accel_rl.run_folder.checkpoint import CHECKPOINT
@@ -187,28 +185,3 @@ def test_a_full_disk_does_not_take_the_settings(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"could not write the settings .*config\.yaml: No space left .* is intact"):
         accel_rl.train(resume=run, steps=40)
     accel_rl.train(resume=run, steps=40)
-
-
-@pytest.mark.parametrize("kind", ["disk", "terminal"])
-def test_a_run_goes_on_without_its_console(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run completes though its stderr is on a full disk or its terminal is gone."""
-    ours, theirs = os.openpty()
-    path = "/dev/full" if kind == "disk" else os.ttyname(theirs)
-    monkeypatch.setenv("TERM", "xterm")
-    with open(path, "w", buffering=1) as stderr, monkeypatch.context() as patch:
-        patch.setattr(sys, "stderr", stderr)
-        assert stderr.isatty() == (kind == "terminal")
-        os.close(theirs)
-
-        def hang_up(row: dict[str, float]) -> None:
-            if row["time/total_timesteps"] == 20:
-                os.close(ours)
-
-        settings = {**TINY_SERIAL_RUN, "log_interval_steps": 20, "steps": 60, "out": tmp_path / "run"}
-        accel_rl.train(**settings, show=True, callbacks=[hang_up])
-        with pytest.raises(OSError, match=r"No space left|Input/output error"):
-            print("so nothing can be written", file=stderr)
-        assert cli.main(["train", "--out", str(tmp_path / "run")]) == 2  # The folder holds a run.
-        with contextlib.suppress(OSError):
-            stderr.close()
-    assert rows(tmp_path / "run")[-1]["time/total_timesteps"] == "60"

@@ -23,7 +23,7 @@ from tests.helpers.samplers import assert_equal, closing, make, spec_of
 
 slow = pytest.mark.slow
 ENV = "tests.helpers.masked_envs:Masked"
-COMMON: dict[str, Any] = {**TINY_SERIAL_RUN, "env": ENV, "seed": 2, "steps": 400, "log_interval_steps": 40}
+COMMON: dict[str, Any] = {**TINY_SERIAL_RUN, "env": ENV, "seed": 2, "steps": 200, "log_interval_steps": 40}
 LSTM: dict[str, Any] = {"core": "lstm", "core_size": 8, "previous_inputs": True}
 SEVERAL: dict[str, Any] = {"env_options": {"nvec": [3, 4, 2], "as_parts": True}}
 REPLAY: dict[str, Any] = {"replay_size": 200, "warmup_steps": 40, "batch_size": 10, "training_intensity": 1}
@@ -101,10 +101,10 @@ def test_a_mask_that_allows_everything_changes_nothing(tmp_path: Path) -> None:
 @slow
 def test_two_halves_equal_a_whole_run(tmp_path: Path) -> None:
     """A resumed run with masks equals an uninterrupted one."""
-    settings = {**COMMON, **RUNS["dqn"], "schedule_steps": 400}
+    settings = {**COMMON, **RUNS["dqn"], "schedule_steps": 200}
     whole = accel_rl.train(**settings, out=tmp_path / "whole")
-    half = accel_rl.train(**settings | {"steps": 200}, out=tmp_path / "half")
-    accel_rl.train(resume=half, steps=400)
+    half = accel_rl.train(**settings | {"steps": 100}, out=tmp_path / "half")
+    accel_rl.train(resume=half, steps=200)
     assert_same_run(half, whole)
 
 
