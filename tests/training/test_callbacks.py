@@ -11,14 +11,13 @@ import torch
 import accel_rl
 from accel_rl.errors import UsageError
 from accel_rl.run_folder import checkpoint
-from tests.helpers.processes import Command
 from tests.helpers.runs import TINY_LEARNERS_RUN, TINY_SERIAL_RUN, assert_same_policy, rows
 from tests.helpers.runs import rows_without_time as without_time
 from tests.helpers.samplers import TOYS
 
 MORE: dict[str, Any] = {"log_interval_steps": 20, "eval_interval_steps": 40, "eval_episodes": 1, "steps": 80}
 RUN: dict[str, Any] = {**TINY_SERIAL_RUN, **MORE, "algo": "a2c", "decorrelation_steps": 0}
-TWO: dict[str, Any] = {**TINY_LEARNERS_RUN, **MORE, "algo": "a2c", "decorrelation_steps": 0, "update": "central_store"}
+TWO: dict[str, Any] = {**TINY_LEARNERS_RUN, **MORE, "algo": "a2c", "decorrelation_steps": 0}
 
 
 def as_written(row: dict[str, Any]) -> dict[str, str]:
@@ -56,8 +55,11 @@ def test_callbacks_see_the_rows_and_change_nothing(tmp_path: Path) -> None:
     assert without_time(runs[0]) == without_time(runs[1])
 
 
-ASYNCHRONOUS = pytest.param(TWO, marks=[pytest.mark.slow, pytest.mark.multiprocess])
-one_and_two = pytest.mark.parametrize("settings", [RUN, ASYNCHRONOUS], ids=["one learner", "asynchronous"])
+IN_STEP, ASYNCHRONOUS = (
+    pytest.param({**TWO, "update": update}, marks=[pytest.mark.slow, pytest.mark.multiprocess], id=update)
+    for update in ("all_reduce", "central_store")
+)
+one_and_two = pytest.mark.parametrize("settings", [pytest.param(RUN, id="alone"), IN_STEP, ASYNCHRONOUS])
 
 
 @one_and_two
@@ -107,41 +109,3 @@ def test_anything_else_than_functions_is_refused(callbacks: Any, tmp_path: Path)
     with pytest.raises(UsageError, match="must be a list of functions"):
         accel_rl.train(**RUN, callbacks=callbacks, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
-
-
-LAUNCHED = """
-import os
-import sys
-
-import gymnasium
-
-import accel_rl
-
-
-def ends(row):
-    print("row", row["time/total_timesteps"])
-    return True
-
-
-if __name__ == "__main__":
-    if "RANK" in os.environ:
-        settings = {"device": "cpu", "sampler": "serial", "envs": 4, "horizon": 5, "log_interval_steps": 20}
-        env = lambda: gymnasium.make("CartPole-v1")
-        accel_rl.train(env=env, steps=10_000, out=sys.argv[1], tensorboard=False, callbacks=[ends], **settings)
-    else:
-        from torch.distributed.run import main
-
-        main(["--standalone", "--nproc-per-node=2", *sys.argv])
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.multiprocess
-def test_learners_that_torchrun_has_started_end_together(tmp_path: Path) -> None:
-    """One learner calls the callbacks, and all learners of torchrun end together."""
-    script, run = tmp_path / "program.py", tmp_path / "run"
-    script.write_text(LAUNCHED)
-    result = Command(run, script=script, environment={"PYTHONPATH": str(Path(__file__).parents[2])}).finish(200.0)
-    assert result.status == 0, result.err
-    assert result.out.splitlines() == ["row 20", "row 40"]
-    assert rows(run)[-1]["eval/mean_reward"] and checkpoint.load(run / "checkpoint.pt")["steps"] == 40

@@ -91,33 +91,23 @@ def test_a_run_is_found_again_and_is_the_same_as_without(wandb: Any, tmp_path: P
     assert f"tracked: offline; to upload it: wandb sync {run.folder}\n" in (runs[1] / "log.txt").read_text()
 
 
-def kill_service(row: dict[str, float]) -> None:
-    """Kills the package's own process, through which it keeps and uploads everything."""
-    if row["time/total_timesteps"] == 40:
-        (service,) = [each for each in psutil.Process().children() if "wandb" in each.name()]
-        service.kill()
-        service.wait()
+@pytest.mark.parametrize("strike", ["kill", pytest.param("suspend", marks=pytest.mark.slow)])
+def test_a_tracker_that_fails_is_said_once_and_the_run_goes_on(
+    strike: str, wandb: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tracker whose own process, which keeps and uploads everything, dies or hangs gives one warning, and the run
+    completes."""
 
+    def strike_service(row: dict[str, float]) -> None:
+        if row["time/total_timesteps"] == 40:
+            (service,) = [each for each in psutil.Process().children() if "wandb" in each.name()]
+            getattr(service, strike)()
+            if strike == "kill":
+                service.wait()
 
-def test_a_tracker_that_fails_is_said_once_and_the_run_goes_on(wandb: Any, tmp_path: Path) -> None:
-    """A tracker that fails gives one warning, and the run completes."""
-    run = accel_rl.train(**RUN, track="wandb", callbacks=[kill_service], out=tmp_path / "run")
-    assert [row["time/total_timesteps"] for row in rows(run)] == ["20", "40", "60", "80"]
-    assert (run / "log.txt").read_text().count(FAILED) == 1
-
-
-def stop_service(row: dict[str, float]) -> None:
-    if row["time/total_timesteps"] == 40:
-        (service,) = [each for each in psutil.Process().children() if "wandb" in each.name()]
-        service.suspend()
-
-
-@pytest.mark.slow
-def test_a_tracker_that_hangs_holds_up_no_run(wandb: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run completes although its tracker hangs."""
     monkeypatch.setattr(tracking, "KILL_AFTER_S", 0.2)
-    run = accel_rl.train(**RUN, track="wandb", callbacks=[stop_service], out=tmp_path / "run")
-    assert rows(run)[-1]["time/total_timesteps"] == "80"
+    run = accel_rl.train(**RUN, track="wandb", callbacks=[strike_service], out=tmp_path / "run")
+    assert [row["time/total_timesteps"] for row in rows(run)] == ["20", "40", "60", "80"]
     assert (run / "log.txt").read_text().count(FAILED) == 1
 
 
