@@ -87,9 +87,9 @@ def test_numbers_are_ale_pys_for_long(game: str, options: dict[str, Any]) -> Non
 @pytest.mark.parametrize("frame_skip", [1, 2, 3, 4, 5])
 def test_every_end_within_a_step_shows_what_ale_py_shows(frame_skip: int) -> None:
     """The last frame equals ale-py's, whichever frame of a step ends the game."""
-    for max_pool in (False, True):
-        assert compare("breakout", 700 // frame_skip, 6, frameskip=frame_skip, maxpool=max_pool, grayscale=False) > 0
-        assert compare("seaquest", 60, 2, frameskip=frame_skip, maxpool=max_pool, **SHORT) > 0
+    max_pool = frame_skip % 2 == 0
+    assert compare("breakout", 700 // frame_skip, 6, frameskip=frame_skip, maxpool=max_pool, grayscale=False) > 0
+    assert compare("seaquest", 60, 2, frameskip=frame_skip, maxpool=max_pool, **SHORT) > 0
 
 
 @pytest.mark.slow
