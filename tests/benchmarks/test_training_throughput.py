@@ -11,7 +11,7 @@ import pytest
 
 import training_throughput as training
 from peer_process import DRIVERS, driver_command
-from training_contests import CONTESTS, Contest
+from training_contests import Contest
 from training_throughput import TrainingOptions
 
 # A peer whose iterations of 8 steps and 1 update take 10 ms; it reports its options as facts.
@@ -87,19 +87,3 @@ def test_contests_and_their_table(options: TrainingOptions, capsys: pytest.Captu
     printed = capsys.readouterr().out
     assert "A2C, small: pong (dqn84), Nature-CNN" in printed and "ours-bf16 / peer" in printed
     assert "not installed: other" in printed and "--install-peers" in printed
-
-
-@pytest.mark.slow
-def test_q_learning_against_its_network(options: TrainingOptions) -> None:
-    """Would catch updates of the warm-up that count, the network alone with another batch or intensity, a contest that
-    is omitted because its peer is not installed, and a peer with other sizes than ours."""
-    small = {"envs": 4, "horizon": 4, "batch_size": 16, "replay_size": 200, "warmup_steps": 64}
-    contest = replace(CONTESTS["dqn"], settings={**CONTESTS["dqn"].settings, **small, **QUICK})
-    found = training.run_contest(replace(contest, peer="other"), options)
-    contestants = found["contestants"]
-    assert contestants.keys() == {"ours", "network"} and found["ratios"].keys() == {"ours / network"}
-    assert contestants["ours"]["steps_per_update"] == 16 / 8
-    assert contestants["ours"]["facts"]["parameters"] == 1_687_206
-
-    given = training.driver_settings({**contest.settings, "env": "pong"}, contest.options)
-    assert given == {"game": "Pong", **small, "training_intensity": 8, "algo": "dqn", "vectorization": "subproc"}

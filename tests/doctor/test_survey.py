@@ -371,7 +371,6 @@ def test_the_whole_command(tmp_path: Path) -> None:
     ("package", "mended_by", "status"),
     [
         ("llvmlite", "pip install --force-reinstall llvmlite numba", 0),
-        ("torch", "pip install --force-reinstall torch", 1),
         ("numpy", "pip install --force-reinstall numpy", 1),
     ],
 )

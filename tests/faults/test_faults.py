@@ -9,11 +9,10 @@ from tests.faults import plant
 
 FAULTS = plant.read_faults()
 
-# One fault for each kind of test: functions, files, processes, and the fake GPU.
+# One fault for each kind of test: functions, files, and the fake GPU.
 SAMPLE = (
     "returns: a return is cut one step too late",
     "policy_file: damaged tensors are read",
-    "pool: announcements that are left over go unnoticed",
     "gpu: a value is read in a captured loss",
 )
 

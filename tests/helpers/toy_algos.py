@@ -124,13 +124,14 @@ class SameDrawsPPO(PPO):
 
     def setup(self, seed: int, make_update: MakeUpdate) -> None:
         super().setup(seed, make_update)
-        own, replay, distribution = torch.Generator().manual_seed(7), self.replay, self.policy.distribution
+        policy: Any = self.policy
+        own, replay = torch.Generator().manual_seed(7), self.replay
 
         def draw_noise(num_steps: int, num_envs: int, _: torch.Generator) -> Tensor:
-            noise: Tensor = distribution.draw_noise((num_steps, 1), own)
+            noise: Tensor = policy.distribution.draw_noise((num_steps, 1), own)
             return noise.expand(num_steps, num_envs, *noise.shape[2:])
 
-        self.policy.draw_noise = draw_noise
+        policy.draw_noise = draw_noise
         replay.draw_noise = lambda: torch.rand(1, 2, dtype=torch.float64, generator=own).expand(replay.ring.num_envs, 2)
 
 
