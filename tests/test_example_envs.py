@@ -71,7 +71,7 @@ slow = pytest.mark.slow
     ("settings", "device"),
     [
         (VTRACE, "cuda:0"),
-        *(pytest.param(each, device, marks=slow) for each in (DQN, PPO) for device in ("cpu", "cuda:0")),
+        *(pytest.param(*each, marks=slow) for each in ((VTRACE, "cpu"), (PPO, "cuda:0"))),
     ],
     ids=lambda each: each if isinstance(each, str) else each["algo"],
 )
@@ -82,11 +82,16 @@ def test_algorithms_train_on_a_batch(settings: dict[str, Any], device: str, tmp_
 
 
 @slow
-@pytest.mark.parametrize(("env", "steps", "least"), [(CARTPOLE, 150_000, 450), (CATCH, 100_000, 0.8)])
-def test_they_are_learned(env: str, steps: int, least: float, tmp_path: Path) -> None:
-    """PPO learns each example environment."""
-    if env == CATCH:
-        pytest.importorskip("jax")
-    settings = {"algo": "ppo", "env": env, "envs": 64, "device": "cpu", "eval_interval_steps": 0, "tensorboard": False}
-    run = accel_rl.train(**settings, steps=steps, seed=1, out=tmp_path / "run")
-    assert json.loads((run / "summary.json").read_text())["ep_rew_mean"] >= least
+def test_catch_is_learned(tmp_path: Path) -> None:
+    """PPO learns an example environment."""
+    pytest.importorskip("jax")
+    settings = {
+        "algo": "ppo",
+        "env": CATCH,
+        "envs": 64,
+        "device": "cpu",
+        "eval_interval_steps": 0,
+        "tensorboard": False,
+    }
+    run = accel_rl.train(**settings, steps=100_000, seed=1, out=tmp_path / "run")
+    assert json.loads((run / "summary.json").read_text())["ep_rew_mean"] >= 0.8

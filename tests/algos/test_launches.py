@@ -45,7 +45,7 @@ EPOCHS = {"epochs": 3, "minibatches": 2}
 CORE = {"core": "lstm", "core_size": 8, "previous_inputs": True}
 BATCHES = {"batches": 2, "batch_steps": 4}
 TASKS = {"auxiliary": ("pixel_control", "value_replay", "reward_prediction"), "auxiliary_replay_steps": 13}
-WITHOUT_PICTURES = {**TASKS, "auxiliary": ("value_replay", "reward_prediction")}
+
 REPLAY = {"replay_size": 240, "warmup_steps": 48, "batch_size": 8, "training_intensity": 1.0, "n_step": 2}
 ALL = {"prioritized": True, "double": True, "dueling": True}
 
@@ -60,7 +60,6 @@ ON_POLICY: dict[str, tuple[Any, EnvSpec, dict[str, Any]]] = {
     "vtrace": (VTrace, FRAMES, {**SCHEDULES, **BATCHES}),
     "n_step_q": (OnlineQ, FRAMES, {"target": "n_step_q", "target_interval_steps": 50}),
     "a2c, tasks": (A2C, FRAMES, {**ENTROPY, **TASKS}),
-    "a2c, tasks, core": (A2C, VECTORS, {**ENTROPY, **CORE, **WITHOUT_PICTURES}),
     "ppo, tasks": (PPO, FRAMES, {**ENTROPY, **EPOCHS, **TASKS, "learning_rate": 1e-4}),  # rounding grows with each step
     "vtrace, tasks": (VTrace, FRAMES, {**SCHEDULES, **BATCHES, **TASKS}),
     "sarsa": (OnlineQ, VECTORS, {"target": "one_step_sarsa", "target_interval_steps": 50}),

@@ -73,12 +73,7 @@ def test_a_card_is_what_hubs_read_and_replaces_only_a_card(run: Path, tmp_path: 
             "task": {"type": "reinforcement-learning", "name": "reinforcement-learning"},
             "dataset": {"type": "CartPole-v1", "name": "CartPole-v1"},
             "metrics": [
-                {
-                    "type": "mean_reward",
-                    "name": "mean_reward",
-                    "value": f"{mean:.2f} +/- 0.00",
-                    "verified": False,
-                }
+                {"type": "mean_reward", "name": "mean_reward", "value": f"{mean:.2f} +/- 0.00", "verified": False}
             ],
         }
     ]

@@ -1,62 +1,34 @@
-"""Every space that trains goes the whole way: predict, eval, record, each format of export, a card, a fresh process."""
+"""Every space that trains goes the whole way: predict, each format of export, and a card with a score and a video."""
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import accel_rl
 import fuzz_env
+from accel_rl.analysis import card
 from accel_rl.cli import main
 from tests.helpers.runs import TINY_SERIAL_RUN
 
 SETTINGS: dict[str, Any] = TINY_SERIAL_RUN | {"algo": "ppo", "env": "fuzz_env:Chance", "minibatches": 2, "steps": 40}
 CASES = [(name, "discrete") for name in fuzz_env.OBSERVATIONS] + [("vector", name) for name in fuzz_env.ACTIONS]
-SLOW = [pytest.param(*case, marks=pytest.mark.slow) for case in dict.fromkeys(CASES)]
-IN_A_FRESH_PROCESS = """
-import sys, accel_rl
-agent = accel_rl.load(sys.argv[1], trust=True)
-observation, info = agent.make_env().reset(seed=1)
-print(agent.predict(observation, deterministic=True)[0])
-"""
 
 
-def train(observations: str, actions: str, folder: Path) -> Path:
-    options = {"observations": observations, "actions": actions}
-    return accel_rl.train(**SETTINGS, env_options=options, out=folder / "run")
-
-
-def test_flags_are_exported(tmp_path: Path) -> None:
-    """A policy that observes bools becomes a file."""
-    run = train("flags", "discrete", tmp_path)
-    assert main(["export", str(run), "--format", "torchscript", "--trust"]) == 0
-    assert (run / "policy.torchscript").exists()
-
-
-@pytest.mark.parametrize(("observations", "actions"), SLOW)
+@pytest.mark.slow
+@pytest.mark.parametrize(("observations", "actions"), dict.fromkeys(CASES))
 def test_every_space_goes_the_whole_way(
-    observations: str, actions: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    observations: str, actions: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A policy of any space that trains predicts, is judged, filmed, exported and shared, and loads elsewhere."""
-    run = train(observations, actions, tmp_path)
+    """A policy of any space that trains predicts, is judged, filmed, exported and shared."""
+    monkeypatch.setattr(card, "EPISODES", 1)
+    options = {"observations": observations, "actions": actions}
+    run = accel_rl.train(**SETTINGS, env_options=options, out=tmp_path / "run")
     agent = accel_rl.load(run, trust=True)
     env = agent.make_env()
     observation, _ = env.reset(seed=1)
     action, _ = agent.predict(observation, deterministic=True)
     env.step(action)  # which raises an error for an action that is not in its space
-    for form in ("onnx", "torchscript", "card"):
+    for form in ("torchscript", "card"):
         assert main(["export", str(run), "--format", form, "--out", str(tmp_path / form), "--trust"]) == 0
-    assert (tmp_path / "card" / "README.md").exists()
-    assert main(["record", str(run), "--out", str(tmp_path / "game.mp4"), "--trust"]) == 0
-    capsys.readouterr()
-    assert main(["eval", str(run), "--episodes", "2", "--trust"]) == 0
-    assert np.isfinite(json.loads(capsys.readouterr().out)["mean_reward"])
-    command = [sys.executable, "-c", IN_A_FRESH_PROCESS, str(run)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    loaded = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    assert loaded.stdout.strip() == str(action)
+    assert {"policy.onnx", card.VIDEO} <= {path.name for path in (tmp_path / "card").iterdir()}

@@ -4,14 +4,13 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
-import numpy as np
 import pytest
 import torch
 
 pytest.importorskip("stable_baselines3")
 
 from stable_baselines3.common.evaluation import evaluate_policy
-from stable_baselines3.common.vec_env import DummyVecEnv, VecTransposeImage, VecVideoRecorder
+from stable_baselines3.common.vec_env import DummyVecEnv, VecTransposeImage
 
 import accel_rl
 from accel_rl.analysis.trained_policy import TrainedPolicy
@@ -94,29 +93,3 @@ def test_observations_of_a_vec_env_are_those_of_the_environment(
         else:
             assert agent.predict(channels_first, deterministic=True)[0].tolist() == actions.tolist()
     evaluate_policy(agent, vec_env, 2)
-
-
-@pytest.mark.slow
-def test_their_recorders_film_our_policy(tmp_path: Path) -> None:
-    """Stable-Baselines3's and gymnasium's recorders film a game that our policy plays."""
-    pytest.importorskip("moviepy")
-    agent = untrained(tmp_path / "run", "CartPole-v1")
-    vec_env = VecVideoRecorder(
-        DummyVecEnv([agent.make_env]), str(tmp_path / "vec"), lambda step: step == 0, video_length=20
-    )
-    observations, state, starts = vec_env.reset(), None, np.ones(1, bool)
-    for _ in range(30):
-        actions, state = agent.predict(observations, state, starts)
-        observations, _, starts, _ = vec_env.step(actions)
-    vec_env.close()
-    env = gymnasium.wrappers.RecordVideo(agent.make_env(), str(tmp_path / "one"), episode_trigger=lambda episode: True)
-    observation, _ = env.reset(seed=0)
-    done = False
-    while not done:
-        action, _ = agent.predict(observation)
-        observation, _, terminated, truncated, _ = env.step(action)
-        done = terminated or truncated
-    env.close()
-    for folder in ("vec", "one"):
-        (film,) = (tmp_path / folder).glob("*.mp4")
-        assert film.read_bytes()[4:8] == b"ftyp"

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
-import numpy as np
 import pytest
 
 import environments
@@ -77,22 +76,6 @@ def test_what_is_no_refusal(status: int, stderr: str) -> None:
     """A command that trains, or that fails in several lines, does not count as refused."""
     with pytest.raises(RunError, match=rf"^accel-rl train should be refused in one line, but ended with:\n{stderr}"):
         environments.refusal(subprocess.CompletedProcess(["accel-rl", "train"], status, "", stderr))
-
-
-@pytest.mark.slow
-def test_crafter() -> None:
-    """Crafter's games follow from its seed, and it keeps gymnasium's rules."""
-    pytest.importorskip("crafter")
-    from benchmarks.crafter_env import Crafter
-
-    env, again = Crafter(), Crafter()
-    assert np.array_equal(env.reset(seed=3)[0], again.reset(seed=3)[0])
-    for action in (1, 5, 3, 5, 2):
-        picture, reward, *ends, _ = env.step(action)
-        assert env.observation_space.contains(picture) and ends == [False, False]
-        expected = again.step(action)
-        assert np.array_equal(picture, expected[0]) and reward == expected[1]
-    assert not np.array_equal(env.reset()[0], env.reset(seed=4)[0])
 
 
 @pytest.mark.slow

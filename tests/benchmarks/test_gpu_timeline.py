@@ -95,13 +95,3 @@ def test_the_page_has_the_figures_of_the_simulation() -> None:
     assert f"stand still {100 * waits.simulators / waits.wall:.0f} % of the time" in page
     assert steps == set(range(min(steps), max(steps) + 1))  # from the first step to the last
     assert waits.longest_trip < waits.step
-
-
-@pytest.mark.slow
-def test_the_program_draws_and_prints(run_program: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The program runs, and takes durations: a GPU that takes four times as long as a step lets simulators wait."""
-    pytest.importorskip("matplotlib")
-    run_program("gpu_timeline.py", "--out", tmp_path / "timeline.png", "--network", 2500)
-    assert (tmp_path / "timeline.png").read_bytes().startswith(b"\x89PNG")
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if "simulators wait" in line]
-    assert int(line.split()[-2]) > 50

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from soak import Soak, Watched, environments_of, judge
+from soak import Soak, Watched, judge
 
 ROOT = Path(__file__).parents[2]
 CONFIG = {"envs": 8, "env": "pong"}
@@ -71,15 +71,6 @@ def test_processes_that_come_and_what_is_left_are_named() -> None:
     first, second = judge(soak, CONFIG)
     assert first == "worker 2 (process 9) began or ended in the second half"
     assert second == "after the end there was still process 5"
-
-
-def test_environments_of_learners() -> None:
-    """A worker's leak is attributed to its own environments only."""
-    of_two = ["command", "learner 0", "learner 0's worker 0", "learner 1", "learner 1's worker 0"]
-    of_two += ["learner 1's workers' fork server"]
-    assert environments_of("learner 1's worker 0", CONFIG, of_two) == "environments 4 to 5 and 6 to 7 of pong"
-    single = [f"worker {index}" for index in range(8)]
-    assert environments_of("worker 3", CONFIG, single) == "environment 3 of pong"
 
 
 def soak(tmp_path: Path, seconds: float, *flags: Any) -> tuple[str, dict[str, Any]]:

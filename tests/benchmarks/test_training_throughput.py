@@ -10,10 +10,8 @@ from typing import Any
 import pytest
 
 import training_throughput as training
-from accel_rl.bench.timing import FULL_ROUNDS
-from peer_environments import PEERS
-from peer_process import DRIVERS, PeerProcess, driver_command
-from training_contests import CONTESTS, Contest
+from peer_process import DRIVERS, driver_command
+from training_contests import Contest
 from training_throughput import TrainingOptions
 
 # A peer whose iterations of 8 steps and 1 update take 10 ms; it reports its options as facts.
@@ -89,59 +87,3 @@ def test_contests_and_their_table(options: TrainingOptions, capsys: pytest.Captu
     printed = capsys.readouterr().out
     assert "A2C, small: pong (dqn84), Nature-CNN" in printed and "ours-bf16 / peer" in printed
     assert "not installed: other" in printed and "--install-peers" in printed
-
-
-@pytest.mark.parametrize("name", CONTESTS)
-def test_the_default_fits_into_its_time(name: str) -> None:
-    """The default contests fit into 4 minutes together."""
-    options = TrainingOptions()
-    by_default = [contest for contest in CONTESTS.values() if not contest.against_network]
-    budgets = [*(contest.budget_s for contest in by_default), training.BOUND_BUDGET_S]
-    assert sum(budgets) <= 230
-    assert options.schedule(CONTESTS[name].budget_s).budget_s == CONTESTS[name].budget_s
-    assert replace(options, full=True).schedule(1.0).rounds_that_fit(100.0) == FULL_ROUNDS
-
-
-PEER_FOLDER = Path(__file__).parents[2] / ".peers"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", CONTESTS)
-def test_peers_do_what_ours_does(name: str) -> None:
-    """A peer has our network, batch and epochs. Takes half a minute with installed peers."""
-    contest = CONTESTS[name]
-    python = training.python_of(PEER_FOLDER, contest.peer)
-    if not python.exists():
-        pytest.skip("not installed: benchmarks/training_throughput.py --install-peers")
-    assert contest.peer in PEERS
-    settings = {**contest.settings, "env": "pong", "envs": 4, "horizon": 32, "minibatches": 2}
-    if contest.settings["algo"] == "dqn":
-        steps_per_update, parameters = settings["batch_size"] / 8, 1_687_206
-    else:
-        steps_per_update = 4 * 32 if name == "a2c" else 4 * 32 / 2 / settings["epochs"]
-        parameters = 1_687_719
-    command = driver_command(python, contest.driver, training.driver_settings(settings, contest.options))
-    peer = PeerProcess(contest.peer, command)
-    try:
-        assert all(peer.run(1.0) > 0 for _ in range(2))
-        assert peer.facts["parameters"] == parameters and peer.facts["observation"] == [4, 84, 84]
-        # An asynchronous peer's learner can be ahead of what it has reported.
-        assert peer.updates == pytest.approx(peer.steps / steps_per_update, abs=2 * 2 * 2)
-    finally:
-        peer.close()
-
-
-@pytest.mark.slow
-def test_q_learning_against_its_network(options: TrainingOptions) -> None:
-    """The warm-up's updates do not count. The network alone has our batch and intensity, and takes part without a peer.
-    A peer has our sizes."""
-    small = {"envs": 4, "horizon": 4, "batch_size": 16, "replay_size": 200, "warmup_steps": 64}
-    contest = replace(CONTESTS["dqn"], settings={**CONTESTS["dqn"].settings, **small, **QUICK})
-    found = training.run_contest(replace(contest, peer="other"), options)
-    contestants = found["contestants"]
-    assert contestants.keys() == {"ours", "network"} and found["ratios"].keys() == {"ours / network"}
-    assert contestants["ours"]["steps_per_update"] == 16 / 8
-    assert contestants["ours"]["facts"]["parameters"] == 1_687_206
-
-    given = training.driver_settings({**contest.settings, "env": "pong"}, contest.options)
-    assert given == {"game": "Pong", **small, "training_intensity": 8, "algo": "dqn", "vectorization": "subproc"}

@@ -72,15 +72,15 @@ def test_what_has_been_found_is_refused(run: dict[str, Any], tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-@settings(**BY_CHANCE, max_examples=200)
+@settings(**BY_CHANCE, max_examples=60)
 @given(runs(in_process=True))
 def test_more_settings_train_or_are_refused(run: dict[str, Any]) -> None:
-    """Two hundred randomly drawn runs either train or are refused."""
+    """Randomly drawn runs either train or are refused."""
     check(train_run, run)
 
 
 @pytest.mark.slow
-@settings(**BY_CHANCE, max_examples=500)
+@settings(**BY_CHANCE, max_examples=150)
 @given(runs())
 def test_settings_of_every_sampler_are_resolved_or_refused(run: dict[str, Any]) -> None:
     """Settings of samplers and learners in processes of their own are either resolved or refused."""
@@ -88,8 +88,8 @@ def test_settings_of_every_sampler_are_resolved_or_refused(run: dict[str, Any]) 
 
 
 @pytest.mark.slow
-@settings(**BY_CHANCE, max_examples=300)
+@settings(**BY_CHANCE, max_examples=100)
 @given(commands())
 def test_more_commands_and_files_are_obeyed_or_refused(command: Command) -> None:
-    """Three hundred randomly drawn commands and files are either obeyed or refused."""
+    """More randomly drawn commands and files are either obeyed or refused."""
     check(run_command, command)

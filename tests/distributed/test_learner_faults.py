@@ -45,22 +45,15 @@ def assert_failed(result: Result, run: Path, message: str) -> None:
     assert result.err.count("accel-rl: ") == 1 and "Exception ignored" not in result.err, result.err
 
 
-PHASES: dict[str, tuple[int, list[Any]]] = {
-    # phase: (rank of the learner that is killed, flags)
-    "sampling": (1, ["--sampler", "alternating", "--workers", 2]),
-    "all_reduce": (1, ["--sampler", "serial"]),
-    "lock": (1, ["--sampler", "serial", "--update", "central_store", "--normalize-observations"]),
-    "checkpoint": (0, ["--sampler", "serial", "--update", "central_store"]),
-}
-FAST = ("all_reduce",)
-
-
 @pytest.mark.parametrize(
-    "phase", [phase if phase in FAST else pytest.param(phase, marks=pytest.mark.slow) for phase in PHASES]
+    ("phase", "flags"),
+    [
+        ("all_reduce", []),
+        pytest.param("lock", ["--update", "central_store", "--normalize-observations"], marks=pytest.mark.slow),
+    ],
 )
-def test_a_killed_learner_ends_the_run(tmp_path: Path, capfd: Any, phase: str) -> None:
+def test_a_killed_learner_ends_the_run(tmp_path: Path, capfd: Any, phase: str, flags: list[str]) -> None:
     """A killed learner ends the run in any phase; the error names it, and the last checkpoint is whole."""
-    rank, flags = PHASES[phase]
     run, before = tmp_path / "run", psutil.Process().children(recursive=True)
     has_ended = threading.Event()
     killed: list[int] = []
@@ -77,12 +70,12 @@ def test_a_killed_learner_ends_the_run(tmp_path: Path, capfd: Any, phase: str) -
     striker = threading.Thread(target=strike)
     striker.start()
     try:
-        status = main(arguments(run, "--how", phase, "--mark", run / "mark", *flags))
+        status = main(arguments(run, "--sampler", "serial", "--how", phase, "--mark", run / "mark", *flags))
     finally:
         has_ended.set()
         striker.join()
     assert psutil.Process().children(recursive=True) == before
-    message = rf"learner {rank} \(cpu, process {killed[0]}\) was killed by SIGKILL \(.+\)\n"
+    message = rf"learner 1 \(cpu, process {killed[0]}\) was killed by SIGKILL \(.+\)\n"
     result = Result(status, *capfd.readouterr())
     assert_failed(result, run, message)
     assert result.err.endswith(f" report {run}\n")  # the command that makes a page about the run so far
@@ -119,42 +112,28 @@ def test_a_stopped_learner_is_named(tmp_path: Path) -> None:
     assert re.search(LATE, result.err)[2] == str(stopped.pid)  # type: ignore[index]
 
 
-@pytest.mark.parametrize(
-    "devices",
-    [
-        pytest.param("cpu,cpu", marks=pytest.mark.slow),
-        pytest.param("cuda:0,cuda:1", marks=[pytest.mark.gpu(count=2), pytest.mark.slow]),
-    ],
-    ids=["shared memory", "NCCL"],
-)
-def test_a_learner_that_hangs_is_named(tmp_path: Path, capfd: Any, devices: str) -> None:
-    """A learner that hangs is named, also where no collective times out because NCCL lets the GPU wait."""
+@pytest.mark.slow
+@pytest.mark.gpu(count=2)
+def test_a_learner_that_hangs_is_named(tmp_path: Path, capfd: Any) -> None:
+    """A learner that hangs is named where no collective times out because NCCL lets the GPU wait."""
     run = tmp_path / "run"
-    flags = ["--devices", devices, "--sampler", "serial", "--learner-timeout-s", TIMEOUT_S, "--how", "sampling"]
+    flags = ["--devices", "cuda:0,cuda:1", "--sampler", "serial", "--learner-timeout-s", TIMEOUT_S, "--how", "sampling"]
     status = main(arguments(run, *flags, "--mark", run / "mark"))
     assert_failed(Result(status, *capfd.readouterr()), run, LATE)
     assert f"process {(run / 'mark').read_text()})" in (run / "log.txt").read_text()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("is_stopped", [True, False])
-def test_without_a_supervisor_an_absent_learner_is_named(tmp_path: Path, is_stopped: bool) -> None:
-    """Learners started by torchrun name the one that is stopped or hangs in their own messages."""
+def test_without_a_supervisor_an_absent_learner_is_named(tmp_path: Path) -> None:
+    """Learners started by torchrun name the one that hangs in their own messages."""
     run, log = tmp_path / "run", tmp_path / "output.txt"
     words = arguments(run, "--sampler", "serial", "--learner-timeout-s", TIMEOUT_S, "--how", "sampling")
     words[words.index("--devices") : words.index("--devices") + 2] = ["--device", "cpu"]
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "accel_rl"]
-    at_step = ["--at-step", str(FOREVER)] if is_stopped else []
     with log.open("w") as output:
-        mark = ["--mark", str(run / "mark"), *at_step]
+        mark = ["--mark", str(run / "mark")]
         torchrun = psutil.Popen([*command, *words, *mark], stdout=output, stderr=output)
         try:
-            while not (run / ("checkpoint.pt" if is_stopped else "mark")).exists():
-                assert torchrun.poll() is None, log.read_text()
-                time.sleep(0.05)
-            learners = sorted(torchrun.children(), key=lambda process: process.pid)
-            if is_stopped:
-                learners[1].suspend()
             while "has lost" not in log.read_text():
                 assert torchrun.poll() is None, log.read_text()
                 time.sleep(0.05)
@@ -182,14 +161,6 @@ def test_a_killed_worker_ends_the_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_killed_launcher_ends_the_run(tmp_path: Path) -> None:
-    """A killed launcher ends the run, and the error names it as the cause."""
-    command = start(tmp_path, "--sampler", "serial", algo="a2c")
-    command.wait_for((tmp_path / "checkpoint.pt").exists)
-    command.learners()[0].parent().kill()
-    assert_failed(command.finish(), tmp_path, r"the process that starts the learners was killed by SIGKILL \(.+\)\n")
-
-
 def test_nothing_outlives_a_killed_supervisor(tmp_path: Path) -> None:
     """No launcher, learner or worker outlives a killed supervisor."""
     command = start(tmp_path, "--sampler", "alternating", "--workers", 2, algo="a2c")
@@ -198,19 +169,6 @@ def test_nothing_outlives_a_killed_supervisor(tmp_path: Path) -> None:
     assert len(command.descendants()) == 1 + 2 + 2 + 2
     command.process.kill()
     assert command.finish().status == -signal.SIGKILL
-
-
-@pytest.mark.slow
-def test_nothing_outlives_a_supervisor_that_is_killed_at_the_start(tmp_path: Path) -> None:
-    """Nothing outlives a supervisor that is killed while it imports, or just after it has started the learners."""
-    importing = start(tmp_path / "importing", "--sampler", "serial", algo="a2c")
-    importing.wait_for(importing.descendants)
-    importing.process.kill()
-    assert importing.finish().status == -signal.SIGKILL
-    forked = start(tmp_path / "forked", "--sampler", "serial", algo="a2c")
-    forked.wait_for(lambda: len(forked.learners()) == 2)
-    forked.process.kill()
-    assert forked.finish().status == -signal.SIGKILL
 
 
 @pytest.mark.slow

@@ -47,34 +47,16 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"devices": "cpu,cuda:0"}, "devices='cpu,cuda:0': learners are all on the CPU or all on GPUs, as in cpu,cpu or"),
     ({**TWO, "learners_per_gpu": 2}, "learners_per_gpu=2: that is for GPUs; name cpu once for each learner, as in"),
     ({**TWO, "device": "cpu"}, "device=cpu and devices=cpu,cpu say the same; omit one of them"),
-    (
-        {**TWO, "cpus": str(min(available_cpus()))},
-        r"learners=2 need a logical CPU each, but there are 1 \(of \d+.*\); use no more than 1 learner, or --share-",
-    ),
+    ({**TWO, "cpus": str(min(available_cpus()))}, r"learners=2 need a logical CPU each, but .* or --share-"),
     ({**TWO, "envs": 5}, "envs=5 does not split over 2 learners; use 4 or 6"),
     ({**TWO, "sampler": "alternating", "workers": 3}, "workers=3 do not split over 2 learners; use a multiple of 2"),
     ({**DQN, "batch_size": 5}, "batch_size=5 does not split over 2 learners .*; make it a multiple of 2"),
     ({**DQN, "batch_size": 4, "replay_size": 101}, "replay_size=101 does not split over 2 learners .* multiple of 2"),
-    (
-        {**DQN, **STORE, "batch_size": 8, "training_intensity": 5, "warmup_steps": 192},
-        "warmup_steps=192 of each of 2 learners are not over before the last rollout of the run's 400 steps: nothing",
-    ),
-    (
-        {**TWO, **STORE, "algo": "vtrace", "batches": 2, "batch_steps": 97},
-        r"the first update, after 100 steps of each of 4 environments \(batch_steps=97\), is not reached in 400 steps",
-    ),
-    (
-        {**TWO, "algo": "ppo", "horizon": 5, "minibatches": 4},
-        "a learner's envs=2 x horizon=5 = 10 samples do not divide into minibatches=4; change one of them",
-    ),
-    (
-        {**TWO, "algo": "ppo_lstm", "minibatches": 4},
-        "a learner's envs=2 sequences do not divide into minibatches=4; change one of them",
-    ),
-    (
-        {**TWO, "algo": "vtrace", "batches": 4, "batch_steps": 10},
-        "a learner's envs=2 do not divide into batches=4; change one of them",
-    ),
+    ({**DQN, **STORE, "batch_size": 8, "warmup_steps": 192}, "warmup_steps=192 of each of 2 learners are not over"),
+    ({**TWO, **STORE, "algo": "vtrace", "batches": 2, "batch_steps": 97}, "the first update, .*, is not reached in"),
+    ({**TWO, "algo": "ppo", "horizon": 5, "minibatches": 4}, "envs=2 x horizon=5 = 10 samples do not divide into"),
+    ({**TWO, "algo": "ppo_lstm", "minibatches": 4}, "a learner's envs=2 sequences do not divide into minibatches=4"),
+    ({**TWO, "algo": "vtrace", "batches": 4, "batch_steps": 10}, "a learner's envs=2 do not divide into batches=4"),
     *(
         ({**TWO, name: value}, f"{name}={value} needs the central store: use it with --update central_store")
         for name, value in {
@@ -85,18 +67,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
             "rule_state": "own",
         }.items()
     ),
-    (
-        {"algo": "appo", "update": "all_reduce"},
-        "updates_per_exchange=1 needs the central store: use it with --update c",
-    ),
-    (
-        {**STORE, "optimizer": "torch.Adam", "optimizer_options": {}},
-        "the state of .*Adam.* does not exist before the first update, .*; choose rmsprop, adam, radam, momentum_sgd",
-    ),
-    (
-        {**STORE, **TWO, "optimizer": "rmsprop", "updates_per_exchange": 2},
-        "updates_per_exchange=2 is for Adam, not for RMSProp.*; choose --optimizer adam, or exchange every update",
-    ),
+    ({"algo": "appo", "update": "all_reduce"}, "updates_per_exchange=1 needs the central store: use it"),
+    ({**STORE, "optimizer": "torch.Adam", "optimizer_options": {}}, "Adam.* does not exist before .*; choose"),
+    ({**STORE, **TWO, "optimizer": "rmsprop", "updates_per_exchange": 2}, "is for Adam, not for RMSProp.*; choose"),
     ({**STORE, **TWO, "chunks": 10**6}, r"chunks=1000000 must be at least 1 and at most \d+, the number of parameters"),
 ]
 
@@ -228,30 +201,22 @@ def test_a_port_in_use_is_named(tmp_path: Path, capfd: Any, launched: Any) -> No
 
 @pytest.mark.multiprocess
 @pytest.mark.slow
-def test_learners_with_different_settings_or_versions_are_refused(tmp_path: Path) -> None:
-    """Learners with different settings or versions refuse to start, each in one line."""
-    script = tmp_path / "other.py"
+def test_learners_of_different_versions_are_refused(tmp_path: Path) -> None:
+    """Learners with different versions, which are compared as settings are, refuse to start, each in one line."""
+    script, out, host = tmp_path / "other.py", tmp_path / "run", re.escape(socket.gethostname())
     script.write_text(
         "import sys, accel_rl.version\n"
         "accel_rl.version.__version__ = '0.0.1'\n"
         "from accel_rl.cli import main\n"
         "sys.exit(main())\n"
     )
-    host = re.escape(socket.gethostname())
-    others = {"learning_rate=0.02": (["--learning-rate", 0.02], None), "accel_rl=0.0.1": ([], script)}
-    for theirs, (flags, program) in others.items():
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = str(free.getsockname()[1])
-        out = tmp_path / "run"
-        places = [LAUNCHED | {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_PORT": port} for rank in (0, 1)]
-        first = Command(*WORDS, "--out", out, environment=places[0])
-        second = Command(*WORDS, "--out", out, *flags, script=program, environment=places[1])
-        for command in (first, second):
-            result = command.finish()
-            result.assert_one_line(2)
-            name = theirs.split("=")[0]
-            message = (
-                rf"learner 1 on {host} has {theirs}, but learner 0 on {host} has \S+; start all learners with the same"
-            )
-            assert re.search(message, result.err), (name, result.err)
-        assert not out.exists()
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    places = [LAUNCHED | {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_PORT": port} for rank in (0, 1)]
+    first = Command(*WORDS, "--out", out, environment=places[0])
+    for command in (first, Command(*WORDS, "--out", out, script=script, environment=places[1])):
+        result = command.finish()
+        result.assert_one_line(2)
+        message = rf"learner 1 on {host} has accel_rl=0.0.1, but learner 0 on {host} has \S+; start all learners with"
+        assert re.search(message, result.err), result.err
+    assert not out.exists()

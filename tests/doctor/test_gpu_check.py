@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from accel_rl import cli
-from accel_rl.algos import a2c, categorical_dqn, dqn, online_q, ppo, pqn, vtrace
+from accel_rl.algos import a2c, categorical_dqn, online_q, pqn, vtrace
 from accel_rl.doctor import gpu_check
 from accel_rl.doctor.gpu_check import FAMILIES
 from accel_rl.errors import RunError
 from accel_rl.models.distributions import Categorical
-from accel_rl.models.recurrent import GRU, LSTM
+from accel_rl.models.recurrent import LSTM
 from accel_rl.replay import SequenceReplay, SumTree
 from accel_rl.replay.ring import Ring
 from accel_rl.samplers.gpu_action_server import GpuActionServer
@@ -119,16 +119,13 @@ SLOW: dict[str, tuple[Plant, str, str]] = {
     "stale buffers": (stale_buffers, "PPO", ""),
     "returns": (on_gpu(a2c, "discounted_return", halved), "A2C", "n-step Q"),
     "LSTM": (on_gpu(LSTM, "forward", ignore_first), "A2C, LSTM, auxiliary tasks", "V-trace, GRU"),
-    "GRU": (on_gpu(GRU, "forward", ignore_first), "V-trace, GRU", "A2C"),
     "sequences": (
         on_gpu(SequenceReplay, "_rows_around", lambda real, *arguments: real(*arguments).roll(1, 0)),
         "A2C, LSTM, auxiliary tasks",
         "A2C",
     ),
-    "advantages": (on_gpu(ppo, "generalized_advantage", halved), "PPO", "A2C"),
     "V-trace": (on_gpu(vtrace, "vtrace", halved), "V-trace, GRU", "A2C"),
     "gather": (on_gpu(Ring, "observations", shifted_stacks), "DQN, prioritized", "n-step Q"),
-    "Huber": (on_gpu(dqn, "huber_loss", halved), "DQN, prioritized", "Categorical DQN"),
     "C51": (
         on_gpu(categorical_dqn, "project_distribution", lambda real, *a: real(*a).roll(1, -1)),
         "Categorical DQN",

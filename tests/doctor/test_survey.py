@@ -136,14 +136,14 @@ def test_packages_that_cannot_be_imported() -> None:
     ("module", "what"),
     [
         ("crashes", "crashes kills Python by SIGILL while it is loaded"),
-        pytest.param("hangs", "hangs hangs for 10 s while it is loaded", marks=pytest.mark.slow),
+        pytest.param("hangs", "hangs hangs for 5 s while it is loaded", marks=pytest.mark.slow),
     ],
 )
 def test_a_package_that_crashes_or_hangs_ends_the_report(
     module: str, what: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     """The report names the package and ends; nothing else loads it."""
-    monkeypatch.setattr(software, "TIMEOUT_S", 10.0)
+    monkeypatch.setattr(software, "TIMEOUT_S", 5.0)
     probes = {"packages": lambda: software.packages({"fine": "fine", "dist": module}, []), "after": pytest.fail}
     monkeypatch.setattr(survey, "PROBES", probes)
     monkeypatch.setattr(self_test, "train", pytest.fail)
@@ -371,9 +371,7 @@ def test_the_whole_command(tmp_path: Path) -> None:
     ("package", "mended_by", "status"),
     [
         ("llvmlite", "pip install --force-reinstall llvmlite numba", 0),
-        ("torch", "pip install --force-reinstall torch", 1),
         ("numpy", "pip install --force-reinstall numpy", 1),
-        ("yaml", "pip install --force-reinstall pyyaml", 1),
     ],
 )
 def test_a_broken_package(package: str, mended_by: str, status: int, tmp_path: Path) -> None:

@@ -86,12 +86,12 @@ def test_games_are_those_of_ale_py(name):
 # Word Zapper's first rewards repeat one from within the reset, which ale-py does not show.
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted({*rules.known_games()} - {"word_zapper"}))
-def test_games_are_those_of_ale_py_for_long_and_in_every_mode(name):
+def test_games_are_those_of_ale_py_for_long_and_in_many_modes(name):
     modes = rules.game_of(name).modes
-    for mode in modes:
+    for mode in modes[:: -(-len(modes) // 12)]:
         ale = start_ale(name)
         ale.setMode(mode)
-        assert not disagreements(name, ale, 3000 // len(modes) + 50, mode), f"mode {mode}"
+        assert not disagreements(name, ale, 1000 // len(modes) + 50, mode), f"mode {mode}"
 
 
 def test_table_has_every_rom():

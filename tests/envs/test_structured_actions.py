@@ -129,8 +129,6 @@ QUEUED = {**TINY, "device": "cpu", "min_training_batch": 20}
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "a2c": {**TINY_SERIAL_RUN, **REPLAY},
     "vtrace": {**TINY_SERIAL_RUN, **MEMORY, "gaussian": "spherical"},
-    "a3c": {**TINY_LEARNERS_RUN, **MEMORY},
-    "appo": {**TINY_LEARNERS_RUN, "minibatches": 2},
     "unreal": {**TINY_LEARNERS_RUN, **REPLAY},
     "ga3c": QUEUED,
     "gunreal": {**QUEUED, **REPLAY},

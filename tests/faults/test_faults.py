@@ -9,14 +9,10 @@ from tests.faults import plant
 
 FAULTS = plant.read_faults()
 
-# One fault for each kind of test: functions, tensors, files, environments, processes, and the fake GPU.
+# One fault for each kind of test: functions, files, and the fake GPU.
 SAMPLE = (
     "returns: a return is cut one step too late",
-    "ring: stacks at the first slots show old frames",
-    "losses: priorities go to the samples in reverse order",
     "policy_file: damaged tensors are read",
-    "batch_simulator: scores are of clipped rewards",
-    "pool: announcements that are left over go unnoticed",
     "gpu: a value is read in a captured loss",
 )
 

@@ -76,10 +76,6 @@ def _fork(goes_on: bool) -> Callable[[], None]:
     return fork
 
 
-def _recurse() -> None:
-    _recurse()
-
-
 def _take_addresses() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (2**28, 2**28))
     _take_memory()
@@ -114,14 +110,12 @@ DEEDS: dict[str, Callable[[], object]] = {
     "forks": _fork(goes_on=False),
     "one CPU": lambda: os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}),
     "input": lambda: input("which way? "),
-    "recursion": _recurse,
     "addresses": _take_addresses,
     "memory leak": _take_memory,  # only where it is limited
     "words": _raise(WrongWordsError()),
     "exit": lambda: sys.exit(7),
     "interrupt": _raise(KeyboardInterrupt),
     "all closed": lambda: os.closerange(3, 1000),
-    "crash": _kill(signal.SIGSEGV),
     "stop": _kill(signal.SIGSTOP),
     "the group": lambda: os.killpg(0, signal.SIGKILL),
     "forks, and goes on": _fork(goes_on=True),

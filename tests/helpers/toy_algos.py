@@ -11,12 +11,11 @@ import torch
 from torch import Tensor
 
 from accel_rl.algos.a2c import A2C, A2CSettings
-from accel_rl.algos.auxiliary import tasks_of
 from accel_rl.algos.base import MakeUpdate, Stats
 from accel_rl.algos.ppo import PPO
 from accel_rl.config.fields import setting
 from accel_rl.rollout import Rollout
-from accel_rl.updates import Loss, Update
+from accel_rl.updates import Loss
 
 TAME = 1e-3  # up to this learning rate nothing goes wrong
 
@@ -25,7 +24,7 @@ TAME = 1e-3  # up to this learning rate nothing goes wrong
 class ExplodingSettings(A2CSettings):
     learning_rate: float = setting(2e-3, "step size", above=0)
     at_rollout: int = setting(7, "the rollout that goes wrong, counted from 1", least=1)
-    how: str = setting("loss", "what goes wrong", choices=("loss", "gradient", "several", "raise"))
+    how: str = setting("loss", "what goes wrong", choices=("loss", "gradient", "raise"))
     silent: bool = setting(False, "no statistics")
 
 
@@ -47,8 +46,8 @@ class InfiniteGradient:
 
 
 class Exploding(A2C):
-    """how: loss: rewards become nan; gradient: infinite with a finite loss; several: of three updates of each rollout
-    the second one's loss becomes nan; raise: an infinite gradient, after which `learn` fails."""
+    """how: loss: rewards become nan; gradient: infinite with a finite loss; raise: an infinite gradient, after which
+    `learn` fails."""
 
     Settings = ExplodingSettings
     settings: ExplodingSettings
@@ -59,16 +58,8 @@ class Exploding(A2C):
         goes_wrong = number == settings.at_rollout and settings.learning_rate > TAME
         if goes_wrong and settings.how in ("gradient", "raise"):
             update_here = InfiniteGradient(update, self.policy.policy_head.bias)
-        if settings.how == "several":
-            each = []
-            for index in range(3):
-                this = without_rewards(rollout) if goes_wrong and index == 1 else rollout
-                each.append(super().learn(this, update_here))
-            stats = {name: torch.stack([one[name] for one in each]) for name in each[0]}  # [U]
-            stats["last"] = each[-1]["loss"]
-        else:
-            wrong_loss = goes_wrong and settings.how == "loss"
-            stats = super().learn(without_rewards(rollout) if wrong_loss else rollout, update_here)
+        wrong_loss = goes_wrong and settings.how == "loss"
+        stats = super().learn(without_rewards(rollout) if wrong_loss else rollout, update_here)
         if goes_wrong and settings.how == "raise":
             raise ValueError("cannot go on")
         return {} if settings.silent else stats
@@ -80,9 +71,7 @@ def without_rewards(rollout: Rollout) -> Rollout:
 
 @dataclass(frozen=True)
 class StruckSettings(A2CSettings):
-    how: str = setting(
-        "raise", "what happens", choices=("raise", "drift", "sampling", "lock", "all_reduce", "checkpoint")
-    )
+    how: str = setting("raise", "what happens", choices=("raise", "drift", "sampling", "lock", "all_reduce"))
     at_step: int = setting(100, "when, in agent steps of the run", least=0)
     mark: str = setting("", "a file for the id of the process that waits to be killed")
 
@@ -92,8 +81,7 @@ class Struck(A2C):
 
     how: raise: `learn` of learner 1 fails; drift: it changes its parameters outside of any update; sampling: it halts
     before a rollout; lock: it halts while it holds the locks of a chunk and of the statistics, half rewritten;
-    all_reduce: it waits for learner 0, which comes only once it is gone; checkpoint: learner 0 halts while it writes
-    the second checkpoint, beside mark."""
+    all_reduce: it waits for learner 0, which comes only once it is gone."""
 
     Settings = StruckSettings
     settings: StruckSettings
@@ -129,64 +117,22 @@ class Struck(A2C):
                 halt(mark)
         return super().learn(rollout, update)
 
-    def state_dict(self) -> dict[str, Any]:
-        is_slow = self.settings.how == "checkpoint" and self.is_first
-        return super().state_dict() | ({"slow": SlowToWrite(Path(self.settings.mark))} if is_slow else {})
-
-
-@dataclass
-class SlowToWrite:
-    """Halts when it is pickled for a checkpoint beside `mark` that is not the first one."""
-
-    mark: Path
-
-    def __reduce__(self) -> Any:
-        folder = self.mark.parent
-        if (folder / "checkpoint.pt").exists() and (folder / "checkpoint.pt.tmp").exists():
-            halt(self.mark)
-        return SlowToWrite, (self.mark,)
-
-
-class SameDrawsA2C(A2C):
-    """Draws the same numbers for all environments, in every learner: learners that share the environments of one see
-    and replay what that one does."""
-
-    def setup(self, seed: int, make_update: MakeUpdate) -> None:
-        super().setup(seed, make_update)
-        act_the_same(self)
-
-    def learn(self, rollout: Rollout, update: Update) -> Stats:
-        replay_the_same(self, update)
-        return super().learn(rollout, update)
-
 
 class SameDrawsPPO(PPO):
-    """PPO that draws the same numbers as SameDrawsA2C."""
+    """PPO that draws the same numbers for all environments, in every learner: learners that share the environments of
+    one see and replay what that one does."""
 
     def setup(self, seed: int, make_update: MakeUpdate) -> None:
         super().setup(seed, make_update)
-        act_the_same(self)
+        policy: Any = self.policy
+        own, replay = torch.Generator().manual_seed(7), self.replay
 
-    def learn(self, rollout: Rollout, update: Update) -> Stats:
-        replay_the_same(self, update)
-        return super().learn(rollout, update)
+        def draw_noise(num_steps: int, num_envs: int, _: torch.Generator) -> Tensor:
+            noise: Tensor = policy.distribution.draw_noise((num_steps, 1), own)
+            return noise.expand(num_steps, num_envs, *noise.shape[2:])
 
-
-def act_the_same(algo: Any) -> None:
-    algo.own, distribution = torch.Generator().manual_seed(7), algo.policy.distribution
-
-    def draw_noise(num_steps: int, num_envs: int, _: torch.Generator) -> Tensor:
-        noise: Tensor = distribution.draw_noise((num_steps, 1), algo.own)
-        return noise.expand(num_steps, num_envs, *noise.shape[2:])
-
-    algo.policy.draw_noise = draw_noise
-
-
-def replay_the_same(algo: Any, update: Update) -> None:
-    tasks: Any = tasks_of(update)
-    tasks.replay.draw_noise = lambda: torch.rand(1, 2, dtype=torch.float64, generator=algo.own).expand(
-        tasks.replay.ring.num_envs, 2
-    )
+        policy.draw_noise = draw_noise
+        replay.draw_noise = lambda: torch.rand(1, 2, dtype=torch.float64, generator=own).expand(replay.ring.num_envs, 2)
 
 
 def write_id(mark: str | Path) -> None:

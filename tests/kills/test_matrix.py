@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 
-from tests.kills.matrix import LEARNER_LIMIT_S, RESULTS, WITHIN_S, Cell, cells, make_references, run_in_folder
+from tests.kills.matrix import LEARNER_LIMIT_S, RESULTS, SIGNALS, WITHIN_S, Cell, cells, make_references, run_in_folder
 
-SAMPLE = random.Random(0).sample(cells(), 30)
+DRAW = random.Random(5)
+# Two cells of each kind of strike.
+STRIKES = [[cell for cell in cells() if cell.strike == strike] for strike in (*SIGNALS, "exception")]
+SAMPLE = [cell for kind in STRIKES for cell in DRAW.sample(kind, 2)]
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes in the way of Linux")
 

@@ -17,12 +17,7 @@ from tests.helpers.updates import RecordingUpdate
 
 ENVS = "tests.others.envs"
 
-SETTINGS: dict[str, Any] = TINY_SERIAL_RUN | {
-    "algo": "ppo",
-    "env": f"{ENVS}:limited",
-    "envs": 4,
-    "horizon": 8,
-}
+SETTINGS: dict[str, Any] = TINY_SERIAL_RUN | {"algo": "ppo", "env": f"{ENVS}:limited", "envs": 4, "horizon": 8}
 SETTINGS |= {"env_options": {"limit": 4}, "normalize_observations": True, "normalize_returns": True}
 SETTINGS |= {"steps": 64, "eval_interval_steps": 32}
 

@@ -33,7 +33,6 @@ BREAKOUT: dict[str, Any] = {**COMMON, "env": "breakout", "frame_shape": (36, 36)
 LSTM: dict[str, Any] = {"core": "lstm", "core_size": 8, "previous_inputs": True}
 PPO: dict[str, Any] = {"algo": "ppo", "epochs": 2, "minibatches": 2}
 VTRACE: dict[str, Any] = {"algo": "vtrace", "batches": 2, "batch_steps": 7, "steps_per_update": 2}
-ALGOS: dict[str, dict[str, Any]] = {"a2c": {}, "ppo": PPO, "vtrace": VTRACE}
 LOSSES = [f"train/{name}_loss" for name in ALL.split(",")]
 
 
@@ -50,12 +49,8 @@ def saved_replay(run: Path) -> dict[str, Any]:
 RESUMED: dict[str, dict[str, Any]] = {
     "a2c lstm": {**CLOCK, **LSTM},
     "a2c": {**BREAKOUT, "sampler": "alternating", "workers": 2},
-    "a2c bf16": {**BREAKOUT, "precision": "bf16", "auxiliary_start": "when_full"},
     "ppo": {**BREAKOUT, **PPO, "normalize_returns": True},
-    "ppo lstm": {**CLOCK, **PPO, **LSTM},
     "vtrace": {**BREAKOUT, **VTRACE, "auxiliary_start": "all_when_full"},
-    "vtrace lstm": {**CLOCK, **VTRACE, **LSTM, "reset_mode": "wait"},
-    "a2c of separate networks": {**CLOCK, "separate_value": True, "auxiliary_sequence_steps": 8},
 }
 
 
@@ -63,22 +58,21 @@ RESUMED: dict[str, dict[str, Any]] = {
 def test_two_halves_equal_a_whole_run(tmp_path: Path, case: str) -> None:
     """A resumed run with auxiliary tasks equals an uninterrupted one, and so does its replay."""
     settings = RESUMED[case]
-    whole = accel_rl.train(**settings, steps=200, out=tmp_path / "whole")
+    whole = accel_rl.train(**settings, steps=160, out=tmp_path / "whole")
     half = accel_rl.train(**settings, steps=100, out=tmp_path / "half")
-    accel_rl.train(resume=half, steps=200)
+    accel_rl.train(resume=half, steps=160)
     assert_same_run(half, whole)
     first, second = saved_replay(half), saved_replay(whole)
     assert_same(first, second)
     ends = first["ring"]["arrays"]["terminated"]
     assert ends.any() and len(first["ring"]["final_rows"]) >= ends.sum(), "last frames of terminated episodes, too"
     for name in LOSSES:
-        assert len(set(losses(half, name))) >= 6, name
+        assert len(set(losses(half, name))) >= 4, name
 
 
-@pytest.mark.parametrize("start", ["when_full", pytest.param("at_once", marks=slow)])
-def test_without_its_replay_a_run_fills_it_anew(tmp_path: Path, start: str) -> None:
+def test_without_its_replay_a_run_fills_it_anew(tmp_path: Path) -> None:
     """A run resumed without its replay says so, fills it anew, and then learns its tasks again."""
-    settings = {**CLOCK, "auxiliary_start": start, "checkpoint_replay": False}
+    settings = {**CLOCK, "auxiliary_start": "when_full", "checkpoint_replay": False}
     run = accel_rl.train(**settings, steps=120, out=tmp_path / "run")
     assert not list(run.glob("replay-*"))
     with pytest.raises(UsageError, match="--auxiliary-replay-steps would change the run; only --steps, and what"):
@@ -89,16 +83,17 @@ def test_without_its_replay_a_run_fills_it_anew(tmp_path: Path, start: str) -> N
     assert len(losses(run, "train/policy_loss")) == 12
     helped = [row["train/pixel_control_loss"] != "" for row in rows(run)]
     # 18 steps of each environment are four rollouts, each of which is a row.
-    assert helped == ([False] * 3 + [True] * 3) * 2 if start == "when_full" else [True] * 12
+    assert helped == ([False] * 3 + [True] * 3) * 2
 
 
-@pytest.mark.parametrize("reset_mode", ["immediate", pytest.param("wait", marks=slow)])
-@pytest.mark.parametrize("algo", ["a2c", pytest.param("ppo", marks=slow), pytest.param("vtrace", marks=slow)])
-def test_a_run_goes_on_with_a_new_environment(tmp_path: Path, algo: str, reset_mode: str) -> None:
+@pytest.mark.parametrize(
+    "more", [{}, pytest.param({**VTRACE, "reset_mode": "wait"}, marks=slow)], ids=["a2c", "vtrace"]
+)
+def test_a_run_goes_on_with_a_new_environment(tmp_path: Path, more: dict[str, Any]) -> None:
     """Auxiliary tasks go on learning after an environment was replaced."""
     broken = {"env_options": {"lengths": [7, -4, 9], "at_step": 5, "once": str(tmp_path / "once")}}
-    settings = {**CLOCK, **LSTM, **ALGOS[algo], **broken, "decorrelation_steps": 0, "on_env_error": "restart"}
-    run = accel_rl.train(**settings, reset_mode=reset_mode, steps=120, out=tmp_path / "run")
+    settings = {**CLOCK, **LSTM, **broken, "decorrelation_steps": 0, "on_env_error": "restart", **more}
+    run = accel_rl.train(**settings, steps=120, out=tmp_path / "run")
     assert [row["rollout/env_restarts"] for row in rows(run)][-1] == "1"
     for name in LOSSES:
         assert len(set(losses(run, name))) >= 5 and np.isfinite(losses(run, name)).all(), name

@@ -63,11 +63,7 @@ def test_there_is_a_network_for_pictures_of_every_size(algo: str) -> None:
 @pytest.mark.parametrize(
     ("space", "network", "words"),
     [
-        (
-            gymnasium.spaces.Box(0, 255, (19, 35, 3), np.uint8),
-            "nature",
-            "too large for pictures of 19x35; omit --network",
-        ),
+        (gymnasium.spaces.Box(0, 255, (19, 35, 3), np.uint8), "nature", "too large for pictures of 19x35; omit --net"),
         (gymnasium.spaces.Box(0, 255, (7, 7, 3), np.uint8), "a3c", "too large for pictures of 7x7; omit --network"),
         (gymnasium.spaces.Box(0, 1, (4,)), "cule", r"takes pictures, but observations are Box\(.*; omit --network"),
     ],

@@ -11,7 +11,6 @@ import torch
 import accel_rl
 from accel_rl.errors import UsageError
 from accel_rl.run_folder import checkpoint
-from tests.helpers.processes import Command
 from tests.helpers.runs import TINY_LEARNERS_RUN, TINY_SERIAL_RUN, assert_same_policy, rows
 from tests.helpers.runs import rows_without_time as without_time
 from tests.helpers.samplers import TOYS
@@ -29,10 +28,7 @@ def filled(row: dict[str, str]) -> dict[str, str]:
     return {name: text for name, text in row.items() if text}
 
 
-@pytest.mark.parametrize(
-    "settings", [RUN, pytest.param(TWO, marks=[pytest.mark.slow, pytest.mark.multiprocess])], ids=["one learner", "two"]
-)
-def test_callbacks_see_the_rows_and_change_nothing(settings: dict[str, Any], tmp_path: Path) -> None:
+def test_callbacks_see_the_rows_and_change_nothing(tmp_path: Path) -> None:
     """Callbacks get every row once, and neither their changes nor their random numbers affect the run."""
     seen: list[dict[str, Any]] = []
 
@@ -44,13 +40,13 @@ def test_callbacks_see_the_rows_and_change_nothing(settings: dict[str, Any], tmp
         random.seed(3)
         torch.set_num_threads(1)
 
-    env = {"env": f"{TOYS}:GlobalChance", "env_options": {"lengths": [3, 7]}} if settings is RUN else {}
+    settings = {**RUN, "env": f"{TOYS}:GlobalChance", "env_options": {"lengths": [3, 7]}}
     runs = []
     for name, callbacks in {"without": [], "with": [meddles, lambda row: seen.append(row)]}.items():
         torch.manual_seed(0)
         np.random.seed(0)
         random.seed(0)
-        runs.append(accel_rl.train(**settings | env, callbacks=callbacks, out=tmp_path / name))
+        runs.append(accel_rl.train(**settings, callbacks=callbacks, out=tmp_path / name))
     table = rows(runs[1])
     assert [as_written(row) for row in seen] == [filled(row) for row in table]
     assert sum("eval/mean_reward" in row for row in seen) == 2
@@ -59,17 +55,14 @@ def test_callbacks_see_the_rows_and_change_nothing(settings: dict[str, Any], tmp
     assert without_time(runs[0]) == without_time(runs[1])
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        RUN,
-        *(
-            pytest.param({**TWO, "update": update}, marks=[pytest.mark.slow, pytest.mark.multiprocess])
-            for update in ("all_reduce", "central_store")
-        ),
-    ],
-    ids=["one learner", "in step", "asynchronous"],
+IN_STEP, ASYNCHRONOUS = (
+    pytest.param({**TWO, "update": update}, marks=[pytest.mark.slow, pytest.mark.multiprocess], id=update)
+    for update in ("all_reduce", "central_store")
 )
+one_and_two = pytest.mark.parametrize("settings", [pytest.param(RUN, id="alone"), IN_STEP, ASYNCHRONOUS])
+
+
+@one_and_two
 def test_a_callback_ends_the_run_as_its_steps_would(settings: dict[str, Any], tmp_path: Path) -> None:
     """A callback ends the run with its last row, evaluation and checkpoint, and the run can be resumed."""
     seen: list[dict[str, float]] = []
@@ -96,14 +89,7 @@ def fails(row: dict[str, float]) -> None:
         raise KeyError("no such metric")
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        RUN,
-        pytest.param({**TWO, "update": "central_store"}, marks=[pytest.mark.slow, pytest.mark.multiprocess]),
-    ],
-    ids=["one learner", "asynchronous"],
-)
+@one_and_two
 def test_a_callback_that_raises_stops_the_run_with_a_checkpoint(settings: dict[str, Any], tmp_path: Path) -> None:
     """A callback that raises stops the run with a checkpoint, and its traceback is in the log."""
     steps = {"steps": 80 if settings is RUN else 10_000}
@@ -123,41 +109,3 @@ def test_anything_else_than_functions_is_refused(callbacks: Any, tmp_path: Path)
     with pytest.raises(UsageError, match="must be a list of functions"):
         accel_rl.train(**RUN, callbacks=callbacks, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
-
-
-LAUNCHED = """
-import os
-import sys
-
-import gymnasium
-
-import accel_rl
-
-
-def ends(row):
-    print("row", row["time/total_timesteps"])
-    return True
-
-
-if __name__ == "__main__":
-    if "RANK" in os.environ:
-        settings = {"device": "cpu", "sampler": "serial", "envs": 4, "horizon": 5, "log_interval_steps": 20}
-        env = lambda: gymnasium.make("CartPole-v1")
-        accel_rl.train(env=env, steps=10_000, out=sys.argv[1], tensorboard=False, callbacks=[ends], **settings)
-    else:
-        from torch.distributed.run import main
-
-        main(["--standalone", "--nproc-per-node=2", *sys.argv])
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.multiprocess
-def test_learners_that_torchrun_has_started_end_together(tmp_path: Path) -> None:
-    """One learner calls the callbacks, and all learners of torchrun end together."""
-    script, run = tmp_path / "program.py", tmp_path / "run"
-    script.write_text(LAUNCHED)
-    result = Command(run, script=script, environment={"PYTHONPATH": str(Path(__file__).parents[2])}).finish(200.0)
-    assert result.status == 0, result.err
-    assert result.out.splitlines() == ["row 20", "row 40"]
-    assert rows(run)[-1]["eval/mean_reward"] and checkpoint.load(run / "checkpoint.pt")["steps"] == 40

@@ -2,9 +2,7 @@
 
 import os
 import re
-import resource
 import shlex
-import signal
 import subprocess
 import zipfile
 from collections.abc import Iterator
@@ -76,34 +74,15 @@ def some_bytes(state: Any) -> Iterator[bytes]:
             yield from some_bytes(each)
 
 
-@pytest.mark.parametrize("size", [1, 10**6])  # numbers: more than the disk takes at the end, or before
-def test_a_disk_that_refuses(tmp_path: Path, size: int) -> None:
-    """A full disk is a one-line error and leaves the previous checkpoint intact."""
-    path, limits = tmp_path / CHECKPOINT, resource.getrlimit(resource.RLIMIT_FSIZE)
-    checkpoint.save(path, {"x": torch.ones(1)})
-    before = path.read_bytes()
-    message = r"could not write the checkpoint .*checkpoint\.pt: File too large; the previous one is intact"
-    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) // 2, limits[1]))  # for each file of this process
-    try:
-        with pytest.raises(RunError, match=message):
-            checkpoint.save(path, {"x": torch.ones(size)})
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert path.read_bytes() == before and [*tmp_path.iterdir()] == [path]
-
-
 @pytest.mark.parametrize("mapped", [False, True])
 @pytest.mark.parametrize(
     ("name", "part"),
     [
         (CHECKPOINT, lambda state: state["policy"]),
-        (CHECKPOINT, lambda state: {name: value for name, value in state["update"].items() if name != "parameters"}),
-        (CHECKPOINT, lambda state: state["learners"][0]["algo"]),
-        (CHECKPOINT, lambda state: state["learners"][0]["sampler"]),
-        (CHECKPOINT, lambda state: state["learners"][0]["torch_generator"]),
+        (CHECKPOINT, lambda state: state["learners"][0]),
         ("replay-120.pt", lambda state: state["ring"]),
     ],
-    ids=["parameters", "optimizer", "algorithm", "sampler", "generator", "replay"],
+    ids=["parameters", "learner", "replay"],
 )
 def test_a_flipped_bit_in_any_part_is_noticed(
     finished: Path, tmp_path: Path, name: str, part: Any, mapped: bool
@@ -120,19 +99,18 @@ def test_a_flipped_bit_in_any_part_is_noticed(
             checkpoint.load(file, mapped)
 
 
-def some_and_all(stride: int) -> list[Any]:
-    """Returns parts of a range: one with these strides, and, for the slow tests, eight that are all of it."""
-    return [slice(0, None, stride), *(pytest.param(slice(i, None, 8), marks=pytest.mark.slow) for i in range(8))]
+def strides(fast: int, slow: int) -> list[Any]:
+    return [fast, pytest.param(slow, marks=pytest.mark.slow)]
 
 
-@pytest.mark.parametrize("part", some_and_all(1009), ids=str)
-def test_a_flipped_bit_anywhere_is_noticed_or_without_effect(small: Path, tmp_path: Path, part: slice) -> None:
+@pytest.mark.parametrize("stride", strides(1009, 9))  # 9: a bit of each byte, each time another one
+def test_a_flipped_bit_anywhere_is_noticed_or_without_effect(small: Path, tmp_path: Path, stride: int) -> None:
     """A flipped bit anywhere in the file is noticed or changes nothing that is read."""
     file, content, state, num_noticed = tmp_path / CHECKPOINT, small.read_bytes(), checkpoint.load(small), 0
     assert len(content) < 34_000
     file.write_bytes(content)
     with file.open("r+b", buffering=0) as damaged:
-        for position in range(8 * len(content))[part]:
+        for position in range(0, 8 * len(content), stride):
             byte, bit = divmod(position, 8)
             os.pwrite(damaged.fileno(), bytes([content[byte] ^ 1 << bit]), byte)
             try:
@@ -142,7 +120,7 @@ def test_a_flipped_bit_anywhere_is_noticed_or_without_effect(small: Path, tmp_pa
             else:
                 assert_same(read, state)
             os.pwrite(damaged.fileno(), content[byte : byte + 1], byte)
-    assert num_noticed > 0.8 * 8 * len(content) / part.step
+    assert num_noticed > 0.8 * 8 * len(content) / stride
 
 
 def test_a_record_that_is_marked_as_a_folder_is_noticed(small: Path, tmp_path: Path) -> None:
@@ -155,11 +133,11 @@ def test_a_record_that_is_marked_as_a_folder_is_noticed(small: Path, tmp_path: P
         checkpoint.load(file)
 
 
-@pytest.mark.parametrize("part", some_and_all(251), ids=str)
-def test_a_file_that_was_cut_is_noticed(small: Path, tmp_path: Path, part: slice) -> None:
+@pytest.mark.parametrize("stride", strides(251, 5))
+def test_a_file_that_was_cut_is_noticed(small: Path, tmp_path: Path, stride: int) -> None:
     """A checkpoint cut at any place is reported as damaged."""
     file, content = tmp_path / CHECKPOINT, small.read_bytes()
-    for size in range(len(content))[part]:
+    for size in range(0, len(content), stride):
         file.write_bytes(content[:size])
         with pytest.raises(UsageError, match=r"checkpoint\.pt is damaged"):
             checkpoint.load(file)
@@ -261,32 +239,6 @@ def test_what_is_replaced_becomes_the_previous_one(tmp_path: Path, monkeypatch: 
     with pytest.raises(RunError, match=r"could not write the checkpoint .*: Operation not supported; the previous one"):
         checkpoint.save(path, {"steps": 5}, keep_previous=True)
     assert steps() == [4, 2] and sorted(os.listdir(tmp_path)) == [PREVIOUS, CHECKPOINT]
-
-
-class Halts:
-    """Kills its process when it is pickled."""
-
-    def __reduce__(self) -> Any:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-@pytest.mark.filterwarnings("ignore:.*fork")
-def test_a_process_that_is_killed_while_it_writes_leaves_both(tmp_path: Path) -> None:
-    """A process killed while it writes leaves the last and the previous checkpoint."""
-    path = tmp_path / CHECKPOINT
-    for steps in (1, 2):
-        checkpoint.save(path, {"steps": steps}, keep_previous=True)
-    process = os.fork()
-    if not process:
-        try:
-            checkpoint.save(path, {"steps": 3, "first": b"x" * 10**6, "halts": Halts()}, keep_previous=True)
-        finally:
-            os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == -signal.SIGKILL
-    assert (tmp_path / f"{CHECKPOINT}.tmp").exists()
-    assert [checkpoint.load(tmp_path / name)["steps"] for name in (CHECKPOINT, PREVIOUS)] == [2, 1]
-    checkpoint.save(tmp_path / CHECKPOINT, {"steps": 4}, keep_previous=True)
-    assert sorted(os.listdir(tmp_path)) == [PREVIOUS, CHECKPOINT]
 
 
 def test_replays_of_two_checkpoints_are_kept(tmp_path: Path) -> None:

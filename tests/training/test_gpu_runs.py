@@ -26,7 +26,7 @@ COMMON: dict[str, Any] = {
 }
 PONG = {**COMMON, "env": "pong", "frame_shape": (42, 42), "max_episode_steps": 7, "noop_max": 3}
 CARTPOLE = {**COMMON, "env": "CartPole-v1", "env_options": {"max_episode_steps": 8}}
-SMOOTH = {"optimizer_options": {"decay": 0.99, "epsilon": 1.0e-5}}  # tiny gradients are not amplified to large steps
+
 PPO = {"algo": "ppo", "epochs": 2, "minibatches": 2}
 VTRACE = {"algo": "vtrace", "batches": 2, "batch_steps": 7, "steps_per_update": 2}  # windows longer than the horizon
 REPLAY = {"warmup_steps": 40, "batch_size": 8, "replay_size": 100, "training_intensity": 2, "n_step": 2}
@@ -60,43 +60,24 @@ IN_MAKE_TEST: dict[str, dict[str, Any]] = {
     "a2c with tasks": CLOCK,
 }
 SLOW: dict[str, dict[str, Any]] = {
-    "ppo normalized": {**CARTPOLE, **PPO, "normalize_observations": True, "normalize_returns": True},
     "n_step_q": {**CARTPOLE, "algo": "n_step_q", "target_interval_steps": 60},
-    "eps_rainbow": {**PONG, **RAINBOW},
-    "a2c gae": {**PONG, **SMOOTH, "gae_lambda": 0.9, "reset_mode": "immediate"},
     "a2c without graphs": {**PONG, "cuda_graphs": False},
     "a2c bf16": {**PONG, "precision": "bf16"},
     "a2c of a Gaussian": {**COMMON, "env": "Pendulum-v1", "gaussian": "spherical", "separate_value": True},
-    "a2c of a diagonal Gaussian": {**COMMON, "env": "Pendulum-v1"},
-    "ppo gru": {**PONG, **PPO, **GRU},
     "vtrace lstm": {**PONG, **VTRACE, **LSTM, "reset_mode": "wait"},
-    "dqn dueling": {**PONG, "algo": "dqn", **REPLAY, "dueling": True},
     "categorical_dqn": {**CARTPOLE, "algo": "categorical_dqn", **REPLAY},
     "pqn": {**PONG, "algo": "pqn", "minibatches": 2, "eval_interval_steps": 80, "eval_episodes": 1},
-    "pqn lstm": {**CARTPOLE, **LSTM, "algo": "pqn", "minibatches": 2, "reset_mode": "wait"},
-    "qr_dqn": {**CARTPOLE, "algo": "qr_dqn", **REPLAY},
-    "one_step_q": {**PONG, "algo": "one_step_q", "target_interval_steps": 60},
-    "a3c": {**PONG, "algo": "a3c", "envs": 4},
     "appo": {**CARTPOLE, "algo": "appo", "minibatches": 2, "updates_per_exchange": 2},
-    "adam": {**CARTPOLE, "optimizer": "adam", "optimizer_options": {}, "log_norms": True},
-    "torch.Adam": {**CARTPOLE, "optimizer": "torch.Adam", "optimizer_options": {}},
+    "torch.Adam": {**CARTPOLE, "optimizer": "torch.Adam", "optimizer_options": {}, "log_norms": True},
     "deterministic": {**PONG, **RAINBOW, "deterministic": True},
-    "a2c deterministic": {**PONG, "deterministic": True},
-    "a2c lstm with tasks": {**CLOCK, **LSTM},
-    "ppo with tasks": {**CLOCK, **PPO, "auxiliary_start": "when_full"},
-    "vtrace with tasks": {**CLOCK, **VTRACE},
-    "a2c with tasks on breakout": {**BREAKOUT, "sampler": "alternating", "workers": 2},
-    "ppo with tasks on breakout": {**BREAKOUT, **PPO, "normalize_advantage": "rollout"},
+    "ppo with tasks": {**CLOCK, **PPO, **LSTM, "auxiliary_start": "when_full"},
     "vtrace with tasks on breakout": {**BREAKOUT, **VTRACE, "auxiliary_start": "all_when_full"},
-    "a2c with tasks bf16": {**BREAKOUT, "precision": "bf16"},
     "ppo with masks": {**MASKED, **PPO, **LSTM, "deterministic": True},
-    "dqn with masks": {**MASKED, "algo": "dqn", **REPLAY, "deterministic": True},
-    "tasks deterministic": {**CLOCK, **PPO, **LSTM, "deterministic": True},
 }
 CASES = IN_MAKE_TEST | SLOW
 # 1e-5 by default, or 1e-6 of large numbers: rounding, which RMSProp amplifies. In bfloat16, CPU and GPU round at
 # different places.
-TOLERANCE = {"a2c bf16": 3e-2, "a2c with tasks bf16": 3e-2}
+TOLERANCE = {"a2c bf16": 3e-2}
 
 
 def policy(run: Path) -> dict[str, torch.Tensor]:
@@ -127,19 +108,6 @@ def test_a_run_is_that_of_the_cpu(case: str, tmp_path: Path) -> None:
     assert says_who_waited == [False, CASES[case]["sampler"] == "alternating"]
 
 
-@pytest.mark.gpu(fake=True)
-def test_alike_on_a_real_gpu_is_what_learned_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rates that differ by 3 % show in what updates have changed, and rounding does not."""
-    settings = {**CARTPOLE, "device": "cpu"}
-    run, alike, other = (
-        accel_rl.train(**settings, learning_rate=rate, out=tmp_path / str(rate)) for rate in (1e-3, 1.00001e-3, 1.03e-3)
-    )
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a real GPU")
-    assert_learned_alike(settings, alike, run, 0.0)
-    with pytest.raises(AssertionError):
-        assert_learned_alike(settings, other, run, 0.0)
-
-
 def noisy(spec: Any) -> torch.nn.Module:
     """A trunk with dropout, whose masks a GPU draws by its own generator."""
     return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 16), torch.nn.ReLU(), torch.nn.Dropout(0.2))
@@ -152,7 +120,6 @@ RESUMED: dict[str, dict[str, Any]] = {
     "central adam": {**CARTPOLE, "update": "central_store", "optimizer": "adam", "optimizer_options": {}},
     "a2c on pong": {**PONG, "sampler": "alternating", "workers": 2, "core": "gru", "core_size": 8},
     "ppo with tasks": {**CLOCK, **PPO, **LSTM},
-    "ppo in bfloat16": {**PONG, **PPO, "precision": "bf16", "sampler": "alternating", "workers": 2},
     "dqn in bfloat16": {**PONG, "algo": "dqn", **REPLAY, "precision": "bf16"},
 }
 RESUMED_IN_MAKE_TEST = ("a2c with dropout", "eps_rainbow", "vtrace lstm")

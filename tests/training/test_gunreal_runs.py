@@ -36,9 +36,9 @@ def policy_of(run: Path) -> dict[str, torch.Tensor]:
 
 def test_two_halves_are_a_whole_run(tmp_path: Path) -> None:
     """A resumed GUNREAL run equals an uninterrupted one, and its tasks learn once the replays are full."""
-    whole = accel_rl.train(**RUN, steps=120, out=tmp_path / "whole")
-    halves = accel_rl.train(**RUN, steps=70, schedule_steps=120, out=tmp_path / "halves")
-    halves = accel_rl.train(resume=halves, steps=120)
+    whole = accel_rl.train(**RUN, steps=80, out=tmp_path / "whole")
+    halves = accel_rl.train(**RUN, steps=50, schedule_steps=80, out=tmp_path / "halves")
+    halves = accel_rl.train(resume=halves, steps=80)
     first, second = policy_of(whole), policy_of(halves)
     assert all(torch.equal(first[name], second[name]) for name in first)
     for task in TASKS:

@@ -23,13 +23,13 @@ from tests.helpers.samplers import assert_equal, closing, make, spec_of
 
 slow = pytest.mark.slow
 ENV = "tests.helpers.masked_envs:Masked"
-COMMON: dict[str, Any] = {**TINY_SERIAL_RUN, "env": ENV, "seed": 2, "steps": 400, "log_interval_steps": 40}
+COMMON: dict[str, Any] = {**TINY_SERIAL_RUN, "env": ENV, "seed": 2, "steps": 200, "log_interval_steps": 40}
 LSTM: dict[str, Any] = {"core": "lstm", "core_size": 8, "previous_inputs": True}
 SEVERAL: dict[str, Any] = {"env_options": {"nvec": [3, 4, 2], "as_parts": True}}
 REPLAY: dict[str, Any] = {"replay_size": 200, "warmup_steps": 40, "batch_size": 10, "training_intensity": 1}
 PICTURES: dict[str, Any] = {"env_options": {"seen": "picture", "sources": ["observation"]}}
 TASKS: dict[str, Any] = {"auxiliary": "pixel_control,value_replay,reward_prediction", "auxiliary_replay_steps": 30}
-QUEUED: dict[str, Any] = {"sampler": "queued", "deterministic": True}
+
 RUNS: dict[str, dict[str, Any]] = {
     "ppo lstm": {"algo": "ppo", **LSTM, **SEVERAL, "epochs": 2, "minibatches": 2},
     "dqn": {"algo": "dqn", **REPLAY, "n_step": 3, "double": True, "dueling": True},
@@ -42,13 +42,9 @@ RUNS: dict[str, dict[str, Any]] = {
     "a2c": {"algo": "a2c", **SEVERAL, "reset_mode": "wait"},
     "a2c with tasks": {"algo": "a2c", **PICTURES, **TASKS},
     "vtrace": {"algo": "vtrace", "batches": 2, "batch_steps": 10},
-    "ga3c": {"algo": "ga3c"} | QUEUED,
-    "gunreal": {"algo": "a2c", **PICTURES, **TASKS, **QUEUED},
+    "gunreal": {"algo": "a2c", **PICTURES, **TASKS, "sampler": "queued", "deterministic": True},
     "categorical": {"algo": "categorical_dqn", **REPLAY, "prioritized": True},
-    "quantiles": {"algo": "qr_dqn", **REPLAY},
-    "pqn": {"algo": "pqn", "minibatches": 2},
     "pqn gru": {"algo": "pqn", **LSTM, "core": "gru", "minibatches": 2},
-    "n_step_q": {"algo": "n_step_q"},
     "sarsa": {"algo": "one_step_sarsa"},
 }
 FAST = ("ppo lstm", "dqn")
@@ -105,10 +101,10 @@ def test_a_mask_that_allows_everything_changes_nothing(tmp_path: Path) -> None:
 @slow
 def test_two_halves_equal_a_whole_run(tmp_path: Path) -> None:
     """A resumed run with masks equals an uninterrupted one."""
-    settings = {**COMMON, **RUNS["dqn"], "schedule_steps": 400}
+    settings = {**COMMON, **RUNS["dqn"], "schedule_steps": 200}
     whole = accel_rl.train(**settings, out=tmp_path / "whole")
-    half = accel_rl.train(**settings | {"steps": 200}, out=tmp_path / "half")
-    accel_rl.train(resume=half, steps=400)
+    half = accel_rl.train(**settings | {"steps": 120}, out=tmp_path / "half")
+    accel_rl.train(resume=half, steps=200)
     assert_same_run(half, whole)
 
 
@@ -178,9 +174,8 @@ def test_masks_can_be_switched_off(tmp_path: Path) -> None:
 
 
 @slow
-@pytest.mark.parametrize("algo", ["ppo", "dqn"])
-def test_taxi(algo: str, tmp_path: Path) -> None:
+def test_taxi(tmp_path: Path) -> None:
     """Gymnasium's Taxi trains with its own masks and takes allowed actions only."""
-    strict = {"env": "Taxi-v4", "wrappers": ["tests.helpers.masked_envs:Strict"], "algo": algo, "steps": 6_000}
+    strict = {"env": "Taxi-v4", "wrappers": ["tests.helpers.masked_envs:Strict"], "algo": "ppo", "steps": 2_000}
     run = accel_rl.train(**{**TINY_SERIAL_RUN, "horizon": 32, **strict}, out=tmp_path / "run")
     assert 'only those allowed by info["action_mask"]' in (run / "log.txt").read_text()

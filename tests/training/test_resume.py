@@ -18,12 +18,7 @@ from tests.helpers.runs import TINY_RUN, TINY_SERIAL_RUN, assert_same, assert_sa
 from tests.helpers.samplers import TOYS
 
 STEPS = 4000
-COMMON: dict[str, Any] = {
-    **TINY_RUN,
-    "seed": 5,
-    "learning_rate_schedule": "linear",
-    "decorrelation_steps": 20,
-}
+COMMON: dict[str, Any] = {**TINY_RUN, "seed": 5, "learning_rate_schedule": "linear", "decorrelation_steps": 20}
 CARTPOLE = {**COMMON, "env": "CartPole-v1", "log_interval_steps": 100, "eval_interval_steps": 0}
 CARTPOLE |= {"schedule_steps": STEPS, "checkpoint_interval_steps": 400}
 PONG = {**COMMON, "env": "pong", "log_interval_steps": 40, "eval_interval_steps": 80, "eval_episodes": 2}
@@ -54,10 +49,9 @@ SMALL_PPO = {"algo": "ppo", "epochs": 2, "minibatches": 2}
 VTRACE = {"algo": "vtrace", "batches": 2, "batch_steps": 7, "steps_per_update": 2}  # windows longer than the horizon
 # A replay that is full before the run is stopped, and wraps around after.
 REPLAY: dict[str, Any] = {"n_step": 3, "warmup_steps": 40, "batch_size": 8, "replay_size": 100, "training_intensity": 2}
-REPLAY |= {"n_step": 3, "target_interval_steps": 60, "epsilon_steps": 200, "sampler": "serial"}
-ONE_ENV = {"envs": 1, "sampler": "serial"}
+REPLAY |= {"target_interval_steps": 60, "epsilon_steps": 200, "sampler": "serial"}
+
 VARIANTS: dict[str, dict[str, Any]] = {
-    "a2c lstm": {"core": "lstm", "core_size": 8, "sampler": "serial", "decorrelation_steps": 0},
     "ppo gru normalized": {
         **SMALL_PPO,
         "core": "gru",
@@ -66,7 +60,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "normalize_observations": True,
         "normalize_returns": True,
     },
-    "vtrace": {**VTRACE, "sampler": "serial"},
     "vtrace lstm": {**VTRACE, "core": "lstm", "core_size": 8, "reset_mode": "wait"},
     "dqn": {"algo": "dqn", **REPLAY},
     "eps_rainbow": {
@@ -77,10 +70,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "warmup_steps": 24,
     },
     "pqn lstm": {"algo": "pqn", "epochs": 2, "minibatches": 2, "core": "lstm", "core_size": 8, "epsilon_steps": 200},
-    "qr_dqn": {"algo": "qr_dqn", **REPLAY, "prioritized": True, "dueling": True},
     "one_step_sarsa": {"algo": "one_step_sarsa", "target_interval_steps": 60, "sampler": "serial"},
-    "a2c of one environment": {**ONE_ENV, "core": "lstm", "core_size": 8, "reset_mode": "wait"},
-    "ppo of one environment": {**ONE_ENV, "algo": "ppo", "epochs": 2, "minibatches": 1},
+    "a2c of one environment": {"envs": 1, "sampler": "serial", "core": "lstm", "core_size": 8, "reset_mode": "wait"},
     "vtrace normalized": {**VTRACE, "normalize_observations": True, "normalize_returns": True, "sampler": "serial"},
 }
 
@@ -119,21 +110,6 @@ def test_two_halves_equal_a_whole_run_with_a_replay_of_frames(tmp_path: Path) ->
     first, second = (checkpoint.load(run / "replay-240.pt") for run in (half, whole))
     assert_same(first, second)
     assert first["ring"]["arrays"]["truncated"].any() and first["ring"]["arrays"]["frames"].any()
-
-
-@pytest.mark.slow
-def test_without_its_replay_a_run_fills_it_anew(tmp_path: Path) -> None:
-    """A run resumed without its replay says so and fills it anew before it learns."""
-    settings = {**CARTPOLE, **REPLAY, "algo": "dqn", "schedule_steps": 240, "log_interval_steps": 20}
-    settings["normalize_returns"] = False  # True would leave out the first rollout.
-    run = accel_rl.train(**settings, checkpoint_replay=False, steps=120, out=tmp_path / "run")
-    assert not list(run.glob("replay-*"))
-    accel_rl.train(resume=run, steps=240)
-    log = (run / "log.txt").read_text()
-    assert "the checkpoint has no replay (checkpoint_replay): it is filled anew" in log
-    assert "will not be exactly the one that was interrupted" in log
-    learned = [int(row["time/total_timesteps"]) for row in rows(run) if row["train/loss"]]
-    assert learned == [60, 80, 100, 120, 180, 200, 220, 240]  # after 40 steps each time
 
 
 def test_a_replay_that_the_checkpoint_needs_is_kept_and_missed(tmp_path: Path) -> None:
@@ -194,19 +170,6 @@ def has_row(run: Path, step: int) -> bool:
 
 
 @pytest.mark.slow
-def test_a_terminated_run_continues_where_it_stopped(whole: Path, tmp_path: Path) -> None:
-    """A run stopped within a log interval continues exactly."""
-    run = tmp_path / "run"
-    command = start(run)
-    command.wait_for(lambda: has_row(run, 100))
-    command.process.send_signal(signal.SIGTERM)
-    assert command.finish().status == 143
-    assert 100 <= checkpoint.load(run / "checkpoint.pt")["steps"] < STEPS
-    accel_rl.train(resume=run)  # up to the steps that it was created for
-    assert_same_run(run, whole)
-
-
-@pytest.mark.slow
 def test_a_killed_run_continues_from_its_last_checkpoint(whole: Path, tmp_path: Path) -> None:
     """A killed run continues exactly from its last checkpoint, and no row appears twice."""
     run = tmp_path / "run"
@@ -233,18 +196,6 @@ def test_an_environment_without_a_state_starts_a_new_episode(tmp_path: Path) -> 
         assert "these environments have no state to save and start a new episode: [0, 1, 2, 3]" in log
         assert "resumed at step 100" in log
         assert [row["time/total_timesteps"] for row in rows(run)] == ["100", "200"]
-
-
-@pytest.mark.slow
-def test_lost_environments_stay_counted(tmp_path: Path) -> None:
-    """A resumed run goes on counting its replaced environments."""
-    options = {"how": "raise", "at_step": 3, "lengths": [0], "once": str(tmp_path / "once")}
-    settings = {**CARTPOLE, "env": f"{TOYS}:Broken", "env_options": options, "on_env_error": "restart"}
-    settings |= {"decorrelation_steps": 0}
-    run = accel_rl.train(**settings, steps=100, out=tmp_path / "run")
-    os.unlink(tmp_path / "once")
-    accel_rl.train(resume=run, steps=200)
-    assert [row["rollout/env_restarts"] for row in rows(run)] == ["1", "1"]
 
 
 def test_a_run_that_was_killed_before_its_summary(tmp_path: Path) -> None:

@@ -19,13 +19,13 @@ import accel_rl
 from accel_rl.errors import UsageError
 from accel_rl.training import tracking
 from tests.helpers.processes import TINY, Command, Result
-from tests.helpers.runs import TINY_LEARNERS_RUN, TINY_SERIAL_RUN, assert_same_policy, rows, rows_without_time
+from tests.helpers.runs import TINY_SERIAL_RUN, assert_same_policy, rows, rows_without_time
 from tests.helpers.samplers import TOYS
 from tests.training.offline_runs import OfflineRun, read_offline_runs
 
 MORE: dict[str, Any] = {"log_interval_steps": 20, "eval_interval_steps": 40, "eval_episodes": 1, "steps": 80}
 RUN: dict[str, Any] = {**TINY_SERIAL_RUN, **MORE, "algo": "a2c", "decorrelation_steps": 0}
-TWO: dict[str, Any] = {**TINY_LEARNERS_RUN, **MORE, "algo": "a2c", "decorrelation_steps": 0}
+
 FAILED = "the tracker failed, and the run goes on without it"
 
 
@@ -91,40 +91,23 @@ def test_a_run_is_found_again_and_is_the_same_as_without(wandb: Any, tmp_path: P
     assert f"tracked: offline; to upload it: wandb sync {run.folder}\n" in (runs[1] / "log.txt").read_text()
 
 
-def kill_service(row: dict[str, float]) -> None:
-    """Kills the package's own process, through which it keeps and uploads everything."""
-    if row["time/total_timesteps"] == 40:
-        (service,) = [each for each in psutil.Process().children() if "wandb" in each.name()]
-        service.kill()
-        service.wait()
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [RUN, pytest.param(TWO, marks=[pytest.mark.slow, pytest.mark.multiprocess])],
-    ids=["one learner", "two"],
-)
+@pytest.mark.parametrize("strike", ["kill", pytest.param("suspend", marks=pytest.mark.slow)])
 def test_a_tracker_that_fails_is_said_once_and_the_run_goes_on(
-    settings: dict[str, Any], wandb: Any, tmp_path: Path
+    strike: str, wandb: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A tracker that fails gives one warning, and the run completes."""
-    run = accel_rl.train(**settings, track="wandb", callbacks=[kill_service], out=tmp_path / "run")
-    assert [row["time/total_timesteps"] for row in rows(run)] == ["20", "40", "60", "80"]
-    assert (run / "log.txt").read_text().count(FAILED) == 1
+    """A tracker whose own process, which keeps and uploads everything, dies or hangs gives one warning, and the run
+    completes."""
 
+    def strike_service(row: dict[str, float]) -> None:
+        if row["time/total_timesteps"] == 40:
+            (service,) = [each for each in psutil.Process().children() if "wandb" in each.name()]
+            getattr(service, strike)()
+            if strike == "kill":
+                service.wait()
 
-def stop_service(row: dict[str, float]) -> None:
-    if row["time/total_timesteps"] == 40:
-        (service,) = [each for each in psutil.Process().children() if "wandb" in each.name()]
-        service.suspend()
-
-
-@pytest.mark.slow
-def test_a_tracker_that_hangs_holds_up_no_run(wandb: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run completes although its tracker hangs."""
     monkeypatch.setattr(tracking, "KILL_AFTER_S", 0.2)
-    run = accel_rl.train(**RUN, track="wandb", callbacks=[stop_service], out=tmp_path / "run")
-    assert rows(run)[-1]["time/total_timesteps"] == "80"
+    run = accel_rl.train(**RUN, track="wandb", callbacks=[strike_service], out=tmp_path / "run")
+    assert [row["time/total_timesteps"] for row in rows(run)] == ["20", "40", "60", "80"]
     assert (run / "log.txt").read_text().count(FAILED) == 1
 
 
@@ -199,12 +182,11 @@ def test_a_command_adds_its_pictures_and_is_continued_as_the_same_run(wandb: Any
 
 @pytest.mark.slow
 @pytest.mark.multiprocess
-@pytest.mark.parametrize("learners", [[], ["--devices", "cpu,cpu"]], ids=["one learner", "two"])
-def test_ctrl_c_is_the_runs_own(learners: list[str], wandb: Any, tmp_path: Path) -> None:
-    """Ctrl-C ends a tracked run with status 130 and its policy uploaded."""
-    words = [word for word in WORDS if word not in ("--device", "cpu")] if learners else WORDS
+def test_ctrl_c_is_the_runs_own(wandb: Any, tmp_path: Path) -> None:
+    """Ctrl-C ends a tracked run of two learners with status 130 and its policy uploaded."""
+    words = [word for word in WORDS if word not in ("--device", "cpu")]
     out = tmp_path / "run"
-    command = Command("train", *words, *learners, "--steps", 10**9, "--out", out)
+    command = Command("train", *words, "--devices", "cpu,cpu", "--steps", 10**9, "--out", out)
     command.wait_for(lambda: (out / "progress.csv").exists() and len(rows(out)) > 2)
     os.killpg(command.process.pid, signal.SIGINT)  # as a terminal's Ctrl-C does
     result = finish(command)

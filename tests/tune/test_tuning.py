@@ -230,12 +230,11 @@ def test_a_tiny_real_search(tmp_path: Path, capfd: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.multiprocess
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_leaves_nothing(tmp_path: Path, number: int, status: int) -> None:
+def test_a_signal_leaves_nothing(tmp_path: Path) -> None:
     """A signal leaves no process and no file."""
     tune = Command("tune", *SMALL, "--minutes", 5, cwd=tmp_path)
     tune.wait_for(lambda: len(tune.workers()) >= 3)
-    tune.process.send_signal(number)
+    tune.process.send_signal(signal.SIGINT)
     result = tune.finish()
-    assert result.status == status and "Traceback" not in result.err
+    assert result.status == 130 and "Traceback" not in result.err
     assert not list(tmp_path.iterdir())

@@ -98,9 +98,6 @@ def close(found: torch.Tensor, expected: torch.Tensor) -> None:
 # ---- checkpoints ----
 
 RESUMED: dict[str, dict[str, Any]] = {
-    "pixels": PONG,
-    "one agent": {**CARTPOLE, "envs": 1},
-    "batches of one segment": {**CARTPOLE, "envs": 5, "min_training_batch": 1, "training_queue": 1},
     "lstm": {**CARTPOLE, **A2C, **LSTM},
     "ppo": {**CARTPOLE, **PPO, "normalize_observations": True, "learning_rate_schedule": "linear"},
     "vtrace": {**PONG, **VTRACE, "network": "ga3c"},
@@ -148,7 +145,6 @@ def test_predictors_of_a_resumed_run_act_with_its_parameters() -> None:
 RMSPROP = {"optimizer": "rmsprop", "optimizer_options": {"epsilon": 0.1}}  # a smaller one magnifies rounding
 ON_GPU: dict[str, dict[str, Any]] = {
     "ga3c": {**CARTPOLE, "learning_rate": 0.05, "steps": 150},  # large steps: old parameters show
-    "ga3c on pixels": {**PONG, "steps": 150},
     "a2c lstm": {**CARTPOLE, **A2C, **LSTM, "steps": 150},
     # The order of several minibatches is drawn over the padding, too, on a GPU.
     "ppo": {**CARTPOLE, **PPO, "minibatches": 1, "normalize_observations": True, "steps": 150},
