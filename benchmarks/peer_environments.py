@@ -11,7 +11,9 @@ from accel_rl.errors import RunError
 
 # Packages of each peer's environment besides this environment's version of torch. All contestants use ale-py.
 PEERS = {
-    "stable-baselines3": ("stable-baselines3==2.9.2", "gymnasium==1.4.0", "numpy==2.4.6", "opencv-python-headless"),
+    "stable-baselines3": (
+        *("stable-baselines3==2.9.2", "gymnasium==1.4.0", "numpy==2.4.6", "opencv-python-headless", "mujoco==4.0.0"),
+    ),
     "sample-factory": ("sample-factory==2.1.1", "gymnasium==0.29.1", "numpy==1.26.4", "opencv-python==4.11.0.86"),
 }
 ALE = "ale-py==0.12.1"

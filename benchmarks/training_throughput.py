@@ -15,12 +15,15 @@ Contests. Their contestants take turns; each acts, simulates and learns. Rates a
     dqn      DQN, 32 environments, rollouts of 4 steps, batches of 32, intensity 8    Stable-Baselines3's DQN, and
              the network alone: forward, target network, backward and optimizer, repeated with one batch
     dqn-512  the same in batches of 512
+    ppo-cartpole, ppo-lunarlander, ppo-cheetah, dqn-cartpole
+             PPO (16 environments, 128 steps, 10 epochs of 8 minibatches) and DQN on vectors, compiled and not, against
+             Stable-Baselines3 with its environments in processes and in its own process, on 1 and on 2 threads
 
-Contests of the Q-learning family run only if they are named. Against peers, all contestants have the same rules: frames
-of 84x84, stacks of four, lost lives end episodes, rewards are clipped, the network is Nature-CNN with 512 units, and
-the kind of optimizer is the same. Ours runs in float32 and, except with DQN, again with its network in bfloat16
-(`bf16`), which no peer offers. The table has each contestant's parameters (without a target network) and agent steps
-per update. Both numbers must be equal within a contest.
+Contests of the Q-learning family and on vectors run only if they are named. On Atari, against peers, all contestants
+have the same rules: frames of 84x84, stacks of four, lost lives end episodes, rewards are clipped, the network is
+Nature-CNN with 512 units, and the kind of optimizer is the same. Ours runs in float32 and, except with DQN, again with
+its network in bfloat16 (`bf16`), which no peer offers. The table has each contestant's parameters (without a target
+network) and agent steps per update. Both numbers must be equal within a contest.
 """
 
 import sys
@@ -48,7 +51,7 @@ BOUND = "bound"
 BOUNDS: dict[str, Settings] = {BOUND: {"algo": "a2c", "envs": 16, "horizon": 5}, "bound-pqn": {"algo": "pqn_16x32"}}
 BOUND_BUDGET_S = 30.0
 # The default contests, which take 4 minutes together.
-DEFAULT_CONTESTS = (*(name for name, contest in CONTESTS.items() if not contest.against_network), BOUND)
+DEFAULT_CONTESTS = (*(name for name, each in CONTESTS.items() if not (each.against_network or each.env)), BOUND)
 
 Result = dict[str, Any]
 
@@ -94,22 +97,23 @@ def run(options: TrainingOptions) -> Result:
 def run_contest(contest: Contest, options: TrainingOptions) -> Result:
     """Runs a contest of ours, ours in bfloat16 or our network alone, and the peer if it is installed."""
     start = time.perf_counter()
-    settings = {**contest.settings, "env": options.env}
+    settings = {**contest.settings, "env": contest.env or options.env}
     with ExitStack() as stack:
         ours = [
-            stack.enter_context(closing(Training(name, {**settings, "precision": "bf16" if bf16 else "float32"})))
-            for name, bf16 in (("ours", False), ("ours-bf16", True))[: 1 if contest.against_network else 2]
+            stack.enter_context(closing(Training(name, {**settings, **own})))
+            for name, own in [*contest.ours.items()][: 1 if contest.against_network else None]
         ]
         rivals: list[Contestant] = [ours[0].updates_alone()] if contest.against_network else []
         if (python := python_of(options.peers, contest.peer)).exists():
-            command = driver_command(python, contest.driver, driver_settings(settings, contest.options))
-            rivals.append(stack.enter_context(closing(PeerProcess(contest.peer, command))))
+            for ending, more in contest.variants:
+                command = driver_command(python, contest.driver, driver_settings(settings, contest.options | more))
+                rivals.append(stack.enter_context(closing(PeerProcess(contest.peer + ending, command))))
         contestants: list[Contestant] = [*ours, *rivals]
         left_s = contest.budget_s - (time.perf_counter() - start)
         turns = alternate(contestants, options.schedule(left_s), contest.title)
         rates = {name: turn.rates for name, turn in turns.items()}
         return {
-            "title": f"{contest.title}: {options.env} (dqn84), Nature-CNN",
+            "title": f"{contest.title}: {contest.env or f'{options.env} (dqn84), Nature-CNN'}",
             "contestants": {c.name: _describe(turns[c.name], c) for c in contestants},
             "ratios": {
                 f"{c.name} / {rival.name}": ratio(rates[c.name], rates[rival.name]) for rival in rivals for c in ours

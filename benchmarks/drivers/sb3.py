@@ -13,8 +13,8 @@ from typing import Any
 import stable_baselines3
 import torch
 from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.env_util import make_atari_env
-from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv, VecFrameStack, VecTransposeImage
+from stable_baselines3.common.env_util import make_atari_env, make_vec_env
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecFrameStack, VecTransposeImage
 
 from turns import Turns
 
@@ -74,10 +74,19 @@ def make_envs(game: str, num_envs: int, vectorization: str) -> VecEnv:
     return VecTransposeImage(VecFrameStack(envs, 4))
 
 
+def make_vector_envs(env: str, num_envs: int, vectorization: str) -> VecEnv:
+    """Returns environments of gymnasium, each in its own process, or all in this one."""
+    multiprocessing.set_forkserver_preload(["stable_baselines3.common.vec_env.subproc_vec_env", "gymnasium"])
+    kind = SubprocVecEnv if vectorization == "subproc" else DummyVecEnv
+    return make_vec_env(env, num_envs, seed=0, vec_env_cls=kind)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--algo", choices=("a2c", "ppo", "dqn"), required=True)
-    parser.add_argument("--game", required=True, help="as in Pong")
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--game", help="of Atari, as in Pong")
+    where.add_argument("--env", help="of gymnasium, with vectors, as in CartPole-v1")
     parser.add_argument("--envs", type=int, required=True)
     parser.add_argument("--horizon", type=int, required=True)
     parser.add_argument("--epochs", type=int, default=1)
@@ -86,10 +95,14 @@ def main() -> None:
     parser.add_argument("--training_intensity", type=float, default=8.0, help="how often each sample is used")
     parser.add_argument("--replay_size", type=int, default=20_000)
     parser.add_argument("--warmup_steps", type=int, default=0, help="agent steps before the first update")
-    parser.add_argument("--vectorization", choices=("subproc", "envpool"), default="subproc")
+    parser.add_argument("--vectorization", choices=("subproc", "dummy", "envpool"), default="subproc")
+    parser.add_argument("--threads", type=int, default=0, help="of torch; 0: its default")
     parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
-    envs = make_envs(options.game, options.envs, options.vectorization)
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    make, name = (make_envs, options.game) if options.game else (make_vector_envs, options.env)
+    envs = make(name, options.envs, options.vectorization)
     settings: dict[str, Any] = {"n_steps": options.horizon}
     if options.algo == "ppo":
         batch_size = options.envs * options.horizon // options.minibatches
@@ -106,10 +119,11 @@ def main() -> None:
             "target_update_interval": 10_000,
             "exploration_initial_eps": 0.1,
             "exploration_final_eps": 0.1,
-            "policy_kwargs": rmsprop,
         }
+        if options.game:
+            settings["policy_kwargs"] = rmsprop
     algo = getattr(stable_baselines3, options.algo.upper())
-    model = algo("CnnPolicy", envs, seed=0, device=options.device, **settings)
+    model = algo("CnnPolicy" if options.game else "MlpPolicy", envs, seed=0, device=options.device, **settings)
     model.learn(10**12, TakeTurns(options.horizon, options.warmup_steps))
 
 
