@@ -1,16 +1,15 @@
 """The contests of benchmarks/training_throughput.py against other frameworks: our settings and their options."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from types import MappingProxyType
+from dataclasses import dataclass, field
 from typing import Any
 
 from accel_rl.envs.games.atari import game_name, games
 
 Settings = dict[str, Any]
 
-OURS: Mapping[str, Settings] = MappingProxyType({"ours": {"precision": "float32"}, "ours-bf16": {"precision": "bf16"}})
-COMPILED: Mapping[str, Settings] = MappingProxyType({"ours": {"compile": "always"}, "ours-eager": {"compile": "never"}})
+OURS: Mapping[str, Settings] = {"ours": {"precision": "float32"}, "ours-bf16": {"precision": "bf16"}}
+COMPILED: Mapping[str, Settings] = {"ours": {"compile": "always"}, "ours-eager": {"compile": "never"}}
 
 
 @dataclass(frozen=True)
@@ -31,7 +30,7 @@ class Contest:
     budget_s: float
     against_network: bool = False
     env: str | None = None
-    ours: Mapping[str, Settings] = OURS
+    ours: Mapping[str, Settings] = field(default_factory=lambda: OURS)
     variants: Sequence[tuple[str, Settings]] = (("", {}),)
 
 

@@ -29,7 +29,7 @@ def _advice(error: RuntimeError, config: Any) -> str:
     if (size := getattr(config.algo, "replay_size", None)) is not None:
         settings = f"--replay-size ({size}) or --batch-size ({config.algo.batch_size}), or use --replay-device cpu"
     memory = ""
-    with contextlib.suppress(RuntimeError):  # there may be too little for this question, too
+    with contextlib.suppress(RuntimeError, ValueError):  # there may be too little for this question, too
         left, total = torch.cuda.mem_get_info(config.device)
         memory = f"; {left / 2**30:.1f} of its {total / 2**30:.1f} GiB are free"
     amount = requested[1] if requested else "an unknown amount"

@@ -38,6 +38,7 @@ FindCode = Callable[[Recording], RunCode | None]
 NUM_WARM_UP_CALLS = 2  # run operation by operation before a call is recorded
 MOST_PARAMETERS = 300_000
 MOST_CALLS = 8  # that are compiled, of different functions or shapes
+LEAST_SPENT_S = 5.0  # of learning before a compilation begins: many runs are ended before
 LEAST_LEFT_S = 60.0  # of learning without machine code: compiling takes 20 to 60 s of a CPU that has other work
 COMPILATION = "accel_rl.updates.compilation"
 TIMEOUT_S = 900.0  # for a compilation
@@ -154,7 +155,8 @@ class _Call:
     def _advance(self, recording: Recording) -> None:
         """Begins to compile if that saves time; takes the machine code once it is there."""
         is_needed = self._owner.when == "always"
-        if self._compiler is None and (is_needed or self._left_s() > LEAST_LEFT_S):
+        is_worth_it = self._seconds > LEAST_SPENT_S and self._left_s() > LEAST_LEFT_S
+        if self._compiler is None and (is_needed or is_worth_it):
             self._begin(recording)
         if self._compiler and self._compiler.has_ended(wait=is_needed):
             if not self._find_code(recording):

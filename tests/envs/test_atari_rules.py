@@ -4,12 +4,12 @@ import functools
 
 import numpy as np
 import pytest
-from tests.helpers.scripted_game import POINTS, Script, shown
 
 from accel_rl.envs.batches.batch_simulator import BatchConfig, BatchSimulator, rollout_layout
 from accel_rl.envs.games.atari import AtariSimulator, make_options
 from accel_rl.envs.spec import EnvConfig
-from tests.helpers import scripted_game
+from tests.envs import scripted_game
+from tests.envs.scripted_game import POINTS, Script, shown
 from tests.helpers.simulators import NATIVE_FIRST
 
 

@@ -11,6 +11,7 @@ from gymnasium import spaces
 from torch import nn
 
 from accel_rl.algos.a2c import A2C, A2CSettings
+from accel_rl.algos.auxiliary import add_heads
 from accel_rl.envs.spaces.conversion import make_spec, parts_of, row_space, to_row, to_rows
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.models.actor_critic import ActorCritic
@@ -159,6 +160,7 @@ def test_initialization_by_fan_in(core: str) -> None:
     )
     torch.manual_seed(0)
     policy = A2C(atari(84, 84), settings, 100, 2, 5).policy
+    add_heads(policy, settings)
     after = torch.rand(1)
     num_inputs = {
         "encoder.trunk.convolutions.0": 4 * 64,
