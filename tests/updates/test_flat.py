@@ -116,3 +116,12 @@ def test_refuses_what_cannot_be_one_vector(module, message):
     """Parameters of several dtypes or devices are refused."""
     with pytest.raises(ValueError, match=message):
         FlatParameters(module)
+
+
+def test_a_gradient_in_one_piece():
+    """`differentiate` adds what `backward` adds, in the order of the vector."""
+    flats = [FlatParameters(make_network()) for _ in range(2)]
+    losses = [flat.module(make_batch()).square().sum() for flat in flats]
+    losses[0].backward()
+    flats[1].differentiate(losses[1])
+    assert torch.equal(flats[0].gradient, flats[1].gradient) and flats[0].gradient.abs().max() > 0
