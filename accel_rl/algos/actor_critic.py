@@ -7,13 +7,12 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from accel_rl.algos.agent_tasks import AgentTasks
 from accel_rl.algos.auxiliary import AuxiliarySettings, AuxiliaryTasks, add_heads
 from accel_rl.algos.base import Algo, AlgoSettings, CoreSettings, MakeUpdate, RunInfo, Stats, masked_sum
 from accel_rl.algos.batches import add_final_values
+from accel_rl.algos.prepared_tasks import PreparedTasks
 from accel_rl.algos.running_statistics import RunningMoments
 from accel_rl.config.fields import basic_setting, setting
-from accel_rl.config.queue_settings import AgentReplayConfig
 from accel_rl.errors import UsageError
 from accel_rl.models.actor_critic import ActorCritic, Network
 from accel_rl.models.distributions import Distribution
@@ -69,16 +68,14 @@ class ActorCriticAlgo(Algo):
             self.needs_terminal_frames = any(task.needs_terminal_frames for task in settings.auxiliary_tasks.values())
 
     @cached_property
-    def auxiliary(self) -> AuxiliaryTasks | AgentTasks | None:
-        """The auxiliary tasks, if there are any. Read it only once `learns_from_segments` is set: then agents draw."""
+    def auxiliary(self) -> AuxiliaryTasks | None:
+        """The auxiliary tasks, if there are any. Read it only once `learns_from_segments` is set: then the sampler
+        draws."""
         settings = self.settings
         if not (isinstance(settings, AuxiliarySettings) and settings.auxiliary_tasks):
             return None
-        tasks_class = AgentTasks if self.learns_from_segments else AuxiliaryTasks
+        tasks_class = PreparedTasks if self.learns_from_segments else AuxiliaryTasks
         return tasks_class(self.spec, settings, self.local_envs, self.segment, self.policy.state_size > 0)
-
-    def agent_replay_config(self, num_agents: int) -> AgentReplayConfig | None:
-        return self.auxiliary.replay_config(num_agents) if isinstance(self.auxiliary, AgentTasks) else None
 
     @property
     def segment(self) -> int:
@@ -115,13 +112,7 @@ class ActorCriticAlgo(Algo):
         return policy
 
     def validate(self, run: RunInfo) -> None:
-        """Raises UsageError for auxiliary tasks that do not fit the run or this machine, and if returns are to be
-        normalized, but rollouts are merged from segments."""
-        if self.learns_from_segments and self.settings.normalize_returns:
-            raise UsageError(
-                "normalize_returns=True needs all steps of each environment in their order, but sampler=queued merges "
-                "segments of any; use --no-normalize-returns, or --sampler alternating"
-            )
+        """Raises UsageError for auxiliary tasks that do not fit the run or this machine."""
         if self.auxiliary:
             self.auxiliary.validate(run, self.horizon, self.device)
 

@@ -10,11 +10,12 @@ from torch import Tensor
 
 from accel_rl.algos.auxiliary_tasks import TASKS, AuxiliaryTask
 from accel_rl.algos.base import RunInfo
-from accel_rl.algos.replay_settings import check_replays_fit, saves
+from accel_rl.algos.replay_settings import check_replays_fit
 from accel_rl.config.fields import basic_setting, setting
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import UsageError, unknown
 from accel_rl.models.actor_critic import ActorCritic
+from accel_rl.replay.replay import saves
 from accel_rl.replay.sequences import SequenceBatch, SequenceReplay, WindowBatch, sequence_bytes
 from accel_rl.replay.transitions import DrawnRows
 from accel_rl.rollout import Rollout

@@ -4,8 +4,7 @@ Each draws from a replay of sequences and has a loss beside the actor-critic's, 
 over environments, steps and cells, one sequence (or window) for each environment; the update divides them by the number
 of samples of the actor-critic's loss, so that one weight fits all numbers of environments. Equations are those of
 Shirahata et al. 2018 (GUNREAL), Algorithm 2, with its max_a Q(s_i, a) in line 22 read as Q(s_i, a_i).
-With the queued sampler, agents draw the sequences and compute their targets, as in GUNREAL: these come as `Prepared...`
-and have the same losses.
+Where the sampler draws the sequences and computes their targets, these come as `Prepared...` and have the same losses.
 Shapes: L steps of a sequence, b environments, h x w cells of a picture, A actions.
 """
 
@@ -60,13 +59,13 @@ class PreparedWindows(NamedTuple):
 class AuxiliaryTask(ABC):
     """A loss on what is drawn from a replay. settings: AuxiliarySettings; weight: of its loss.
 
-    replay: the learner's; None: agents draw."""
+    replay: the learner's; None: the sampler draws."""
 
     name: ClassVar[str]
     needs_terminal_frames: ClassVar[bool] = False
     """Whether the true last frames of terminated episodes matter to it."""
     Prepared: ClassVar[type[PreparedSequences] | type[PreparedWindows]] = PreparedSequences
-    """What an agent draws for it."""
+    """What a sampler draws for it."""
 
     def __init__(self, policy: ActorCritic, replay: SequenceReplay | None, settings: Any):
         self.policy, self.settings = policy, settings
@@ -84,7 +83,7 @@ class AuxiliaryTask(ABC):
         return self.replay.gather_sequences(*self.replay.choose_sequences(noise, rows, envs))
 
     def loss(self, batch: Any) -> tuple[Tensor, Stats]:
-        """Returns the weighted loss, a sum, and itself as a term to log; of what `draw` returns, or an agent has."""
+        """Returns the weighted loss, a sum, and itself as a term to log; of what `draw` returns, or a sampler has."""
         is_prepared = isinstance(batch, self.Prepared)
         loss_sum = self.weight * (self.prepared_loss_sum(batch) if is_prepared else self.loss_sum(batch))
         return loss_sum, {f"{self.name}_loss": loss_sum.detach()}
@@ -95,7 +94,7 @@ class AuxiliaryTask(ABC):
 
     @abstractmethod
     def prepared_loss_sum(self, batch: Any) -> Tensor:
-        """Returns the same of what an agent has drawn."""
+        """Returns the same of what a sampler has drawn."""
 
     def seen(self, rows: Tensor, count: int) -> Tensor:
         """Returns what the network sees at the first rows [count, b, *O] of rows [h + ..., b, *row]: stacks are views,

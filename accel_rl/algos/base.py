@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from accel_rl.config.fields import basic_setting, setting
-from accel_rl.config.queue_settings import AgentReplayConfig
 from accel_rl.config.schedules import schedule, schedule_setting
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import UsageError
@@ -56,7 +55,7 @@ class RunInfo(NamedTuple):
     """What `Algo.validate` is told of the run.
 
     steps: agent steps of the whole run. num_envs: environments of all learners, also of those that do not update
-    together; with the queued sampler its agents, at the start. devices: of the learners on this machine; those on GPUs
+    together. devices: of the learners on this machine; those on GPUs
     while the algorithm is on the CPU are for other processes: leave their memory alone."""
 
     steps: int
@@ -100,7 +99,7 @@ class Algo(ABC):
     window_steps: int = 0
     """How many steps back `on_step` looks; 0: it does not look at the rollout that is being sampled."""
     accepts_segments: ClassVar[bool] = False
-    """Whether it can learn from rollouts that are merged from segments (--sampler queued)."""
+    """Whether it can learn from rollouts that are merged from segments (`SamplerKind.merges_rollouts`)."""
     learns_from_segments: bool = False
     """Whether its rollouts are such; the run sets it, before `setup`."""
     needs_terminal_frames: bool = False
@@ -177,20 +176,12 @@ class Algo(ABC):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes over what `state_dict` returned, perhaps without "local"."""
 
-    # ---- what it offers to the run ----
-
-    def agent_replay_config(self, num_agents: int) -> AgentReplayConfig | None:
-        """Returns what agents of the queued sampler keep for auxiliary tasks, if they do.
-
-        num_agents: how many there are at the start."""
-        return None
-
     # ---- what it offers to subclasses ----
 
     @property
     def learns_on_step(self) -> bool:
-        """Whether the subclass has an `on_step` of its own."""
-        return type(self).on_step is not Algo.on_step
+        """Whether the subclass has an `on_step` of its own, and rollouts have steps between which to call it."""
+        return type(self).on_step is not Algo.on_step and not self.learns_from_segments
 
     @property
     def needs_first_rollout(self) -> bool:

@@ -63,10 +63,6 @@ class VTrace(ActorCriticAlgo):
         return 0 if self.learns_from_segments else self.settings.batch_steps
 
     @property
-    def learns_on_step(self) -> bool:
-        return not self.learns_from_segments
-
-    @property
     def segment(self) -> int:
         return self.horizon if self.learns_from_segments else self.settings.batch_steps
 

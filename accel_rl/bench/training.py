@@ -15,9 +15,8 @@ from accel_rl.training.iteration import Iteration
 class Training:
     """Repeats a run's iterations (training/iteration.py), without logging, evaluations and checkpoints.
 
-    total_steps: valid agent steps so far; sampler, iteration: the run's own. Between turns its processes sleep. With
-    the queued sampler, they do once the training queue and the batches are full: so each turn first learns from as many
-    steps, which do not count."""
+    total_steps: valid agent steps so far; sampler, iteration: the run's own. Between turns its processes sleep, once
+    the sampler holds all steps that it can. Each turn first learns from these steps, which do not count."""
 
     def __init__(self, name: str, config: Config):
         self.name, self.config, self.total_steps = name, config, 0
@@ -34,12 +33,12 @@ class Training:
         pull_horizon = config.learners.pull_horizon
         self.iteration = Iteration(self.sampler, self.algo, self._update, config.plan, pull_horizon)
         self._turn = Repeated(name, self.iterate, finish=self._finish)
-        self._steps_in_queues = config.sampler_kind.steps_held(config)
+        self._steps_held = config.sampler_kind.steps_held(config)
 
     def run(self, seconds: float) -> float:
         """Takes a turn; returns agent steps/s."""
         with pinned(self.config.plan.server_cpus):
-            self.iterate_for(self._steps_in_queues)
+            self.iterate_for(self._steps_held)
             return self._turn.run(seconds)
 
     def _finish(self) -> None:

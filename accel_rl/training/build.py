@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from accel_rl.algos.base import Algo, RunInfo
-from accel_rl.config.queue_settings import AgentReplayConfig
 from accel_rl.envs.make import import_name
 from accel_rl.errors import UsageError, unknown
 from accel_rl.hardware.allocator import keep_freed_memory
@@ -104,7 +103,7 @@ def build_algo(config: Config) -> Algo:
         name = config.run.network or "by default (`--network` names another one)"
         shape = config.spec.observation_shape
         raise UsageError(f"the network {name} does not fit observations of shape {shape}: {error}") from error
-    algo.learns_from_segments = config.sampler_kind.merges_segments
+    algo.learns_from_segments = config.sampler_kind.merges_rollouts
     if config.initial:
         config.initial.give_to(algo)
     algo.policy.to(torch.device(config.device))
@@ -219,14 +218,14 @@ def build_store(config: Config, state: dict[str, Any] | None = None) -> CentralS
 def build_training_sampler(config: Config, algo: Algo) -> Sampler:
     """Makes the sampler of the rollouts that the algorithm learns from."""
     changes = {"window": algo.window_steps, "terminal_frames": algo.needs_terminal_frames}
-    return build_sampler(config, algo.policy, algo.agent_replay_config(config.run.envs), **changes)
+    return build_sampler(config, algo.policy, algo.auxiliary, **changes)
 
 
-def build_sampler(config: Config, policy: Any, replay: AgentReplayConfig | None = None, **changes: Any) -> Sampler:
-    """Makes the run's sampler. replay: the replay of each of the queued sampler's agents. changes: fields of
-    SamplerConfig that differ from the run's."""
+def build_sampler(config: Config, policy: Any, auxiliary: Any = None, **changes: Any) -> Sampler:
+    """Makes the run's sampler. auxiliary: the auxiliary tasks that learn from its rollouts, if there are any. changes:
+    fields of SamplerConfig that differ from the run's."""
     settings = replace(sampler_config(config), **changes)
-    return config.sampler_kind.build(config, policy, settings, replay)
+    return config.sampler_kind.build(config, policy, settings, auxiliary)
 
 
 def sampler_config(config: Config) -> SamplerConfig:

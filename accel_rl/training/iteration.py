@@ -68,7 +68,7 @@ class Iteration:
 
         torch.set_num_threads(self.plan.sampling_threads)
         algo.before_rollout(step)
-        every = 1 if algo.learns_on_step and not algo.learns_from_segments else self.pull_horizon
+        every = 1 if algo.learns_on_step else self.pull_horizon
         hook = StepHook(on_step, every, algo.envs_to_update if algo.window_steps else None) if every else NO_HOOK
         rollout = self.sampler.collect(hook, step)
         if self.pull_horizon:

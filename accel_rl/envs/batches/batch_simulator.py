@@ -1,6 +1,6 @@
 """Steps several environments one after the other, and writes into columns of time-major arrays.
 
-Worker processes, agents of the queued sampler and SerialSampler hold a BatchSimulator or a VectorBatch
+Simulator processes and SerialSampler hold a BatchSimulator or a VectorBatch
 (vector_batch.py). This file has all rules of episodes: resets, scores of whole games, decorrelated starts, and the
 treatment of an environment that raises.
 """

@@ -18,13 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from accel_rl.config.queue_settings import AgentReplayConfig
 from accel_rl.envs.batches.batch_simulator import BatchConfig, BatchSimulator, rollout_layout
 from accel_rl.envs.global_generators import only_simulate
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.hardware.shared_memory import Layout, Semaphore, SharedArrays, make_poller
 from accel_rl.processes.child import reporting
-from accel_rl.samplers.queued.agent_replay import AgentReplay
+from accel_rl.samplers.queued.agent_replay import AgentReplay, AgentReplayConfig
 from accel_rl.samplers.queued.slots import Ending, IndexQueue, SlotState, Status, free_slots, request
 
 SLOT, ACT, FINAL = "slot", "act", "final"  # stages

@@ -9,7 +9,6 @@ from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager
 from typing import Any
 
-from accel_rl.config.queue_settings import AgentReplayConfig
 from accel_rl.envs.batches.batch_simulator import BatchConfig
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import RunError
@@ -18,7 +17,7 @@ from accel_rl.processes.fork_server import EXIT_PATIENCE_S, Child
 from accel_rl.processes.pool import Message, ProcessPool, SignsOfLife
 from accel_rl.samplers.base import SamplerConfig
 from accel_rl.samplers.queued.agent import AgentSetup
-from accel_rl.samplers.queued.agent_replay import predicted_tasks
+from accel_rl.samplers.queued.agent_replay import AgentReplayConfig, predicted_tasks
 from accel_rl.samplers.queued.slots import IndexQueue, SlotState, Status, free_slots, slots_of
 from accel_rl.samplers.worker_pool import simulator_server
 

@@ -7,16 +7,36 @@ Source: Shirahata et al. 2018 (GUNREAL), section 3 and Algorithm 6.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from accel_rl.config.queue_settings import AgentReplayConfig
 from accel_rl.envs.spaces.pixel_cells import cell_grid
 from accel_rl.envs.spec import Array, EnvSpec
 from accel_rl.hardware.shared_memory import Layout
 
 WINDOW = 3  # states of reward prediction
+
+
+@dataclass(frozen=True)
+class AgentReplayConfig:
+    """The settings of one agent's replay.
+
+    size: steps that it keeps. sequence_steps: L, a sequence's length. tasks: their names. pixel_control_cell: height
+    and width of a cell, in pixels. pixel_control_discount, discount: of pixel changes and of rewards, both per step.
+    waits: nothing is drawn before the replay is full. in_checkpoints: the replay is part of the sampler's saved state.
+    seed: this learner's; an agent's generator depends on it and on the agent's index."""
+
+    size: int
+    sequence_steps: int
+    tasks: tuple[str, ...]
+    pixel_control_cell: int
+    pixel_control_discount: float
+    discount: float
+    waits: bool = True
+    in_checkpoints: bool = True
+    seed: int = 0
 
 
 def auxiliary_layout(spec: EnvSpec, config: AgentReplayConfig) -> Layout:

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from accel_rl.config.queue_settings import AgentReplayConfig
 from accel_rl.envs.batches.batch_simulator import BatchConfig
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import UsageError
@@ -27,7 +26,7 @@ from accel_rl.samplers.alternating import AlternatingSampler
 from accel_rl.samplers.base import NO_HOOK, GamesToPlay, SamplerConfig, StepHook, noise_generator
 from accel_rl.samplers.queued.adjustment import Adjuster, Counts
 from accel_rl.samplers.queued.agent_pool import AgentPool
-from accel_rl.samplers.queued.agent_replay import auxiliary_layout
+from accel_rl.samplers.queued.agent_replay import AgentReplayConfig, auxiliary_layout
 from accel_rl.samplers.queued.batches import SegmentBatch
 from accel_rl.samplers.queued.crew import Crew
 from accel_rl.samplers.queued.meter import Meter

@@ -1,4 +1,4 @@
-"""Auxiliary tasks with the queued sampler: learning from sequences that agents have drawn, and refused settings."""
+"""Auxiliary tasks that learn from the sequences that the queued sampler's agents have drawn."""
 
 from dataclasses import replace
 from typing import Any
@@ -15,12 +15,11 @@ from accel_rl.algos.auxiliary_tasks import TASKS
 from accel_rl.algos.base import RunInfo
 from accel_rl.algos.ppo import PPO, PPOSettings
 from accel_rl.algos.vtrace import VTrace, VTraceSettings
-from accel_rl.config.queue_settings import AgentReplayConfig
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import UsageError
-from accel_rl.hardware import host_memory
 from accel_rl.rollout import Rollout
-from accel_rl.samplers.queued.agent_replay import AgentReplay, last_observations
+from accel_rl.samplers.queued.agent_replay import AgentReplay, AgentReplayConfig, last_observations
+from accel_rl.samplers.queued.kind import agent_replay_config
 from accel_rl.updates import Update
 from accel_rl.updates.optimizers import SGD
 from accel_rl.updates.trees import to_device
@@ -66,7 +65,8 @@ def columns_of(slots: dict[str, np.ndarray[Any, Any]], config: AgentReplayConfig
 
 def drawn_by_agents(algo: Any, empty: tuple[int, ...] = ()) -> dict[str, dict[str, Tensor]]:
     """Draws for all columns; padding and empty columns hold old numbers, and their num_steps is 0."""
-    config = algo.agent_replay_config(AGENTS)
+    config = agent_replay_config(algo.auxiliary, AGENTS, 3)
+    assert config
     slots = make_slots(SPEC, config, C)
     for column in range(NUM_SEGMENTS):
         env = AgentEnv(np.random.default_rng(column), SPEC, 9)
@@ -180,27 +180,23 @@ def test_on_a_gpu_it_learns_the_same() -> None:
 
 
 def test_what_agents_are_told() -> None:
-    """The agents' replay configuration holds the algorithm's settings; without tasks or segments there is none."""
+    """The agents' replay configuration holds the algorithm's settings; without tasks there is none."""
     settings = {"pixel_control_discount": 0.7, "pixel_control_cell": 2, "discount": 0.8}
-    algo = set_up(make_algo(**settings, reward_prediction_weight=0.0))
+    algo = make_algo(**settings, reward_prediction_weight=0.0)
     names = ("pixel_control", "value_replay")
-    assert algo.agent_replay_config(AGENTS) == AgentReplayConfig(20, T, names, 2, 0.7, 0.8, seed=3)
+    assert agent_replay_config(algo.auxiliary, AGENTS, 3) == AgentReplayConfig(20, T, names, 2, 0.7, 0.8, seed=3)
     assert algo.needs_terminal_frames, "agents replay true last frames"
-    algo = set_up(make_algo(auxiliary_start="at_once", auxiliary_sequence_steps=7, checkpoint_replay=False))
-    config = algo.agent_replay_config(AGENTS)
-    assert (config.waits, config.sequence_steps, config.in_checkpoints) == (False, 7, False)
-    assert set_up(make_algo(auxiliary=("none",))).agent_replay_config(AGENTS) is None
-    algo = make_algo()
-    algo.learns_from_segments = False
-    assert set_up(algo).agent_replay_config(AGENTS) is None and algo.replay is not None
-    assert set_up(make_algo("vtrace", batch_steps=3)).agent_replay_config(AGENTS).sequence_steps == T, "of a segment"
+    algo = make_algo(auxiliary_start="at_once", auxiliary_sequence_steps=7, checkpoint_replay=False)
+    config = agent_replay_config(algo.auxiliary, AGENTS, 3)
+    assert config and (config.waits, config.sequence_steps, config.in_checkpoints) == (False, 7, False)
+    assert agent_replay_config(make_algo(auxiliary=("none",)).auxiliary, AGENTS, 3) is None
+    config = agent_replay_config(make_algo("vtrace", batch_steps=3).auxiliary, AGENTS, 3)
+    assert config and config.sequence_steps == T, "of a segment"
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"core": "lstm"}, "replay no recurrent cores: use --core none, or --sampler alternating"),
-        ({"auxiliary_start": "all_when_full"}, "auxiliary_start=all_when_full .* use when_full"),
         ({"auxiliary_sequence_steps": 21}, "auxiliary_sequence_steps=21 is more than auxiliary_replay_steps=20 keeps"),
         ({"auxiliary_replay_steps": 100}, "waits for 100 steps of each of 3 environments, but the run has 300 steps"),
     ],
@@ -213,18 +209,9 @@ def test_what_is_refused(settings: dict[str, Any], message: str) -> None:
     assert "\n" not in str(error.value)
 
 
-def test_agents_must_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The replays of all agents must fit into free host memory, also where the learner has a GPU."""
-    algo, of_one = make_algo(), 20 * 36 * 36
-    monkeypatch.setattr(host_memory, "free_host_bytes", lambda: int(20 * of_one / 0.95))
-    algo.validate(RunInfo(1000, 10, ("cuda:0",)))
-    with pytest.raises(UsageError, match=r"auxiliary_replay_steps=20 needs .*: use fewer agents \(--envs\), or"):
-        algo.validate(RunInfo(1000, 20, ("cuda:0",)))
-
-
 def test_large_replays_are_not_saved() -> None:
     """Checkpoints omit the replays of very many agents, unless checkpoint_replay is set."""
-    algo = set_up(make_algo())
-    in_checkpoints = [algo.agent_replay_config(num_agents).in_checkpoints for num_agents in (10, 100_000)]
-    assert in_checkpoints == [True, False]
-    assert set_up(make_algo(checkpoint_replay=True)).agent_replay_config(100_000).in_checkpoints
+    for checkpoint_replay, num_agents, expected in ((None, 10, True), (None, 100_000, False), (True, 100_000, True)):
+        algo = make_algo(checkpoint_replay=checkpoint_replay)
+        config = agent_replay_config(algo.auxiliary, num_agents, 3)
+        assert config and config.in_checkpoints == expected

@@ -1,5 +1,5 @@
-"""Auxiliary tasks with the queued sampler, as in GUNREAL: agents keep the replays, draw from them, and send what they
-have drawn with their segments (Shirahata et al. 2018, section 3, Algorithms 6 and 9).
+"""Auxiliary tasks whose sequences the sampler draws, as in GUNREAL: they come with each rollout, with their targets
+(Shirahata et al. 2018, section 3, Algorithms 6 and 9).
 """
 
 import math
@@ -13,24 +13,17 @@ from torch import Tensor
 from accel_rl.algos.auxiliary import AuxiliaryTasks
 from accel_rl.algos.auxiliary_tasks import PreparedSequences, PreparedWindows
 from accel_rl.algos.base import RunInfo
-from accel_rl.algos.replay_settings import saves
-from accel_rl.config.queue_settings import AgentReplayConfig
-from accel_rl.errors import UsageError
-from accel_rl.hardware.host_memory import check_fits
 from accel_rl.models.actor_critic import ActorCritic
-from accel_rl.replay.sequences import sequence_bytes
 from accel_rl.rollout import Rollout
 from accel_rl.updates import LossPart, Update
 
 Prepared = PreparedSequences | PreparedWindows
 
 
-class AgentTasks(AuxiliaryTasks):
-    """Learns from what the agents have drawn, as it comes with each rollout; the learner keeps no replay.
+class PreparedTasks(AuxiliaryTasks):
+    """Learns from what the sampler has drawn (`Rollout.auxiliary`); the learner keeps no replay.
 
     With several updates for a rollout, as in PPO, each learns from all of it. num_envs: columns of a rollout."""
-
-    _seed = 0  # until `setup`
 
     @property
     def is_filling(self) -> bool:
@@ -38,53 +31,19 @@ class AgentTasks(AuxiliaryTasks):
 
     @property
     def saves_replay(self) -> bool:
-        return False  # those of the agents are part of the sampler's state
-
-    def replay_config(self, num_agents: int) -> AgentReplayConfig:
-        """Returns what each agent is to keep and to draw, by the seed of `setup`."""
-        settings = self.settings
-        return AgentReplayConfig(
-            size=settings.auxiliary_replay_steps,
-            sequence_steps=self.sequence_steps,
-            tasks=tuple(settings.auxiliary_tasks),
-            pixel_control_cell=settings.pixel_control_cell,
-            pixel_control_discount=settings.pixel_control_discount,
-            discount=settings.discount,
-            waits=settings.auxiliary_start != "at_once",
-            in_checkpoints=saves(settings.checkpoint_replay, self._bytes_of(num_agents)),
-            seed=self._seed,
-        )
+        return False  # what the sampler keeps is part of its own state
 
     def validate(self, run: RunInfo, horizon: int, device: torch.device) -> None:
-        """Raises UsageError for settings that agents cannot follow, or replays that do not fit into memory."""
-        settings = self.settings
-        if self.is_recurrent:
-            raise UsageError(
-                "with sampler=queued, agents draw for the auxiliary tasks, and they replay no recurrent cores: use "
-                "--core none, or --sampler alternating"
-            )
-        if settings.auxiliary_start == "all_when_full":
-            raise UsageError(
-                "auxiliary_start=all_when_full waits for the learner's replay, but with sampler=queued agents keep "
-                "replays, each its own: use when_full, or --sampler alternating"
-            )
         self.check_sizes(run, auxiliary_sequence_steps=self.sequence_steps)
-        num_bytes, way_out = self._bytes_of(run.num_envs), "fewer agents (--envs), or "
-        check_fits(num_bytes, settings.auxiliary_replay_steps, "auxiliary_replay_steps", torch.device("cpu"), way_out)
-
-    def _bytes_of(self, num_agents: int) -> int:
-        """Returns the bytes of the agents' replays, which are laid out as the learner's would be."""
-        return sequence_bytes(self.spec, num_agents, self.settings.auxiliary_replay_steps)
 
     def setup(self, policy: ActorCritic, seed: int, device: torch.device) -> None:
         """Makes the tasks; the learner keeps no replay."""
-        self._seed = seed
         self._drawn: dict[str, dict[str, Tensor]] = {}
         self.tasks = [task(policy, None, self.settings) for task in self.settings.auxiliary_tasks.values()]
 
     def store(self, rollout: Rollout) -> Rollout:
-        """Keeps what agents have drawn until the next rollout; returns the rollout without it."""
-        self._drawn, self._num_segments = rollout.auxiliary or {}, rollout.num_segments
+        """Keeps what has been drawn until the next rollout; returns the rollout without it."""
+        self._drawn, self._num_columns = rollout.auxiliary or {}, rollout.num_segments
         return replace(rollout, terminal_frames=None, auxiliary=None)
 
     def draw(self, update: Update, envs: slice = slice(None)) -> list[LossPart]:
@@ -103,7 +62,7 @@ class AgentTasks(AuxiliaryTasks):
         if num_steps.device.type != "cpu":
             yield batch
             return
-        batch = _columns(batch, slice(self._num_segments))
+        batch = _columns(batch, slice(self._num_columns))
         drawn = batch.num_steps > 0
         if not drawn.all():
             batch = _columns(batch, drawn)
