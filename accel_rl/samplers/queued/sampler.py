@@ -1,9 +1,9 @@
-"""GA3C's way to sample: agents ask predictors for actions, trainers merge what the agents have seen into batches.
+"""Samples as GA3C does: agents ask predictors for actions, and trainers merge the agents' segments into batches.
 
-Predictors and trainers are threads of this process. Learning itself is the caller's, between two calls of `collect`, so
-one thread at a time holds forward pass, backward pass and step; trainers prepare the next batches meanwhile. What a
-batch learns from was chosen with parameters of different ages: each step carries the number of batches that had been
-learned from by then, and the difference is the policy lag (Babaeizadeh et al. 2017, section 4.4).
+Predictors and trainers are threads of this process. The caller learns between two calls of `collect`, in one thread;
+meanwhile trainers prepare the next batches. The actions of a batch were chosen with parameters of different ages. Each
+step carries the number of batches that the learner had learned from by then. The difference is the policy lag
+(Babaeizadeh et al. 2017, section 4.4).
 """
 
 import time
@@ -33,19 +33,19 @@ from accel_rl.samplers.queued.meter import Meter
 from accel_rl.samplers.queued.predictor import PredictionServer
 from accel_rl.samplers.queued.slots import SlotState, shared_layout
 
-WATCH_S = 0.1  # how often the agents are looked after
-MOST_THREADS = 16  # predictors, and trainers, that adjustment may start: as many as the paper has tried
+WATCH_S = 0.1  # time between two checks of the agents
+MOST_THREADS = 16  # adjustment starts at most so many predictors, and trainers: the paper tried no more
 
 
 @dataclass(frozen=True)
 class QueueConfig:
-    """How the queued sampler runs, besides what is common to all samplers.
+    """The settings of the queued sampler alone.
 
-    places: of each agent in the training queue. max_agents: that there may ever be (None: as many as at the start).
-    threads: of torch, in each predictor. deterministic: nothing depends on the time that anything takes: all agents'
-    requests are waited for and served together, in order, and no prediction is made while a batch is learned from.
-    adjustment_interval_s: the numbers of agents, predictors and trainers are adjusted while they run, in windows of so
-    many seconds, to raise trainings or predictions per second (None: they stay).
+    places: segments of each agent that may wait in the training queue. max_agents: the most agents at any time (None:
+    as many as at the start). threads: torch's threads in each predictor. deterministic: no result depends on time. The
+    sampler waits for the requests of all agents and serves them together, in order, and never while the learner works.
+    adjustment_interval_s: length of the windows in which the numbers of agents, predictors and trainers are adjusted;
+    None: they stay. adjustment_objective: what adjustment raises per second, "trainings" or "predictions".
     """
 
     num_predictors: int = 2
@@ -61,10 +61,10 @@ class QueueConfig:
 
 
 class QueuedSampler:
-    """Plays config.num_envs environments in as many agents; its rollouts are merged from their segments.
+    """A sampler with an agent for each of config.num_envs environments; it merges their segments into rollouts.
 
     Raises UsageError or RunError if an environment cannot be built. Every method that waits raises RunError if an agent
-    or a thread fails. `close` ends them."""
+    or a thread fails. `close` ends agents and threads."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class QueuedSampler:
         self.device = torch.device(device)
         self.seconds = {"env_wait": 0.0, "inference": 0.0, "action_wait": 0.0}
         self.bytes_moved = 0
-        # In a round of deterministic ones, an agent may fill two slots before it asks for the action of a third.
+        # In a deterministic round, an agent may fill two slots before it asks for the action of a third.
         max_agents, slots_per_agent = queues.max_agents or config.num_envs, 1 + queues.places
         slots_per_agent = max(slots_per_agent, 3 if queues.deterministic else 2)
         drawn = auxiliary_layout(spec, replay) if replay else None
@@ -97,7 +97,7 @@ class QueuedSampler:
         except BaseException:
             self.pool.close()
             raise
-        self._learned: SegmentBatch | None = None  # shown by the last rollout
+        self._learned: SegmentBatch | None = None  # the memory of the last rollout
         self._started = False
         self._next_watch = self._next_memory_reading = 0.0
         self._memory_share = 0.0
@@ -119,8 +119,8 @@ class QueuedSampler:
     def collect(self, hook: StepHook = NO_HOOK, first_step: int | None = None) -> Rollout:
         """Returns the next batch, as a rollout with a column for each segment (see `Rollout`).
 
-        Predictors act with the policy's present parameters from now on. Raises UsageError for a hook: there are no
-        steps that all environments take together."""
+        From now on, predictors act with the policy's current parameters. Raises UsageError for a hook, since agents do
+        not take their steps together."""
         if hook.on_step:
             raise UsageError("sampler=queued has no steps between which to learn; use --sampler alternating")
         self._steps_done = self._steps_done if first_step is None else first_step
@@ -147,7 +147,7 @@ class QueuedSampler:
         raise UsageError("sampler=queued keeps no window of earlier steps; use --sampler alternating")
 
     def evaluate(self, games: GamesToPlay, index: int, greedy: bool, policy: Policy | None = None) -> list[Game]:
-        """Returns whole games, played in workers of their own, as those of AlternatingSampler; agents pause."""
+        """Returns whole games, which an AlternatingSampler with workers of its own plays while agents pause."""
         num_envs = self.config.evaluation_envs + self.config.evaluation_envs % 2
         num_workers = default_workers(num_envs, read_topology().num_busy)
         config = replace(
@@ -171,7 +171,7 @@ class QueuedSampler:
         self.pool.close()
 
     def _start(self, states: dict[int, Any] | None = None) -> list[int]:
-        """Starts agents, from these states if there are any, and threads; returns whose environment starts anew."""
+        """Starts agents, from these states if any, and threads; returns the agents whose environments start anew."""
         if self._started:
             return []
         self._started = True
@@ -191,7 +191,7 @@ class QueuedSampler:
         return batch
 
     def _watch(self) -> None:
-        """Looks after the agents, now and then."""
+        """Checks the agents, if the last check was long enough ago."""
         if time.monotonic() >= self._next_watch:
             self.pool.watch(self.crew.paused)
             self._next_watch = time.monotonic() + WATCH_S
@@ -199,7 +199,7 @@ class QueuedSampler:
     # ---- measuring and adjusting ----
 
     def read_metrics(self) -> dict[str, float]:
-        """Returns what has been measured since the last call (see `Meter.read`), and the numbers of everything."""
+        """Returns the measurements since the last call (see `Meter.read`), and the numbers of agents and threads."""
         return self._meter.read(self._server.counts) | {
             "agents": self.pool.num_agents,
             "predictors": self.queues.num_predictors,
@@ -209,7 +209,7 @@ class QueuedSampler:
     def set_counts(self, num_agents: int, num_predictors: int, num_trainers: int) -> None:
         """Changes the numbers of agents, predictors and trainers while they run.
 
-        An agent that has to go hands over its unfinished segment first."""
+        An agent that retires hands over its unfinished segment first."""
         self._start()
         self.queues = replace(self.queues, num_predictors=num_predictors, num_trainers=num_trainers)
         if not self.queues.deterministic:
@@ -217,7 +217,7 @@ class QueuedSampler:
         self.pool.set_number(num_agents)
 
     def _adjust(self) -> None:
-        """Lets the adjuster see how much has been done, and changes the numbers as it says."""
+        """Reports the work done so far to the adjuster, and applies the numbers that it returns."""
         if not self.adjuster:
             return
         now = time.monotonic()
@@ -231,7 +231,7 @@ class QueuedSampler:
     # ---- checkpoints ----
 
     def get_state(self) -> dict[str, Any]:
-        """Returns, between two rollouts, what the next one continues from, what waits in the queues included."""
+        """Returns, between two rollouts, the state that the next one continues from, with the queues' contents."""
         self._start()
         if self.adjuster:
             self.adjuster.interrupt()
@@ -248,7 +248,7 @@ class QueuedSampler:
             slots = np.flatnonzero(arrays["state"] != SlotState.FREE).tolist()
             return {
                 "agents": agents,
-                "num_agents": self.pool.num_wanted,  # those that have just failed have no state
+                "num_agents": self.pool.num_wanted,  # agents that have just failed have no state
                 "slots": {slot: int(arrays["state"][slot]) for slot in slots},
                 "arrays": {name: a[slots] for name, a in arrays.items() if name not in ("status", "restarts", "state")},
                 "restarts": arrays["restarts"].copy(),
