@@ -184,7 +184,7 @@ class AgentPool:
             self.replace(agent, self._pool.hang_error(agent, *self._limit(agent)), paused)
 
     def _receive(self, agent: int) -> Message:
-        """Handles and returns an agent's next message; removes an agent that has retired. Raises a failed agent's error."""
+        """Handles and returns an agent's next message; removes a retired agent. Raises the error of a failed one."""
         kind, content = self._pool.receive(agent)
         if kind == "started":
             self.starting.discard(agent)

@@ -192,9 +192,7 @@ class Crew:
                 watch()
                 wait_for_any([pool.predictions, *pool.auxiliary.values()], POLL_S)
                 for task in pool.auxiliary:
-                    self.serve_auxiliary(
-                        task, 1
-                    )  # one by one: larger batches would depend on time, and so would rounding
+                    self.serve_auxiliary(task, 1)  # one by one: larger batches, and their rounding, depend on time
                 self._held += pool.predictions.get(pool.max_agents)
             self.queued.extend(sorted(pool.trainings.get(len(pool.arrays["state"]))))
             while self.queued:
