@@ -137,7 +137,7 @@ class Adjuster:
                 baseline = yield from self._rest(baseline)
 
     def _choose_move(self) -> tuple[str, int] | None:
-        """Returns an allowed change that is not rejected: the last accepted one, or a random one; None: there is none."""
+        """Returns an allowed change that is not rejected: the last accepted one, or a random one; None if none is."""
         while True:
             moves = [move for move in MOVES if self._allowed(new := self._apply(move)) and new not in self._rejected]
             if self._last_move in moves:

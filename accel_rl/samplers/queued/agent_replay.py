@@ -210,7 +210,7 @@ class AgentReplay:
         write_returns(slot[f"{task}/target"], reward, bootstrap, discount)
 
     def _draw_window(self, slot: dict[str, Array]) -> None:
-        """Draws three valid steps of one episode. The last reward is zero with probability 1/2, and otherwise it is not.
+        """Draws three valid steps of one episode. With probability 1/2 the last reward is zero, and else it is not.
         If only one kind exists, the window is of that kind."""
         stop = self._first + self._num_steps
         if self._num_steps < WINDOW:
