@@ -18,7 +18,6 @@ from accel_rl.samplers.queued.settings import QueueSettings
 if TYPE_CHECKING:
     from accel_rl.algos.base import Algo
     from accel_rl.samplers.queued.agent_replay import AgentReplayConfig
-    from accel_rl.samplers.queued.sampler import QueueConfig
     from accel_rl.settings.resolve import Config
 
 ADJUSTED_AGENTS = 256  # the default maximum where their number is adjusted
@@ -92,8 +91,12 @@ class Queued(SamplerKind):
         return QueuedSampler
 
     def own_arguments(self, config: "Config", auxiliary: Any) -> dict[str, Any]:
-        replay = agent_replay_config(auxiliary, config.run.envs, config.run.seed)
-        return {"queues": _queue_config(config), "replay": replay}
+        return {
+            "queues": settings_of(config),
+            "threads": config.plan.sampling_threads,
+            "deterministic": config.run.deterministic,
+            "replay": agent_replay_config(auxiliary, config.run.envs, config.run.seed),
+        }
 
     def simulated_in(self, config: "Config") -> str:
         return count(config.run.envs, "agent")
@@ -102,7 +105,7 @@ class Queued(SamplerKind):
         queues, agents = settings_of(config), count(config.run.envs, "agent")
         text = f"agents      {agents}, {count(queues.predictors, 'predictor')}, {count(queues.trainers, 'trainer')}"
         if queues.dynamic_adjustment:
-            text += f", adjusted every {queues.adjustment_interval_s:g} s (up to {_max_agents(config)} agents)"
+            text += f", adjusted every {queues.adjustment_interval_s:g} s (up to {queues.max_agents} agents)"
         return f"{text}; batches of at least {min_training_batch(config)} steps"
 
     def tunable(self, config: "Config", tune_envs: bool) -> dict[str, list[int]]:
@@ -158,34 +161,12 @@ def agent_replay_config(tasks: Any, num_agents: int, seed: int) -> "AgentReplayC
     )
 
 
-def _queue_config(config: "Config") -> "QueueConfig":
-    from accel_rl.samplers.queued.sampler import QueueConfig
-
-    queues = settings_of(config)
-    return QueueConfig(
-        num_predictors=queues.predictors,
-        num_trainers=queues.trainers,
-        prediction_batch=queues.prediction_batch,
-        min_training_batch=min_training_batch(config),
-        places=queues.training_queue,
-        max_agents=_max_agents(config),
-        threads=config.plan.sampling_threads,
-        deterministic=config.run.deterministic,
-        adjustment_interval_s=queues.adjustment_interval_s if queues.dynamic_adjustment else None,
-        adjustment_objective=queues.adjustment_objective,
-    )
-
-
-def _max_agents(config: "Config") -> int:
-    """Returns the largest possible number of agents: the one at the start, unless it is adjusted."""
-    return settings_of(config).max_agents or config.run.envs
-
-
 def _check_number_of_agents(config: "Config") -> None:
     """Raises UsageError if there are more agents than queues or file descriptors allow."""
     from accel_rl.samplers.queued.slots import QUEUE_LENGTH
 
-    run, queues, agents = config.run, settings_of(config), _max_agents(config)
+    run, queues = config.run, settings_of(config)
+    agents = queues.max_agents or run.envs
     name = "envs" if agents == run.envs else "max_agents"
     flag = f"--{name.replace('_', '-')}"
     most = QUEUE_LENGTH // (1 + queues.training_queue)  # the queue must have room for all slot numbers

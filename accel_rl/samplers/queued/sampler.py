@@ -8,7 +8,7 @@ step carries the number of batches that the learner had learned from by then. Th
 
 import time
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -31,38 +31,19 @@ from accel_rl.samplers.queued.batches import SegmentBatch
 from accel_rl.samplers.queued.crew import Crew
 from accel_rl.samplers.queued.meter import Meter
 from accel_rl.samplers.queued.predictor import PredictionServer
+from accel_rl.samplers.queued.settings import QueueSettings
 from accel_rl.samplers.queued.slots import SlotState, shared_layout
 
 WATCH_S = 0.1  # time between two checks of the agents
 MOST_THREADS = 16  # adjustment starts at most so many predictors, and trainers: the paper tried no more
 
 
-@dataclass(frozen=True)
-class QueueConfig:
-    """The settings of the queued sampler alone.
-
-    places: segments of each agent that may wait in the training queue. max_agents: the most agents at any time (None:
-    as many as at the start). threads: torch's threads in each predictor. deterministic: no result depends on time. The
-    sampler waits for the requests of all agents and serves them together, in order, and never while the learner works.
-    adjustment_interval_s: length of the windows in which the numbers of agents, predictors and trainers are adjusted;
-    None: they stay. adjustment_objective: what adjustment raises per second, "trainings" or "predictions".
-    """
-
-    num_predictors: int = 2
-    num_trainers: int = 2
-    prediction_batch: int = 128
-    min_training_batch: int = 1
-    places: int = 3
-    max_agents: int | None = None
-    threads: int = 1
-    deterministic: bool = False
-    adjustment_interval_s: float | None = None
-    adjustment_objective: str = "trainings"
-
-
 class QueuedSampler:
     """A sampler with an agent for each of config.num_envs environments; it merges their segments into rollouts.
 
+    threads: torch's threads in each predictor. replay: settings of each agent's replay, if the agents keep any.
+    deterministic: no result depends on time. The sampler waits for the requests of all agents and serves them together,
+    in order, and never while the learner works.
     Raises UsageError or RunError if an environment cannot be built. Every method that waits raises RunError if an agent
     or a thread fails. `close` ends agents and threads."""
 
@@ -73,18 +54,21 @@ class QueuedSampler:
         policy: Policy,
         config: SamplerConfig,
         device: str | torch.device = "cpu",
-        queues: QueueConfig | None = None,
+        *,
+        queues: QueueSettings,
+        threads: int = 1,
+        deterministic: bool = False,
         replay: AgentReplayConfig | None = None,
     ):
         self.spec, self.policy, self.config = spec, policy, config
         self.batch = replace(batch, terminal_frames=replay is not None)
-        self.queues = queues = queues or QueueConfig()
+        self.queues, self._deterministic = queues, deterministic
         self.device = torch.device(device)
         self.seconds = {"env_wait": 0.0, "inference": 0.0, "action_wait": 0.0}
         self.bytes_moved = 0
         # In a deterministic round, an agent may fill two slots before it asks for the action of a third.
-        max_agents, slots_per_agent = queues.max_agents or config.num_envs, 1 + queues.places
-        slots_per_agent = max(slots_per_agent, 3 if queues.deterministic else 2)
+        max_agents, slots_per_agent = queues.max_agents or config.num_envs, 1 + queues.training_queue
+        slots_per_agent = max(slots_per_agent, 3 if deterministic else 2)
         drawn = auxiliary_layout(spec, replay) if replay else None
         layout = shared_layout(spec, config.horizon, max_agents * slots_per_agent, max_agents, drawn)
         self.pool = AgentPool(spec, self.batch, layout, config, slots_per_agent, replay)
@@ -92,8 +76,9 @@ class QueuedSampler:
             generator = noise_generator(batch, self.device)
             arrays, replies = self.pool.arrays, self.pool.replies
             self._server = PredictionServer(spec, arrays, replies, policy, generator, self.device)
-            self._new_batch = partial(SegmentBatch, spec, self._server, queues.min_training_batch, self.device)
-            self.crew = Crew(self.pool, self._server, self._new_batch, queues.prediction_batch, queues.threads)
+            least = queues.min_training_batch or config.num_envs * config.horizon
+            self._new_batch = partial(SegmentBatch, spec, self._server, least, self.device)
+            self.crew = Crew(self.pool, self._server, self._new_batch, queues.prediction_batch, threads)
         except BaseException:
             self.pool.close()
             raise
@@ -105,8 +90,8 @@ class QueuedSampler:
         self._steps_done = 0
         self._meter = Meter()
         self.adjuster: Adjuster | None = None
-        if queues.adjustment_interval_s:
-            start = Counts(config.num_envs, queues.num_predictors, queues.num_trainers)
+        if queues.dynamic_adjustment:
+            start = Counts(config.num_envs, queues.predictors, queues.trainers)
             limits = Counts(max_agents, *(max(MOST_THREADS, number) for number in start[1:]))
             self.adjuster = Adjuster(start, limits, batch.seed, queues.adjustment_interval_s)
 
@@ -131,7 +116,7 @@ class QueuedSampler:
             self._learned = None
         self._server.copies.publish(self._num_learned)
         start = time.perf_counter()
-        fill = partial(self.crew.fill_in_rounds, self._watch) if self.queues.deterministic else self._wait_for_batch
+        fill = partial(self.crew.fill_in_rounds, self._watch) if self._deterministic else self._wait_for_batch
         batch = self._learned = fill()
         self.seconds["env_wait"] += time.perf_counter() - start
         self.seconds["inference"] = self._server.counts.seconds
@@ -177,8 +162,8 @@ class QueuedSampler:
         self._started = True
         self._server.copies.publish(self._num_learned)  # the policy may have been loaded since it was copied
         restarted = self.pool.start(states)
-        if not self.queues.deterministic:
-            self.crew.set_numbers(self.queues.num_predictors, self.queues.num_trainers)
+        if not self._deterministic:
+            self.crew.set_numbers(self.queues.predictors, self.queues.trainers)
         if self.adjuster and states:
             self.set_counts(*self.adjuster.counts)
         return restarted
@@ -202,8 +187,8 @@ class QueuedSampler:
         """Returns the measurements since the last call (see `Meter.read`), and the numbers of agents and threads."""
         return self._meter.read(self._server.counts) | {
             "agents": self.pool.num_agents,
-            "predictors": self.queues.num_predictors,
-            "trainers": self.queues.num_trainers,
+            "predictors": self.queues.predictors,
+            "trainers": self.queues.trainers,
         }
 
     def set_counts(self, num_agents: int, num_predictors: int, num_trainers: int) -> None:
@@ -211,8 +196,8 @@ class QueuedSampler:
 
         An agent that retires hands over its unfinished segment first."""
         self._start()
-        self.queues = replace(self.queues, num_predictors=num_predictors, num_trainers=num_trainers)
-        if not self.queues.deterministic:
+        self.queues = replace(self.queues, predictors=num_predictors, trainers=num_trainers)
+        if not self._deterministic:
             self.crew.set_numbers(num_predictors, num_trainers)
         self.pool.set_number(num_agents)
 

@@ -55,8 +55,8 @@ def finish(sampler: QueuedSampler, book: Book) -> dict[int, int]:
 def churn(schedule: list[Change], horizon: int, min_training_batch: int, places: int) -> None:
     """Plays a schedule: before each change, so many batches are learned from."""
     book = Book()
-    options: dict[str, Any] = {"places": places, "horizon": horizon, "num_trainers": 2}
-    options |= {"min_training_batch": min_training_batch, "num_predictors": 2}
+    options: dict[str, Any] = {"training_queue": places, "horizon": horizon, "trainers": 2}
+    options |= {"min_training_batch": min_training_batch, "predictors": 2}
     sampler = make(None, **options)
     try:
         for num_batches, what, numbers in schedule:
