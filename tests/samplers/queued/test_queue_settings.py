@@ -7,6 +7,7 @@ import pytest
 
 from accel_rl.errors import UsageError
 from accel_rl.hardware import host_memory
+from accel_rl.samplers.queued.kind import settings_of
 from accel_rl.settings.resolve import resolve
 from accel_rl.training.build import check
 
@@ -50,6 +51,12 @@ def test_what_cannot_work_is_refused(settings: dict[str, Any], message: str) -> 
     """Settings that the queued sampler cannot run with are usage errors."""
     with pytest.raises(UsageError, match=message):
         check(resolve({**CARTPOLE, **settings}))
+
+
+def test_a_deterministic_run_adjusts_nothing() -> None:
+    """A preset's dynamic adjustment gives way to --deterministic."""
+    config = resolve({"algo": "gunreal", "env": "pong", "device": "cpu", "deterministic": True})
+    assert not settings_of(config).dynamic_adjustment
 
 
 def test_more_agents_than_files_or_memory(monkeypatch: Any) -> None:
