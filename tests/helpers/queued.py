@@ -60,6 +60,7 @@ def make_queued(
     env_timeout_s: float = 60.0,
     restart_on_error: bool = False,
     seed: int = 3,
+    deterministic: bool = False,
     **queues: Any,
 ) -> QueuedSampler:
     """Returns a sampler of agents that play Numbered, unless env says otherwise; queues: fields of QueueSettings."""
@@ -68,7 +69,8 @@ def make_queued(
     config = SamplerConfig(num_agents, horizon, num_workers=0, env_timeout_s=env_timeout_s)
     defaults = {"min_training_batch": 6, "predictors": 1, "trainers": 1}
     settings = QueueSettings(**{**defaults, **queues})
-    return QueuedSampler(spec_of(env), batch, policy or Telling(), config, queues=settings)
+    policy = policy or Telling()
+    return QueuedSampler(spec_of(env), batch, policy, config, queues=settings, deterministic=deterministic)
 
 
 Place = tuple[int, int, int]  # id of an environment, its game, its step
