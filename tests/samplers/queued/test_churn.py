@@ -118,7 +118,7 @@ def test_a_retired_agent_leaves_nothing_behind(tmp_path: Path) -> None:
 @pytest.mark.parametrize("deterministic", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_environments_without_a_state_lose_only_what_was_unfinished(deterministic: bool) -> None:
     """A resume with stateless environments drops unfinished segments only, and their slots become free."""
-    options = {"deterministic": deterministic, "max_agents": 3, "places": 2}
+    options = {"deterministic": deterministic, "max_agents": 3, "training_queue": 2}
     env, rng = numbered(forgets=True), random.Random(0)
     sampler = make_queued(env, **options)  # type: ignore[arg-type]
     try:
