@@ -1,6 +1,6 @@
 """Checks the documentation: links lead to files and headings, Python code blocks parse and import what exists, names
-such as `accel_rl.envs.make_env` and `docs.reinforce:Reinforce` import, files such as `training/trainer.py` exist, and
-`training/trainer.py: Trainer.run` is in its file."""
+such as `accel_rl.envs.make_env` and `docs.reinforce:Reinforce` import, files such as `training/loop.py` exist, and
+`training/loop.py: TrainingLoop.run` is in its file."""
 
 import ast
 import importlib

@@ -59,8 +59,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 def settings_page() -> str:
     """Returns all settings in tables: what stands in their definitions, and in `accel-rl train --help-all`."""
-    from accel_rl.config.names import RUN_GROUPS
     from accel_rl.config.presets import preset_names
+    from accel_rl.settings.names import RUN_GROUPS
     from accel_rl.settings.resolve import find_algo
 
     lines = ["# Settings", "", "Each is a flag of `accel-rl train`, a name in a `--config` file, and an argument of"]

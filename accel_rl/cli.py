@@ -106,7 +106,7 @@ def _unexpected(word: str, arguments: list[str], command: str, actions: list[arg
     """Returns the error for an argument that no option takes."""
     from accel_rl.config.fields import as_mapping
     from accel_rl.config.flags import MAPPING
-    from accel_rl.config.names import built_in_setting_names, unknown_setting
+    from accel_rl.settings.names import built_in_setting_names, unknown_setting
 
     if not word.startswith("-"):  # the shell may have split a mapping: --env-options g=1 h=2
         at = arguments.index(word)

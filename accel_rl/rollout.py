@@ -107,12 +107,11 @@ class Rollout:
     recurrent_inputs [T + 1, B, ...]: a recurrent policy's inputs at each row; step t produced state[t + 1].
     terminal_frames: None unless the sampler was asked for them (SamplerConfig.terminal_frames).
 
-    The queued sampler merges its rollouts from segments, one per column; steps behind a segment's end are not valid.
-    bootstrap_value [B]: the value after each segment's last step, as computed when acting, also where the segment was
-    truncated (K = 0 then); meaningless where it was terminated. num_segments: number of columns that are segments;
-    these come first, the others are padding. num_valid: number of their steps. All three are None for all other
-    samplers.
-    auxiliary: the agents' draws for the auxiliary tasks, by task, if they keep replays.
+    A merged rollout has pieces of episodes as columns, each of its own length; steps behind a piece's end are not
+    valid. bootstrap_value [B]: the value after each piece's last step, as computed when acting, also where the piece
+    was truncated (K = 0 then); meaningless where it was terminated. num_segments: number of columns that hold pieces;
+    these come first, the others are padding. num_valid: number of their steps. All three are None for other rollouts.
+    auxiliary: what the sampler has drawn for the auxiliary tasks, by task, if it does.
     """
 
     observation_rows: Tensor
@@ -154,7 +153,7 @@ class Rollout:
         return replace(self, **none, terminal_frames=None)
 
     def without_padding(self) -> "Rollout":
-        """Returns the first num_segments columns, as views; all columns if the rollout is not merged from segments.
+        """Returns the first num_segments columns, as views; all columns if the rollout is not a merged one.
 
         The auxiliary tasks' data stay unchanged."""
         n = self.num_segments

@@ -54,6 +54,8 @@ AUXILIARY = {
     "auxiliary_start": "all_when_full",
     "core": "lstm",
 }
+QUEUED = {"sampler": "queued", "deterministic": True}
+QUEUED_TASKS = {**QUEUED, "dynamic_adjustment": False, "auxiliary_replay_steps": 30}
 
 # name: (settings, steps)
 RUNS: dict[str, tuple[dict[str, Any], int]] = {
@@ -75,6 +77,9 @@ RUNS: dict[str, tuple[dict[str, Any], int]] = {
     "ppo_unreal": ({"algo": "ppo", **CARTPOLE, "horizon": 16, **AUXILIARY_VECTORS}, 512),
     "vtrace_unreal": ({"algo": "vtrace", **CARTPOLE, "envs": 8, "horizon": 8, **AUXILIARY_VECTORS}, 640),
     "alternating": ({"algo": "a2c", **CARTPOLE, "horizon": 8, "sampler": "alternating", "workers": 1}, 640),
+    "queued": ({"algo": "ga3c", **CARTPOLE, "horizon": 8, "min_training_batch": 24, **QUEUED}, 640),
+    "queued_lstm": ({"algo": "ppo", "preset": "ppo_lstm", **CARTPOLE, "horizon": 16, "minibatches": 3, **QUEUED}, 512),
+    "gunreal": ({"algo": "gunreal", **PIXELS, "envs": 4, **QUEUED_TASKS}, 320),
 }
 
 Digests = dict[tuple[str, str], str]

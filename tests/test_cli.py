@@ -27,11 +27,11 @@ from accel_rl.analysis import summary
 from accel_rl.cli import main
 from accel_rl.config.atari_options import AtariOptions
 from accel_rl.config.learners import LearnerSettings
-from accel_rl.config.names import ELSEWHERE, NAME, built_in_setting_names, run_setting_names, unknown_setting
 from accel_rl.config.presets import load_preset, preset_names
-from accel_rl.config.queue_settings import QueueSettings
 from accel_rl.config.run_settings import RunSettings
 from accel_rl.errors import UsageError
+from accel_rl.samplers.queued.settings import QueueSettings
+from accel_rl.settings.names import ELSEWHERE, NAME, built_in_setting_names, run_setting_names, unknown_setting
 from accel_rl.settings.resolve import find_algo
 from tests.helpers.processes import TINY, Result, run
 from tests.helpers.runs import TINY_RUN, TINY_SERIAL_RUN, assert_same, assert_same_policy, assert_same_run, rows

@@ -5,7 +5,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
-from accel_rl.algos.base import Algo, AlgoSettings, CoreSettings, MakeUpdate, RunInfo, Stats, masked_sum
+from accel_rl.algos.base import Algo, AlgoSettings, CoreSettings, MakeUpdate, Stats, masked_sum
 from accel_rl.algos.running_statistics import RunningMoments
 from accel_rl.config.fields import basic_setting, setting
 from accel_rl.errors import UsageError
@@ -77,14 +77,6 @@ class ActorCriticAlgo(Algo):
             initialize_orthogonally(policy.policy_head, 0.01)
             initialize_orthogonally(policy.value_head, 1.0)
         return policy
-
-    def validate(self, run: RunInfo) -> None:
-        """Raises UsageError if returns are to be normalized, but rollouts are merged from segments."""
-        if self.learns_from_segments and self.settings.normalize_returns:
-            raise UsageError(
-                "normalize_returns=True needs all steps of each environment in their order, but sampler=queued merges "
-                "segments of any; use --no-normalize-returns, or --sampler alternating"
-            )
 
     def setup(self, seed: int, make_update: MakeUpdate) -> None:
         if self.statistics:

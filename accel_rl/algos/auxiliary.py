@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from accel_rl.algos.auxiliary_settings import AuxiliarySettings
 from accel_rl.algos.auxiliary_tasks import TASKS, AuxiliaryTask
 from accel_rl.algos.base import Algo, RunInfo, Stats
-from accel_rl.algos.replay_settings import check_replays_fit, saves
-from accel_rl.config.queue_settings import AgentReplayConfig
+from accel_rl.algos.replay_settings import check_replays_fit
 from accel_rl.errors import UsageError
 from accel_rl.models.actor_critic import ActorCritic
 from accel_rl.models.trunks import initialize_by_fan_in
+from accel_rl.replay.replay import saves
 from accel_rl.replay.sequences import SequenceBatch, SequenceReplay, WindowBatch, sequence_bytes
 from accel_rl.replay.transitions import DrawnRows
 from accel_rl.rollout import Rollout
@@ -72,10 +72,6 @@ class AuxiliaryTasks:
     def needs_terminal_frames(self) -> bool:
         """Whether rollouts must hold the true last frames of terminated episodes (`Rollout.terminal_frames`)."""
         return any(TASKS[name].needs_terminal_frames for name in self.settings.task_names)
-
-    def agent_replay_config(self, num_agents: int, seed: int) -> AgentReplayConfig | None:
-        """Returns what each agent of the queued sampler keeps; None: the learner keeps the replay."""
-        return None
 
     def validate(self, run: RunInfo) -> None:
         """Raises UsageError for settings that do not fit together, or a replay that does not fit into memory."""

@@ -4,8 +4,8 @@ Each task draws from a replay of sequences and adds a loss to the actor-critic's
 over environments, steps and cells, with one sequence (or window) for each environment. The update divides them by the
 number of samples of the actor-critic's loss, so that one weight fits all numbers of environments. Equations are those
 of Shirahata et al. 2018 (GUNREAL), Algorithm 2, with its max_a Q(s_i, a) in line 22 read as Q(s_i, a_i).
-With the queued sampler, agents draw the sequences and compute their targets, as in GUNREAL. These arrive as
-`Prepared...` and have the same losses.
+Some samplers draw the sequences and compute their targets, as in GUNREAL. These arrive as `Prepared...` and have the
+same losses.
 Shapes: L steps of a sequence, b environments, h x w cells of a picture, A actions.
 """
 
@@ -58,13 +58,13 @@ class PreparedWindows(NamedTuple):
 
 
 class AuxiliaryTask(ABC):
-    """A loss on draws from a replay. settings: AuxiliarySettings. replay: the learner's; None: agents draw."""
+    """A loss on draws from a replay. settings: AuxiliarySettings. replay: the learner's; None: the sampler draws."""
 
     name: ClassVar[str]
     needs_terminal_frames: ClassVar[bool] = False
     """Whether it needs the true last frames of terminated episodes."""
     Prepared: ClassVar[type[PreparedSequences] | type[PreparedWindows]] = PreparedSequences
-    """The form of an agent's draws for it."""
+    """The form of a sampler's draws for it."""
 
     def __init__(self, policy: ActorCritic, replay: SequenceReplay | None, settings: Any):
         self.policy, self.settings = policy, settings
@@ -82,7 +82,7 @@ class AuxiliaryTask(ABC):
         return self.replay.gather_sequences(*self.replay.choose_sequences(noise, rows, envs))
 
     def loss(self, batch: Any) -> tuple[Tensor, Stats]:
-        """Returns the weighted loss, a sum, of what `draw` or an agent has drawn; and the same as a term to log."""
+        """Returns the weighted loss, a sum, of what `draw` or a sampler has drawn; and the same as a term to log."""
         is_prepared = isinstance(batch, self.Prepared)
         loss_sum = self.weight * (self.prepared_loss_sum(batch) if is_prepared else self.loss_sum(batch))
         return loss_sum, {f"{self.name}_loss": loss_sum.detach()}
@@ -93,7 +93,7 @@ class AuxiliaryTask(ABC):
 
     @abstractmethod
     def prepared_loss_sum(self, batch: Any) -> Tensor:
-        """Returns the same for an agent's draws."""
+        """Returns the same for a sampler's draws."""
 
     def seen(self, rows: Tensor, count: int) -> Tensor:
         """Returns the observations [count, b, *O] at the first of rows [h + ..., b, *row]; stacks are views, oldest

@@ -55,8 +55,8 @@ class RunInfo(NamedTuple):
     """The run, as `Algo.validate` sees it.
 
     steps: agent steps of the whole run. num_envs: environments of all learners, also of learners that do not update
-    together; with the queued sampler, its agents at the start. devices: the devices of the learners on this machine. If
-    the algorithm is on the CPU, GPUs among them belong to other processes: do not use their memory."""
+    together. devices: the devices of the learners on this machine. If the algorithm is on the CPU, GPUs among them
+    belong to other processes: do not use their memory."""
 
     steps: int
     num_envs: int
@@ -98,7 +98,7 @@ class Algo(ABC):
     spec: what the environments show and take. settings: an instance of `Settings`. schedule_steps: agent steps over
     which schedules run. num_envs: environments of all learners that update together. horizon: steps of a rollout.
     network: makes the trunk in place of the default one. local_envs: this learner's part of num_envs (all by default),
-    the columns of its rollouts. learns_from_segments: rollouts are merged from segments (--sampler queued).
+    the columns of its rollouts. learns_from_segments: rollouts are merged from segments, whose lengths differ.
     """
 
     Settings: ClassVar[type[AlgoSettings]] = AlgoSettings

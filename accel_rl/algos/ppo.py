@@ -13,7 +13,6 @@ from accel_rl.algos.batches import add_final_values, bootstrap, check_minibatche
 from accel_rl.algos.returns import generalized_advantage
 from accel_rl.config.fields import basic_setting, setting
 from accel_rl.config.schedules import schedule_setting
-from accel_rl.errors import UsageError
 from accel_rl.rollout import Batch, Rollout
 from accel_rl.updates import Update
 
@@ -62,18 +61,10 @@ class PPO(ActorCriticAlgo):
 
     def validate(self, run: RunInfo) -> None:
         """Raises UsageError if the samples, or with a core the environments, do not divide into minibatches. Merged
-        segments can have any number of samples, but not fewer than minibatches."""
+        segments can have any number of samples."""
         super().validate(run)
-        count, envs, horizon = self.settings.minibatches, self.local_envs, self.horizon
-        if self.learns_from_segments:
-            num_items, what = (envs, "segments") if self.policy.state_size else (envs * horizon, "samples")
-            if num_items < count:
-                raise UsageError(
-                    f"batches of about {num_items} {what} do not divide into minibatches={count}; lower it, or raise "
-                    "min_training_batch"
-                )
-            return
-        check_minibatches(count, envs, horizon, self.policy.state_size > 0)
+        if not self.learns_from_segments:
+            check_minibatches(self.settings.minibatches, self.local_envs, self.horizon, self.policy.state_size > 0)
 
     def learn(self, rollout: Rollout, update: Update) -> Stats:
         settings, stats, step = self.settings, list[Stats](), rollout.first_step

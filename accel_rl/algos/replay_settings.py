@@ -17,12 +17,11 @@ from accel_rl.errors import UsageError
 from accel_rl.hardware.devices import find_device
 from accel_rl.hardware.host_memory import check_fits
 from accel_rl.replay import Replay
-from accel_rl.replay.replay import replay_bytes
+from accel_rl.replay.replay import replay_bytes, saves
 
 logger = logging.getLogger("accel_rl")
 
 CPU_INSTEAD = "--replay-device cpu, or "
-MAX_SAVED_BYTES = 2 * 10**9  # largest replay that checkpoints include by default
 
 
 @dataclass(frozen=True)
@@ -168,11 +167,6 @@ def check_replays_fit(
         device = torch.device(place)
         shown = way_out if device.type != "cpu" else ""
         check_fits(num_bytes * count, size, setting, device, shown, num_learners=count, untouched=untouched)
-
-
-def saves(checkpoint_replay: bool | None, num_bytes: int) -> bool:
-    """Tells whether checkpoints include a replay of this size, by the setting checkpoint_replay."""
-    return num_bytes <= MAX_SAVED_BYTES if checkpoint_replay is None else checkpoint_replay
 
 
 def updates_per_rollout(intensity: float, num_samples: int, batch_size: int) -> int:

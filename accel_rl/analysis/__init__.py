@@ -1,1 +1,1 @@
-"""The analysis of a run: learning curves, scores, videos, and the trained agent itself."""
+"""The analysis of a run: learning curves, scores, videos, and the trained policy itself."""

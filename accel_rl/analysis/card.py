@@ -36,18 +36,18 @@ def write_card(run_dir: Path, out: Path, best: bool = False, trust: bool = False
     is_card = readme.is_file() and f"library_name: {LIBRARY}" in readme.read_text(errors="replace")
     if out.exists() and not is_card and not (out.is_dir() and not any(out.iterdir())):
         raise UsageError(f"{out} is there already and is no model card's folder; give the card another --out")
-    agent = load(run_dir, best, trust)
-    seed = agent.config.run.seed + FINAL_SEED
-    scores = [game.score for game in agent.play(EPISODES, seed)]
+    trained_policy = load(run_dir, best, trust)
+    seed = trained_policy.config.run.seed + FINAL_SEED
+    scores = [game.score for game in trained_policy.play(EPISODES, seed)]
     mean = interval({"": np.asarray(scores)}, mean_of_means)
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as scratch:
         folder = Path(scratch)
         shutil.copyfile(run_dir / policy_file.DESCRIPTION, folder / policy_file.DESCRIPTION)
         shutil.copyfile(policy_file.find_weights(run_dir, best), folder / "policy.safetensors")
-        missing = _make_video(agent, folder / VIDEO, seed) + _make_onnx(agent, folder / "policy.onnx")
-        origin = _origin(run_dir, folder / "policy.safetensors", agent.config.run.seed)
-        (folder / "README.md").write_text(_card(agent, scores, mean, missing, origin, out.name))
+        missing = _make_video(trained_policy, folder / VIDEO, seed) + _make_onnx(trained_policy, folder / "policy.onnx")
+        origin = _origin(run_dir, folder / "policy.safetensors", trained_policy.config.run.seed)
+        (folder / "README.md").write_text(_card(trained_policy, scores, mean, missing, origin, out.name))
         try:
             out.mkdir(exist_ok=True)
             for file in (VIDEO, "policy.onnx"):
@@ -59,19 +59,19 @@ def write_card(run_dir: Path, out: Path, best: bool = False, trust: bool = False
     return mean
 
 
-def _make_video(agent: TrainedPolicy, path: Path, seed: int) -> list[str]:
+def _make_video(trained_policy: TrainedPolicy, path: Path, seed: int) -> list[str]:
     """Records a game; returns the reason if there is no video."""
     try:
-        env = agent.make_env()
-        record_video(env, agent.player(env), path, seed=seed)
+        env = trained_policy.make_env()
+        record_video(env, trained_policy.player(env), path, seed=seed)
     except Exception as error:  # a renderer may raise anything
         return [f"No video: {error}"]
     return []
 
 
-def _make_onnx(agent: TrainedPolicy, path: Path) -> list[str]:
+def _make_onnx(trained_policy: TrainedPolicy, path: Path) -> list[str]:
     try:
-        export(agent, path, "onnx")
+        export(trained_policy, path, "onnx")
     except (RunError, UsageError) as error:
         return [f"No ONNX file: {error}"]
     return []
@@ -86,9 +86,11 @@ def _origin(run_dir: Path, weights: Path, seed: int) -> str:
     return trained + (f", on {format_machine(json.loads(machine.read_text()))}" if machine.exists() else "")
 
 
-def _card(agent: TrainedPolicy, scores: list[float], mean: Interval, missing: list[str], origin: str, name: str) -> str:
-    run = agent.config.run
-    settings = agent.config.as_dict()
+def _card(
+    trained_policy: TrainedPolicy, scores: list[float], mean: Interval, missing: list[str], origin: str, name: str
+) -> str:
+    run = trained_policy.config.run
+    settings = trained_policy.config.as_dict()
     algo, actions = str(settings["algo"]), "the likeliest" if run.eval_greedy else "sampled"
     std = float(np.std(scores))
     metric = {"type": "mean_reward", "name": "mean_reward", "value": f"{mean.value:.2f} +/- {std:.2f}"}

@@ -15,7 +15,7 @@ from accel_rl.errors import UsageError
 def add_eval(commands: Any) -> None:
     command = commands.add_parser(
         "eval",
-        help="score a trained agent",
+        help="score a trained policy",
         description="Plays whole games and prints their mean score and length as JSON.",
     )
     _add_run_dir(command)
@@ -31,7 +31,7 @@ def add_eval(commands: Any) -> None:
 
 def add_record(commands: Any) -> None:
     command = commands.add_parser(
-        "record", help="make a video of a trained agent", description="Plays one game and records it."
+        "record", help="make a video of a trained policy", description="Plays one game and records it."
     )
     _add_run_dir(command)
     command.add_argument("--out", type=Path, required=True, metavar="FILE.mp4", help="the video to write")
@@ -41,7 +41,7 @@ def add_record(commands: Any) -> None:
 def add_export(commands: Any) -> None:
     command = commands.add_parser(
         "export",
-        help="write a trained agent's policy to a file that acts without accel-rl",
+        help="write a trained policy to a file that acts without accel-rl",
         description="Writes a policy as ONNX or TorchScript: observations in, greedy actions out, on any batch. Checks "
         "that the file acts as the policy does. Or writes a folder to share it by: the policy, a model card with its "
         "scores, ONNX, and a video.",
@@ -96,9 +96,9 @@ def _record(options: argparse.Namespace) -> None:
     from accel_rl.analysis.trained_policy import load
     from accel_rl.analysis.video import record_video
 
-    agent = load(options.run_dir, options.best, options.trust)
-    env = agent.make_env()
-    game = record_video(env, agent.player(env), options.out)
+    trained_policy = load(options.run_dir, options.best, options.trust)
+    env = trained_policy.make_env()
+    game = record_video(env, trained_policy.player(env), options.out)
     print(f"{options.out}: score {game.score:g} in {game.length:,} steps")
 
 
@@ -117,8 +117,8 @@ def _export(options: argparse.Namespace) -> None:
         return
     check_format(options.format)
     name = ("best" if options.best else "policy") + SUFFIXES[options.format]
-    agent = load(options.run_dir, options.best, options.trust)
-    print(export(agent, options.out or options.run_dir / name, options.format))
+    trained_policy = load(options.run_dir, options.best, options.trust)
+    print(export(trained_policy, options.out or options.run_dir / name, options.format))
 
 
 def _plot(options: argparse.Namespace) -> None:

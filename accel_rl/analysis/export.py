@@ -57,8 +57,8 @@ class ExportedFile(NamedTuple):
         return "\n".join([f"{self.path}: {remark}", *lines])
 
 
-def export(agent: TrainedPolicy, path: str | Path, format: str) -> ExportedFile:
-    """Writes an agent's policy to path, as "onnx" or "torchscript"; replaces a file that is there.
+def export(trained_policy: TrainedPolicy, path: str | Path, format: str) -> ExportedFile:
+    """Writes a trained policy to path, as "onnx" or "torchscript"; replaces a file that is there.
 
     The network computes in float32, even if it was trained in bfloat16. Raises UsageError for an unknown format, a
     missing package, a policy or a network that cannot be exported, and a path that cannot be written; RunError if the
@@ -68,13 +68,14 @@ def export(agent: TrainedPolicy, path: str | Path, format: str) -> ExportedFile:
     if path.is_dir() or not path.parent.is_dir():
         problem = "it is a folder; name a file" if path.is_dir() else f"there is no folder {path.parent}"
         raise UsageError(f"cannot write {path}: {problem}")
-    policy = ExportablePolicy(agent)
+    policy = ExportablePolicy(trained_policy)
     inputs = sample_inputs(policy, 2)
     with _quiet():
         outputs = policy.outputs(*inputs)
         exported = ExportedFile(path, describe_inputs(policy), _describe(outputs), is_checked=True)
         write, load = (_to_onnx, _load_onnx) if format == "onnx" else (_to_torchscript, _load_torchscript)
-        metadata = {"algo": agent.config.run.algo, "env": agent.config.run.env}
+        run_settings = trained_policy.config.run
+        metadata = {"algo": run_settings.algo, "env": run_settings.env}
         metadata |= {f"input {name}": text for name, text in exported.inputs.items()}
         metadata |= {f"output {name}": text for name, text in exported.outputs.items()}
         content = write(policy, inputs, metadata)

@@ -40,14 +40,15 @@ class ExportablePolicy(nn.Module):
     The network is a copy on the CPU in float32. Raises UsageError for a policy that is neither an `ActorCritic` nor a
     `QNetwork`."""
 
-    def __init__(self, agent: TrainedPolicy):
+    def __init__(self, trained_policy: TrainedPolicy):
         super().__init__()
-        self.spec: EnvSpec = agent.config.spec
-        if not isinstance(agent.policy, ActorCritic | QNetwork):
+        self.spec: EnvSpec = trained_policy.config.spec
+        if not isinstance(trained_policy.policy, ActorCritic | QNetwork):
             raise UsageError(
-                f"a policy of class {type(agent.policy).__name__} cannot be exported; only an ActorCritic or a QNetwork"
+                f"a policy of class {type(trained_policy.policy).__name__} cannot be exported; only an ActorCritic or "
+                "a QNetwork"
             )
-        self.policy = copy.deepcopy(agent.policy).cpu().eval().requires_grad_(False)
+        self.policy = copy.deepcopy(trained_policy.policy).cpu().eval().requires_grad_(False)
         self.policy.bf16 = False
         self.num_action_numbers = math.prod(self.spec.action_shape)
         self.input_names = ["observation"]

@@ -1,4 +1,4 @@
-"""A trained agent, loaded from its run's folder, to act, to be evaluated, or to be recorded.
+"""A trained policy, loaded from its run's folder, to act, to be evaluated, or to be recorded.
 
 Nothing in the folder is unpickled, and code named in its files is imported only with trust.
 """

@@ -23,13 +23,13 @@ from accel_rl.training.callbacks import Row
 from accel_rl.training.coordinator import Coordinator, Request
 from accel_rl.training.learner import LearnerJob
 from accel_rl.training.log import open_log
+from accel_rl.training.loop import TrainingLoop
 from accel_rl.training.out_of_memory import advice_on_memory
-from accel_rl.training.trainer import Trainer
 from accel_rl.updates.parameter_store import CentralStore, StoreSetup
 
 
 def learn(job: LearnerJob) -> Request:
-    """Trains as this learner, to the end of the run; returns what `Trainer.run` does.
+    """Trains as this learner, to the end of the run; returns what `TrainingLoop.run` does.
 
     Raises RunError with advice if a GPU is out of memory, or at a limit of this process."""
     config, plan = job.config, job.config.plan
@@ -37,13 +37,13 @@ def learn(job: LearnerJob) -> Request:
         if config.device.startswith("cuda"):
             torch.cuda.set_device(config.device)
             torch.set_num_threads(plan.sampling_threads)  # torch's default is one on each logical CPU, workers' too
-        trainer = Trainer(job)
+        loop = TrainingLoop(job)
         try:
             check_threads(max(plan.sampling_threads, plan.learning_threads) - 1)
             job.stop.ready()
-            return trainer.run()
+            return loop.run()
         finally:
-            trainer.close()
+            loop.close()
 
 
 # ---- a learner's own process ----

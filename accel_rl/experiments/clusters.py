@@ -1,7 +1,7 @@
 """Runs as jobs of a cluster: Slurm's by submitit, or Ray's.
 
 A job is a run's own process, on any machine of the cluster. All machines share the disk with the run's folder. If a job
-is preempted, or its machine is lost, it is queued again and continues from its checkpoint.
+is preempted, or its machine is lost, it waits in the queue again and continues from its checkpoint.
 """
 
 import contextlib

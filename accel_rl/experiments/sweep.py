@@ -15,7 +15,6 @@ from typing import Any, get_args, get_type_hints
 import yaml
 
 from accel_rl.config.fields import build
-from accel_rl.config.names import RUN_GROUPS, unknown_setting
 from accel_rl.config.run_settings import RunSettings
 from accel_rl.config.sources import read_yaml
 from accel_rl.envs.spec import EnvSpec
@@ -25,6 +24,7 @@ from accel_rl.experiments.sweep_file import Sweep, read_sweep
 from accel_rl.experiments.tasks import NO_RESULT, Executor, Task, inspect_run, print_failures, run_tasks
 from accel_rl.run_folder.atomic import write_file
 from accel_rl.run_folder.lock import locked
+from accel_rl.settings.names import RUN_GROUPS, unknown_setting
 from accel_rl.settings.resolve import Config, find_algo, resolve
 from accel_rl.training.build import check
 

@@ -14,6 +14,8 @@ from accel_rl.rollout import Rollout
 
 logger = logging.getLogger("accel_rl")
 
+MAX_SAVED_BYTES = 2 * 10**9  # largest replay that checkpoints include by default
+
 
 class Replay:
     """A replay of the last `size` steps, rounded up to the same number for each environment.
@@ -178,3 +180,8 @@ def replay_bytes(spec: EnvSpec, num_envs: int, size: int, n_step: int, prioritiz
     """Returns the bytes that a replay of `size` steps allocates."""
     num_rows = rows_per_env(spec, num_envs, size, n_step)
     return ring_bytes(spec, num_envs, num_rows) + (9 * num_envs * num_rows if prioritized else 0)
+
+
+def saves(checkpoint_replay: bool | None, num_bytes: int) -> bool:
+    """Tells whether checkpoints include a replay of this size, by the setting checkpoint_replay."""
+    return num_bytes <= MAX_SAVED_BYTES if checkpoint_replay is None else checkpoint_replay

@@ -6,80 +6,51 @@ Read this file, then action_server.py (how actions are chosen) and worker.py (wh
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Any
 
 import torch
 
-from accel_rl.envs.batches.batch_simulator import BatchConfig, rollout_layout
-from accel_rl.envs.spec import EnvSpec
+from accel_rl.envs.batches.batch_simulator import rollout_layout
 from accel_rl.errors import UsageError
 from accel_rl.rollout import Game, Policy, Rollout
 from accel_rl.samplers.action_server import ActionServer
 from accel_rl.samplers.base import NO_HOOK, GamesToPlay, SamplerConfig, StepHook, noise_generator
 from accel_rl.samplers.env_arrays import EnvArrays
 from accel_rl.samplers.gpu_action_server import make_server
+from accel_rl.samplers.served import ServedSampler
 from accel_rl.samplers.worker_pool import WorkerPool
 
 
-class AlternatingSampler:
+class AlternatingSampler(ServedSampler):
     """A sampler with config.num_workers simulator processes; this process serves the group that is ready first.
 
     Raises UsageError or RunError if an environment cannot be built, UsageError for config.num_workers=0. Every method
     that waits raises RunError if a worker fails. `close` ends the workers.
     """
 
-    def __init__(
-        self,
-        spec: EnvSpec,
-        batch: BatchConfig,
-        policy: Policy,
-        config: SamplerConfig,
-        device: str | torch.device = "cpu",
-    ):
+    def _build(self, generator: torch.Generator) -> tuple[ActionServer, WorkerPool]:
+        config = self.config
         if not config.num_workers:
             raise UsageError("workers=0 must be at least 1; use SerialSampler (--sampler serial) for no workers")
-        batch = replace(batch, terminal_frames=config.terminal_frames)
-        self.spec, self.batch, self.policy, self.config = spec, batch, policy, config
-        self.device = torch.device(device)
-        train, evaluation = (
-            EnvArrays(rollout_layout(spec, each.horizon, each.num_envs, each.window), each.num_workers, each.window)
-            for each in (config, config.for_evaluation())
-        )
-        self._evaluation = evaluation
-        self._server = self._make_server(train, noise_generator(batch, self.device), config)
-        self._envs = [train.envs_of(worker) for worker in range(config.num_workers)]
-        self._started = False
-        self.seconds = {"env_wait": 0.0, "inference": 0.0, "action_wait": 0.0}
+        train, self._evaluation = map(self._make_arrays, (config, config.for_evaluation()))
+        server = self._make_server(train, generator, config)
         if self.device.type == "cuda":
             self.seconds |= {"gpu_wait": 0.0, "gpu": 0.0}
-        self.pool = WorkerPool(config, batch, train, evaluation)
+        self.pool = WorkerPool(config, self.batch, train, self._evaluation)
         self._loop = ServingLoop(self.pool, self.seconds)
+        return server, self.pool
 
-    def _make_server(self, stage: EnvArrays, generator: torch.Generator, config: SamplerConfig) -> ActionServer:
-        return make_server(self.spec, stage.arrays, generator, config, self.device, stage.memory)
+    def _make_arrays(self, config: SamplerConfig) -> EnvArrays:
+        layout = rollout_layout(self.spec, config.horizon, config.num_envs, config.window)
+        return EnvArrays(layout, config.num_workers, config.window)
 
-    @property
-    def bytes_moved(self) -> int:
-        return self._server.bytes_moved
+    def _make_server(self, arrays: EnvArrays, generator: torch.Generator, config: SamplerConfig) -> ActionServer:
+        return make_server(self.spec, arrays.arrays, generator, config, self.device, arrays.memory)
 
-    @property
-    def num_restarts(self) -> int:
-        return int(self._server.arrays["restarts"].sum())
-
-    def collect(self, hook: StepHook = NO_HOOK, first_step: int | None = None) -> Rollout:
-        if not self._started:
-            self.pool.request("start")
-            self._started = True
-        if first_step is not None:
-            self._server.steps_done = first_step
+    def _collect(self, hook: StepHook) -> Rollout:
         rollout = self._loop.collect(self._server, self.policy, hook=hook)
         if self.device.type == "cuda":
             self.seconds["gpu"] = self._server.gpu_s
         return rollout
-
-    def recent(self, t: int, num_steps: int, envs: slice) -> Rollout:
-        return self._server.recent(t, num_steps, envs)
 
     def evaluate(self, games: GamesToPlay, index: int, greedy: bool, policy: Policy | None = None) -> list[Game]:
         role = index + 1
@@ -92,30 +63,6 @@ class AlternatingSampler:
         finally:  # the next evaluation pins the same memory
             server.close()
         return played
-
-    def read_metrics(self) -> dict[str, float]:
-        return {}
-
-    def get_state(self) -> dict[str, Any]:
-        if not self._started:
-            return {"server": self._server.get_state(), "envs": None}
-        states = self.pool.request("get_state")
-        envs = {
-            env: env_state
-            for own_envs, own_states in zip(self._envs, states, strict=True)
-            for env, env_state in zip(own_envs, own_states, strict=True)
-        }
-        return {"server": self._server.get_state(), "envs": [envs[env] for env in range(self.config.num_envs)]}
-
-    def set_state(self, state: dict[str, Any]) -> list[int]:
-        self._server.set_state(state["server"])
-        if state["envs"] is None:
-            return []
-        self._started = True
-        parts = [[state["envs"][env] for env in envs] for envs in self._envs]
-        restarted = sorted(env for own_envs in self.pool.request("set_state", parts) for env in own_envs)
-        self._server.truncate_restarted(restarted)
-        return [self.batch.first_env + env for env in restarted]
 
     def close(self) -> None:
         try:

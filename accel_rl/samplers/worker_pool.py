@@ -5,6 +5,7 @@ it. With on_env_error="restart" it is lost instead: its environments stand still
 takes its place.
 """
 
+import itertools
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
@@ -161,6 +162,22 @@ class WorkerPool:
         for worker, process in enumerate(self.processes):
             process.send((name, arguments[worker] if arguments else None))
         return self._collect_replies(name)
+
+    def start(self) -> None:
+        """Starts the environments of training."""
+        self.request("start")
+
+    def get_state(self) -> list[Any]:
+        """Returns the states of the environments of training, in order."""
+        replies = self.request("get_state")
+        envs = [env for worker in range(len(replies)) for env in self.train.envs_of(worker)]
+        states = dict(zip(envs, itertools.chain(*replies), strict=True))
+        return [states[env] for env in range(self.train.num_envs)]
+
+    def set_state(self, states: list[Any]) -> list[int]:
+        """Continues from get_state's result, in place of `start`; returns the environments that started anew."""
+        parts = [[states[env] for env in self.train.envs_of(worker)] for worker in sorted(self._pool.children)]
+        return sorted(env for own_envs in self.request("set_state", parts) for env in own_envs)
 
     def open_evaluation(self, role: int) -> None:
         """Builds environments for an evaluation; rollouts then use these."""

@@ -18,7 +18,7 @@ def add_settings(command: argparse.ArgumentParser, arguments: list[str]) -> None
     if arguments[:1] != [command.prog.split()[-1]]:
         return  # another command is called, without need of the heavy imports below
     from accel_rl.config.flags import add_flags
-    from accel_rl.config.names import RUN_GROUPS, run_setting_names
+    from accel_rl.settings.names import RUN_GROUPS, run_setting_names
 
     algo = _name_of_algo(arguments)
     if ":" not in algo:
@@ -37,8 +37,8 @@ def add_settings(command: argparse.ArgumentParser, arguments: list[str]) -> None
 def _check_names(command: argparse.ArgumentParser, arguments: list[str], algo: str) -> None:
     """Raises UsageError for an unknown algorithm, or a flag that neither the command nor a built-in algorithm has."""
     from accel_rl.config.fields import flag_of
-    from accel_rl.config.names import built_in_setting_names, run_setting_names, unknown_setting
     from accel_rl.config.presets import load_preset
+    from accel_rl.settings.names import built_in_setting_names, run_setting_names, unknown_setting
 
     load_preset(algo, kind="algorithm")
     known = [*command._option_string_actions, *map(flag_of, [*run_setting_names(), *built_in_setting_names()])]

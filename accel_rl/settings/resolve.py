@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING, Any
 from accel_rl.config.atari_options import AtariOptions
 from accel_rl.config.fields import pick
 from accel_rl.config.learners import LearnerSettings, RankInfo, check_learners, launched_rank_info
-from accel_rl.config.names import built_in_setting_names, run_setting_names, unknown_setting
 from accel_rl.config.presets import KINDS, load_preset, preset_and_base, preset_settings
-from accel_rl.config.queue_settings import QueueSettings
 from accel_rl.config.run_settings import RunSettings
 from accel_rl.config.sources import overlay, read_yaml
 from accel_rl.envs.batches.batch_simulator import BatchConfig
@@ -26,13 +24,14 @@ from accel_rl.hardware.devices import find_device, find_devices, gpu_has_bf16, g
 from accel_rl.hardware.instructions import has_bf16
 from accel_rl.hardware.placement import Plan, make_plans
 from accel_rl.hardware.topology import read_topology
-from accel_rl.settings.sampler_kinds import SAMPLER_KINDS, SamplerKind
+from accel_rl.samplers.kinds import SamplerKind
+from accel_rl.settings.names import built_in_setting_names, run_setting_names, unknown_setting
+from accel_rl.settings.sampler_kinds import SAMPLER_KINDS
 
 if TYPE_CHECKING:
     from accel_rl.run_folder.initial_policy import InitialPolicy
 
 Values = dict[str, Any]
-ADJUSTED_AGENTS = 256  # the default maximum where their number is adjusted
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,7 @@ class Config:
     spec: EnvSpec
     schedule_steps: int
     learners: LearnerSettings
-    queues: QueueSettings
+    sampler_settings: dict[type, Any]  # an instance of each `SamplerKind.Settings`, by its class
     rank_info: RankInfo
     devices: tuple[str, ...]  # one for each learner on this machine
     plans: tuple[Plan, ...]  # the logical CPUs and threads of each of these learners
@@ -92,11 +91,6 @@ class Config:
         )
 
     @property
-    def min_training_batch(self) -> int:
-        """The fewest steps that the queued sampler merges into a batch."""
-        return self.queues.min_training_batch or self.run.envs * self.run.horizon
-
-    @property
     def is_central(self) -> bool:
         """True if parameters lie in a central store."""
         return self.learners.update == "central_store"
@@ -109,7 +103,10 @@ class Config:
     def as_dict(self) -> Values:
         """Returns all settings in one flat mapping, as config.yaml holds it; it resolves to this configuration."""
         atari = self.env.options if game_name(self.env.env_id) else {}
-        values = {**asdict(self.run), **asdict(self.learners), **asdict(self.queues), **asdict(self.algo), **atari}
+        values = {**asdict(self.run), **asdict(self.learners)}
+        for settings in self.sampler_settings.values():
+            values |= asdict(settings)
+        values |= {**asdict(self.algo), **atari}
         # With several learners, only the user's own setting: the chosen number may differ between machines.
         asked = self.sampler_kind.requested_workers(self.run)
         workers = (asked if self.rank_info.size > 1 else self.workers) or self.run.workers
@@ -150,7 +147,8 @@ def resolve(
         below["normalize_observations"] = False
     if not _takes_preset_network(spec):
         below["network"] = None
-    if spec.on_device and below.get("sampler") != "queued":
+    by_preset = SAMPLER_KINDS.get(str(below.get("sampler")))
+    if spec.on_device and not (by_preset and by_preset.merges_rollouts):
         below["sampler"] = "device"
     sampler = overlay(below, chosen).get("sampler", RunSettings.sampler)
     if (sampler == "device") != spec.on_device and sampler in SAMPLER_KINDS:
@@ -158,9 +156,7 @@ def resolve(
         what = "returns a batch on a device: use --sampler device" if spec.on_device else single
         raise UsageError(f"sampler={sampler} cannot step this environment: {env.env_id} {what}")
     if sampler in SAMPLER_KINDS:
-        below |= SAMPLER_KINDS[sampler].preset_changes
-    if chosen.get("deterministic"):
-        below["dynamic_adjustment"] = False
+        below |= SAMPLER_KINDS[sampler].preset_changes(chosen)
     values = overlay(below, chosen) | {"algo": algo_name, "env": env.env_id}
 
     learners, rank_info, devices = _learners(pick(RunSettings, values), pick(LearnerSettings, values))
@@ -172,9 +168,13 @@ def resolve(
     precision, reset_mode = _precision(run, device, takes_bytes), _reset_mode(run.reset_mode, env)
     run = replace(run, device=device, precision=precision, reset_mode=reset_mode)
     plans = _plans(run, learners, rank_info, devices)
-    queues = _queues(pick(QueueSettings, values), run.envs, plans[0])
+    sampler_settings = {
+        kind.Settings: kind.complete(pick(kind.Settings, values), run, plans[0])
+        for kind in SAMPLER_KINDS.values()
+        if kind.Settings
+    }
     steps = run.schedule_steps or run.steps
-    return Config(run, algo_class, algo, env, spec, steps, learners, queues, rank_info, devices, plans)
+    return Config(run, algo_class, algo, env, spec, steps, learners, sampler_settings, rank_info, devices, plans)
 
 
 def _precision(run: RunSettings, device: str, takes_bytes: bool) -> str:
@@ -367,14 +367,3 @@ def _plans(
     if not has_threads:
         return plans
     return tuple(replace(plan, worker_cpus=(None,) * len(plan.worker_cpus)) for plan in plans)
-
-
-def _queues(queues: QueueSettings, num_agents: int, plan: Plan) -> QueueSettings:
-    """Returns the settings with the maximum number of agents, if that number is adjusted."""
-    most = queues.max_agents
-    if most is not None and most < num_agents:
-        raise UsageError(f"max_agents={most} must be at least envs={num_agents}, the agents to start with")
-    if most is None and queues.dynamic_adjustment:
-        by_default = min(ADJUSTED_AGENTS, max(4 * num_agents, 16 * plan.topology.num_busy))
-        most = max(num_agents, by_default)
-    return replace(queues, max_agents=most)

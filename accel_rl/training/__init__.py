@@ -1,1 +1,1 @@
-"""One learner's run: the trainer and its parts, from resolved settings to checkpoints and logs."""
+"""One learner's run: the training loop and its parts, from resolved settings to checkpoints and logs."""

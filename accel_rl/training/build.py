@@ -10,10 +10,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from accel_rl.algos.agent_tasks import AgentTasks
 from accel_rl.algos.auxiliary import AuxiliaryTasks, UpdateWithTasks, add_heads
 from accel_rl.algos.base import Algo, RunInfo
-from accel_rl.config.queue_settings import AgentReplayConfig
+from accel_rl.algos.prepared_tasks import PreparedTasks
 from accel_rl.envs.make import import_name
 from accel_rl.errors import UsageError, unknown
 from accel_rl.hardware.allocator import keep_freed_memory
@@ -58,16 +57,17 @@ def _check(config: Config, devices: tuple[str, ...]) -> Algo:
     if is_elsewhere:  # this process would keep part of a GPU's memory
         config = on_cpu(config)
     algo = build_algo(config)
+    tasks = make_tasks(algo)
     check_state(algo.policy.state_dict())
     describe(config.as_dict(), config.spec)
-    config.sampler_kind.check(config, algo)
+    config.sampler_kind.check(config, algo, tasks)
     tracking.check(config)
     build_update(config, algo.policy)
     if config.is_central:
         build_store(config).close()
     info = RunInfo(config.run.steps, config.run.envs, devices)
     algo.validate(info)
-    if tasks := make_tasks(algo):
+    if tasks:
         tasks.validate(info)
     sampler_config(config)
     return algo
@@ -113,7 +113,7 @@ def build_algo(config: Config) -> Algo:
             config.run.horizon,
             network,
             local_envs,
-            config.sampler_kind.merges_segments,
+            config.sampler_kind.merges_rollouts,
         )
         add_heads(algo.policy, config.algo)
     except (RuntimeError, TypeError) as error:
@@ -133,7 +133,7 @@ def build_algo(config: Config) -> Algo:
 
 def make_tasks(algo: Algo) -> AuxiliaryTasks | None:
     """Makes the auxiliary tasks that its settings name, if any, without their replay."""
-    return (AgentTasks if algo.learns_from_segments else AuxiliaryTasks).of(algo)
+    return (PreparedTasks if algo.learns_from_segments else AuxiliaryTasks).of(algo)
 
 
 def with_initial_policy(config: Config) -> Config:
@@ -255,17 +255,17 @@ def build_training_sampler(config: Config, algo: Algo) -> Sampler:
     return build_sampler(
         config,
         algo.policy,
-        tasks.agent_replay_config(config.run.envs, config.run.seed) if tasks else None,
+        tasks,
         window=algo.window.steps if algo.window else 0,
         terminal_frames=tasks is not None and tasks.needs_terminal_frames,
     )
 
 
-def build_sampler(config: Config, policy: Any, replay: AgentReplayConfig | None = None, **changes: Any) -> Sampler:
-    """Makes the run's sampler. replay: the replay of each of the queued sampler's agents. changes: fields of
+def build_sampler(config: Config, policy: Any, tasks: AuxiliaryTasks | None = None, **changes: Any) -> Sampler:
+    """Makes the run's sampler. tasks: the auxiliary tasks that learn from its rollouts. changes: fields of
     SamplerConfig that differ from the run's."""
     settings = replace(sampler_config(config), **changes)
-    return config.sampler_kind.build(config, policy, settings, replay)
+    return config.sampler_kind.build(config, policy, settings, tasks)
 
 
 def sampler_config(config: Config) -> SamplerConfig:

@@ -1,4 +1,4 @@
-"""One iteration: it collects a rollout and learns from it. The trainer repeats it, and so do benchmarks."""
+"""One iteration: it collects a rollout and learns from it. The training loop repeats it, and so do benchmarks."""
 
 import time
 from collections.abc import Callable

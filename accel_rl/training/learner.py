@@ -41,7 +41,7 @@ class LearnerJob:
 
 @dataclass
 class Learner:
-    """The parts of a learner that trainer, evaluator and checkpointer share.
+    """The parts of a learner that training loop, evaluator and checkpointer share.
 
     progress: the log, on rank 0 only. steps: agent steps of the whole run so far.
     evaluation_is_due: stays true if a signal interrupts the evaluation, until it has been repeated."""

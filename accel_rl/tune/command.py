@@ -34,7 +34,7 @@ def add_tune(commands: Any, arguments: list[str]) -> None:
         "tune",
         help="find the fastest settings for this machine",
         usage="accel-rl tune [--algo NAME] [--env ENV] [--minutes X] [--out FILE] [--tune-envs] [any other setting]",
-        description="Tries numbers of workers and threads (queued sampler: agents, predictors, trainers) with real "
+        description="Tries numbers of workers and threads, or what else the sampler's speed depends on, with real "
         "training, prints how fast each was, and writes the fastest to a file for `accel-rl train --config`. What is "
         "set below stays as it is.",
         allow_abbrev=False,

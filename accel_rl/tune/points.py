@@ -64,13 +64,13 @@ def make_space(config: Config, fixed: Collection[str], tune_envs: bool = False) 
         raise UsageError(
             f"tune measures one learner, but there are {config.rank_info.size}: omit --devices and --learners-per-gpu"
         )
-    if "dynamic_adjustment" in fixed and config.queues.dynamic_adjustment:
-        raise UsageError("dynamic_adjustment changes while running what tune looks for; omit it")
     if tune_envs and "envs" in fixed:
         raise UsageError(f"--tune-envs searches numbers of environments, but envs={config.run.envs} is set; omit one")
-    own = {"envs": config.run.envs, "workers": config.workers, "sampling_threads": config.plan.sampling_threads}
-    own |= {"learning_threads": config.plan.learning_threads, "predictors": config.queues.predictors}
-    own |= {"trainers": config.queues.trainers}
+    own = config.as_dict() | {"workers": config.workers, "sampling_threads": config.plan.sampling_threads}
+    own["learning_threads"] = config.plan.learning_threads
+    for name, value in config.sampler_kind.fixed_for_tuning(config).items():
+        if name in fixed and own[name] != value:
+            raise UsageError(f"{name} changes while running what tune looks for; omit it")
     allowed = config.sampler_kind.tunable(config, tune_envs)
     is_fixed = {*fixed, *({"workers"} if "envs_per_worker" in fixed else ())}
     axes = {name: _axis(n, own[name]) for name, n in allowed.items() if name not in is_fixed and len(n) > 1}

@@ -15,8 +15,8 @@ from accel_rl.training.iteration import Iteration
 class Training:
     """A run's iterations (training/iteration.py) as a contestant, without logging, evaluations and checkpoints.
 
-    total_steps: valid agent steps so far. Between turns the run's processes sleep. Those of the queued sampler first
-    fill its queues: so a turn begins by learning from as many steps, which do not count."""
+    total_steps: valid agent steps so far. Between turns the run's processes sleep, once the sampler holds all steps
+    that it can. A turn begins by learning from as many steps, which do not count."""
 
     def __init__(self, name: str, config: Config):
         self.name, self.config, self.total_steps = name, config, 0
@@ -33,12 +33,12 @@ class Training:
         pull_horizon = config.learners.pull_horizon
         self.iteration = Iteration(self.sampler, self.algo, self._update, config.plan, pull_horizon)
         self._turn = Repeated(name, self.iterate, finish=self._finish)
-        self._steps_in_queues = config.sampler_kind.steps_held(config)
+        self._steps_held = config.sampler_kind.steps_held(config)
 
     def run(self, seconds: float) -> float:
         """Takes a turn; returns agent steps/s."""
         with pinned(self.config.plan.server_cpus):
-            self.iterate_for(self._steps_in_queues)
+            self.iterate_for(self._steps_held)
             return self._turn.run(seconds)
 
     def _finish(self) -> None:

@@ -59,8 +59,9 @@ def parts(folder: Path) -> dict[str, str]:
 
 
 def is_reproducible(column: str) -> bool:
-    """Returns whether a column of progress.csv holds no measured time."""
-    return not column.startswith("time/") or column == "time/total_timesteps"
+    """Tells whether a column of progress.csv is neither a measured time nor a rate."""
+    is_measured = column.startswith("time/") or column.endswith("_per_second")
+    return not is_measured or column == "time/total_timesteps"
 
 
 def train(settings: dict[str, Any], steps: int, scratch: Path) -> dict[str, str]:

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from accel_rl import cli
 from accel_rl.config.fields import flag_of
-from accel_rl.config.names import built_in_setting_names, run_setting_names
 from accel_rl.config.presets import preset_names
 from accel_rl.errors import UsageError
 from accel_rl.experiments.grid import PARTS
+from accel_rl.settings.names import built_in_setting_names, run_setting_names
 from fuzz_settings import HUGE, one_in, runs, settings_of, wrong
 
 Draw = Callable[[st.SearchStrategy[Any]], Any]

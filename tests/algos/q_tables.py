@@ -1,4 +1,4 @@
-"""Q-networks that are tables, one-hot observations, and runs of a few rollouts without a trainer."""
+"""Q-networks that are tables, one-hot observations, and runs of a few rollouts without a training loop."""
 
 from typing import Any
 
@@ -52,7 +52,7 @@ def one_hot(states: list[int], num_states: int) -> Tensor:
 
 
 def play(algo: Any, sampler: Any, update: Any, num_rollouts: int, step: int = 0) -> list[dict[str, Tensor]]:
-    """Collects rollouts and learns as the trainer does; returns the statistics of each step and of each rollout."""
+    """Collects rollouts and learns as a run does; returns the statistics of each step and of each rollout."""
     stats = []
     for _ in range(num_rollouts):
         algo.before_rollout(step)

@@ -203,19 +203,3 @@ def test_vtrace_learns_at_the_end_of_a_rollout() -> None:
         ordinary.validate(RunInfo(100, 4, ("cpu",)))
     with pytest.raises(UsageError, match="at most rho_bar"):
         make("vtrace", c_bar=2.0).validate(RunInfo(100, 4, ("cpu",)))
-
-
-@pytest.mark.parametrize(
-    ("name", "changes", "message"),
-    [
-        ("a2c", {"normalize_returns": True}, "--sampler alternating"),
-        ("ppo", {"minibatches": 13}, "raise min_training_batch"),
-        ("ppo, core", {"minibatches": 4}, "about 3 segments"),
-    ],
-)
-def test_settings_that_do_not_fit_segments(name: str, changes: dict[str, Any], message: str) -> None:
-    """Segments refuse normalized returns, and more minibatches than they can fill."""
-    with pytest.raises(UsageError, match=message):
-        make(name, **changes).validate(RunInfo(1000, 4, ("cpu",)))
-    make("ppo", minibatches=5).validate(RunInfo(1000, 4, ("cpu",)))  # any other number is divided somehow
-    assert all(algo_class.accepts_segments for algo_class in (A2C, PPO, VTrace))

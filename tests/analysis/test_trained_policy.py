@@ -55,7 +55,7 @@ def test_a_recurrent_agent_acts_like_the_sampler(recurrent: TrainedPolicy) -> No
     """A recurrent agent chooses the sampler's actions, for single games and for batches of them."""
     sampler: Any = build_sampler(recurrent.config, recurrent.policy, horizon=60)
     sampler._envs.start()
-    rollout = sampler._collect(sampler._server, sampler._envs, recurrent.policy, greedy=True)
+    rollout = sampler._play(sampler._server, sampler._envs, recurrent.policy, greedy=True)
     seen, reset = rollout.observation_rows.numpy(), rollout.reset.numpy()
     states: list[Any] = [None] * 4
     state, differ = None, 0

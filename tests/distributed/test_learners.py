@@ -21,7 +21,7 @@ from accel_rl.run_folder import checkpoint
 from accel_rl.settings.resolve import resolve
 from accel_rl.training.build import build_algo, build_store
 from accel_rl.training.learner import LearnerJob
-from accel_rl.training.trainer import Trainer
+from accel_rl.training.loop import TrainingLoop
 from tests.helpers.processes import Command
 from tests.helpers.runs import TINY, assert_same, assert_same_run, rows, rows_without_time
 from tests.helpers.samplers import TOYS
@@ -297,32 +297,32 @@ def test_learners_save_and_restore_what_is_their_own(tmp_path: Path) -> None:
     config = resolve({**settings, "steps": 240})
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config.as_dict()))
 
-    def start(state: Any = None) -> tuple[Trainer, Trainer]:
+    def start(state: Any = None) -> tuple[TrainingLoop, TrainingLoop]:
         control, store, (reader, writer) = Control(2), build_store(config, state), Pipe(duplex=False)
         control.begin(state["steps"] if state else 0)
         coordinators = AsyncCoordinator(0, 2, control, None, {1: reader}), AsyncCoordinator(1, 2, control, writer)
         one, other = (
-            Trainer(LearnerJob(config.of_learner(rank), tmp_path, each, False, state, False, store))
+            TrainingLoop(LearnerJob(config.of_learner(rank), tmp_path, each, False, state, False, store))
             for rank, each in enumerate(coordinators)
         )
         return one, other
 
     first, second = start()
-    for trainer in (first, second, second, second, second, second):  # the first one does not learn yet
-        trainer._iterate()
+    for loop in (first, second, second, second, second, second):  # the first one does not learn yet
+        loop._iterate()
     exchange: Any = second.learner.update.exchange
     assert exchange._num_pending > 0
-    for trainer in (second, first):
-        trainer.checkpointer.save(is_last=True)
+    for loop in (second, first):
+        loop.checkpointer.save(is_last=True)
     first.checkpointer.write_submitted()
     state = load(tmp_path)
     assert torch.equal(state["update"]["parameters"], second.learner.update.parameters.values)
     names = [learner["replay"] for learner in state["learners"]]
     assert names == ["replay-10.pt", "replay-60-1.pt"]
     assert [load(tmp_path, name)["ring"]["size"] for name in names] == [(2, 63)] * 2  # 120 steps of its own
-    for trainer, resumed in zip((first, second), start(state), strict=True):
-        learner, other = trainer.learner, resumed.learner
+    for loop, resumed in zip((first, second), start(state), strict=True):
+        learner, other = loop.learner, resumed.learner
         assert_same(other.sampler.get_state(), learner.sampler.get_state())
         assert_same(other.algo.replay.state_dict(), learner.algo.replay.state_dict())
-        for each in (trainer, resumed):
+        for each in (loop, resumed):
             each.close()

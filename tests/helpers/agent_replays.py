@@ -5,9 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from accel_rl.config.queue_settings import AgentReplayConfig
 from accel_rl.envs.spec import Array, EnvSpec
-from accel_rl.samplers.queued.agent_replay import AgentReplay, auxiliary_layout
+from accel_rl.samplers.queued.agent_replay import AgentReplay, AgentReplayConfig, auxiliary_layout
 from tests.helpers.eventful import EventfulEnv
 
 

@@ -1,4 +1,4 @@
-"""DQN on a few environments, without a trainer."""
+"""DQN on a few environments, without a training loop."""
 
 from typing import Any
 

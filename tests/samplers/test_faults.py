@@ -479,7 +479,7 @@ def test_the_second_signal_insists(tmp_path: Path) -> None:
 
 @slow
 def test_nothing_outlives_a_killed_trainer(tmp_path: Path) -> None:
-    """No process outlives a killed trainer, even if it hangs in an environment or was started by one."""
+    """No process outlives a killed learner, even if it hangs in an environment or was started by one."""
     (tmp_path / "endless.py").write_text(
         "import pathlib, time\ndef make():\n    pathlib.Path('built').touch()\n    time.sleep(3600)\n"
     )

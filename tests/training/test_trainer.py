@@ -2,7 +2,7 @@
 
 import pytest
 
-from accel_rl.training.trainer import pass_a_multiple
+from accel_rl.training.loop import pass_a_multiple
 
 
 @pytest.mark.parametrize(

@@ -184,7 +184,10 @@ def test_replays_are_short() -> None:
         ),
         (["--env", "CartPole-v1", "--minutes", "nan"], "minutes=nan must be greater than 0"),
         (["--env", "CartPole-v1", "--devices", "cpu,cpu"], "tune measures one learner, but there are 2"),
-        (["--env", "CartPole-v1", "--dynamic-adjustment"], "dynamic_adjustment changes while running"),
+        (
+            ["--env", "CartPole-v1", "--sampler", "queued", "--dynamic-adjustment"],
+            "dynamic_adjustment changes while running",
+        ),
         (
             ["--env", "CartPole-v1", "--out", "."],
             "cannot write .: it must be a file in a folder that can be written to; use --out FILE",

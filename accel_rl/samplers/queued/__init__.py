@@ -1,5 +1,5 @@
-"""Experience by queues, as in GA3C (Babaeizadeh et al. 2017): agents, predictors, trainers.
+"""Samples by queues, as in GA3C (Babaeizadeh et al. 2017), with agents, predictors and trainers.
 
 Read agent.py (a process with one environment), predictor.py (threads that choose actions), batches.py (segments merged
-into batches to learn from), then sampler.py, which joins them. Imports nothing: agents must stay free of torch.
+into batches to learn from), then sampler.py, which joins them. This file imports nothing: agents stay free of torch.
 """

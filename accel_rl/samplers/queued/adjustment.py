@@ -4,19 +4,19 @@ GA3C changes one of the three numbers by +-1 at random every minute, and keeps t
 follow. Here, too, one number changes at a time and the objective decides, but the search is made for noisy machines:
 
 * Windows have equal lengths. The first part of each lets the machine settle and does not count.
-* A change with a gain of more than CLEAR_GAIN is accepted at once. Any other one goes back, and the accepted
-  configuration is measured again: the change is compared with the mean of the windows before and after it, so that a
-  steady drift cancels. A gain must exceed what two windows of one configuration usually differ by, which is measured on
-  the way. One that is smaller but not negative is measured again, MOST_TRIALS times at most: the more measurements, the
-  smaller the mean gain that suffices.
-* A rejected change really goes back, and the next change is compared with a new measurement of the accepted
-  configuration, not with an old or lucky one.
+* A change with a gain of more than CLEAR_GAIN is accepted at once. Any other change is undone, and the accepted
+  configuration is measured again. The change is compared with the mean of the windows before and after it, so that a
+  steady drift cancels. Its gain must exceed the usual difference of two windows of one configuration, which the search
+  measures on the way. A gain that is smaller but not negative is measured again, at most MOST_TRIALS times. The more
+  measurements there are, the smaller the mean gain that suffices.
+* A rejected change is undone. The next change is compared with a new measurement of the accepted configuration, not
+  with an old or lucky one.
 * The number of agents doubles or halves as long as that pays, and then changes by smaller and smaller shares;
   predictors and trainers change by one. The kind of change that was accepted last is tried first, others at random.
 * Once nothing pays, the configuration rests for 1, 2, 4, ... up to LONGEST_REST windows before all changes are tried
   again. A rest ends early if the objective moves by more than CLEAR_GAIN.
-* Above MEMORY_CEILING of the memory, the accepted counts become upper limits (GUNREAL, section 3.2), and a change under
-  way that has raised one of them goes back.
+* If more than MEMORY_CEILING of the memory is in use, the accepted counts become upper limits (GUNREAL, section 3.2). A
+  change under trial that exceeds them is undone.
 """
 
 from collections import deque
@@ -30,18 +30,18 @@ import numpy as np
 from accel_rl.errors import UsageError
 
 SETTLING = 1 / 3  # share of a window that does not count
-CLEAR_GAIN = 0.10  # a difference of logarithms, as all gains
+CLEAR_GAIN = 0.10  # like all gains, a difference of logarithms
 MOST_TRIALS = 3
-FIRST_NOISE = 0.02  # by which two windows of one configuration are taken to differ until this is known
+FIRST_NOISE = 0.02  # assumed difference of two windows of one configuration, until it is measured
 LEAST_NOISE = 0.005
-LEAST_SHARE = 1 / 8  # of the agents, by which their number changes
+LEAST_SHARE = 1 / 8  # the smallest change of the number of agents, relative to it
 LONGEST_REST = 32  # windows
 MEMORY_CEILING = 0.95  # GUNREAL, section 3.2
 TINY = 1e-9  # in place of an objective of 0, which has no logarithm
 
 
 class Counts(NamedTuple):
-    """How many there are of each."""
+    """The numbers of agents, predictors and trainers."""
 
     agents: int
     predictors: int
@@ -49,8 +49,8 @@ class Counts(NamedTuple):
 
 
 class Window(NamedTuple):
-    """A finished window, which ended at `seconds` of the caller's clock. objective: per second. accepted: whether these
-    counts were the accepted ones, before the window or because of it."""
+    """A finished window. seconds: its end by the caller's clock; objective: per second; accepted: its counts were the
+    accepted ones, before the window or because of it."""
 
     seconds: float
     counts: Counts
@@ -60,14 +60,14 @@ class Window(NamedTuple):
 
 MOVES = tuple((name, sign) for name in Counts._fields for sign in (1, -1))
 Measured = Generator[Counts, float, float]
-"""Yields the counts of each window, is sent its log objective, and returns the newest one of the accepted counts."""
+"""A part of the search: yields a window's counts, is sent its log objective; returns that of the accepted counts."""
 
 
 class Adjuster:
-    """Says how many agents, predictors and trainers should run, from how fast the present ones are.
+    """Decides how many agents, predictors and trainers should run, by the speed of the current numbers.
 
-    counts: those that should run now; accepted: the best ones so far; limits: the most of each, where 1 is the least.
-    history: all windows so far. Raises UsageError if start is not within the limits."""
+    counts: the numbers that should run now; accepted: the best ones so far; limits: the largest allowed ones; the least
+    is 1. history: all windows so far. Raises UsageError if start is not within the limits."""
 
     def __init__(self, start: Counts, limits: Counts, seed: int, interval_s: float):
         for name, number, limit in zip(Counts._fields, start, limits, strict=True):
@@ -77,21 +77,21 @@ class Adjuster:
         self.history: list[Window] = []
         self._rng = np.random.default_rng(seed)
         self._noise = deque([FIRST_NOISE] * 3, maxlen=9)  # |differences| of windows of one configuration, in logarithms
-        self._rejected: set[Counts] = set()  # since a change was accepted, or since the last rest
-        self._last_move: tuple[str, int] | None = None  # that was accepted
+        self._rejected: set[Counts] = set()  # since the last accepted change or the last rest
+        self._last_move: tuple[str, int] | None = None  # the last accepted one
         self._share, self._rest_windows = 1.0, 1
         self.counts = start
         self._window_start_s: float | None = None
-        self._settled: tuple[float, float] | None = None  # the time and the total from which the window counts
+        self._settled: tuple[float, float] | None = None  # time and total from which on the window counts
         self._start_search()
 
     # ---- windows ----
 
     def advance(self, now_s: float, total_objective: float, memory_share: float) -> Counts | None:
-        """Returns the counts that should run from now on if they change, else None. To be called often.
+        """Returns new counts if they change now, else None. Call it often.
 
-        now_s: by a monotonic clock; total_objective: trainings or predictions since the run began; memory_share: what
-        is in use of the memory, from 0 to 1."""
+        now_s: time by a monotonic clock; total_objective: trainings or predictions since the run began; memory_share:
+        the share of the memory in use, from 0 to 1."""
         before = self.counts
         if memory_share > MEMORY_CEILING:
             self._fix_limits()
@@ -107,7 +107,7 @@ class Adjuster:
         return None if self.counts == before else self.counts
 
     def interrupt(self) -> None:
-        """Starts the window anew with the next `advance`: after a pause, such as an evaluation, that would spoil it."""
+        """Restarts the window with the next `advance`, after a pause such as an evaluation."""
         self._window_start_s = self._settled = None
 
     def _end_window(self, now_s: float, objective: float) -> None:
@@ -121,7 +121,7 @@ class Adjuster:
         self.interrupt()
 
     def _fix_limits(self) -> None:
-        """Makes the accepted counts upper limits; drops a change that exceeds them."""
+        """Makes the accepted counts upper limits; drops a change under trial that exceeds them."""
         self.limits = Counts(*map(min, self.limits, self.accepted))
         if not self._allowed(self.counts):
             self._start_search()
@@ -137,7 +137,7 @@ class Adjuster:
                 baseline = yield from self._rest(baseline)
 
     def _choose_move(self) -> tuple[str, int] | None:
-        """Returns a change that is allowed and not rejected yet: the last one again, or any; None if there is none."""
+        """Returns an allowed change that is not rejected: the last accepted one, or a random one; None if none is."""
         while True:
             moves = [move for move in MOVES if self._allowed(new := self._apply(move)) and new not in self._rejected]
             if self._last_move in moves:
@@ -159,7 +159,7 @@ class Adjuster:
         return all(1 <= number <= limit for number, limit in zip(counts, self.limits, strict=True))
 
     def _try(self, move: tuple[str, int], baseline: float) -> Measured:
-        """Measures a change between windows of the accepted counts, and accepts or rejects it."""
+        """Measures a change between windows of the accepted counts; accepts or rejects it."""
         changed = self._apply(move)
         gains: list[float] = []
         for num_trials in range(1, MOST_TRIALS + 1):
@@ -185,7 +185,7 @@ class Adjuster:
         self.accepted, self._last_move, self._rest_windows = changed, move, 1
 
     def _rest(self, baseline: float) -> Measured:
-        """Keeps the accepted counts for some windows, after which all changes may be tried again."""
+        """Keeps the accepted counts for some windows; then all changes may be tried again."""
         first, windows = baseline, self._rest_windows
         self._rest_windows = min(2 * windows, LONGEST_REST)
         for _ in range(windows):
@@ -200,7 +200,7 @@ class Adjuster:
     # ---- checkpoints ----
 
     def get_state(self) -> dict[str, Any]:
-        """Returns what a checkpoint keeps: all but the windows, since a resumed run measures its machine anew."""
+        """Returns the search's state without its windows, since a resumed run measures its machine anew."""
         return {
             "accepted": list(self.accepted),
             "rejected": sorted(list(counts) for counts in self._rejected),
@@ -212,7 +212,7 @@ class Adjuster:
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Continues with the accepted counts of `get_state`, as far as the present limits allow them too."""
+        """Continues from get_state's result, with its accepted counts cut to the current limits."""
         self.accepted = Counts(*map(min, self.limits, state["accepted"]))
         self._rejected = {Counts(*counts) for counts in state["rejected"]}
         self._last_move = state["last_move"] and tuple(state["last_move"])

@@ -1,13 +1,13 @@
 """An agent: a process that plays one environment, asks predictors for actions, and hands over segments. No torch here.
 
-It is GA3C's Algorithm 3 (Shirahata et al. 2018; Babaeizadeh et al. 2017, section 4.1), with the terminal reward kept.
-What it does next is its stage:
+It follows GA3C's Algorithm 3 (Shirahata et al. 2018; Babaeizadeh et al. 2017, section 4.1), but keeps the terminal
+reward. Its stage says what it does next:
 
-    SLOT    waits for a free slot to begin a segment in, and asks for the action of its first row
-    ACT     waits for the action of row t, and takes it; then the segment goes on, or ends:
-              at T steps      the next request, for the first row of the next segment, also brings the value behind it
-              terminated      it is handed over at once
-              truncated       FINAL: waits for the value of the true last observation first
+    SLOT    waits for a free slot, begins a segment there, and asks for the action of its first row
+    ACT     waits for the action of row t, and takes it. Then the segment goes on, or ends:
+              after T steps   the request for the next segment's first row also brings the value behind this segment
+              terminated      the agent hands it over at once
+              truncated       FINAL: the agent first waits for the value of the true last observation
 """
 
 import contextlib
@@ -18,13 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from accel_rl.config.queue_settings import AgentReplayConfig
 from accel_rl.envs.batches.batch_simulator import BatchConfig, BatchSimulator, rollout_layout
 from accel_rl.envs.global_generators import only_simulate
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.hardware.shared_memory import Layout, Semaphore, SharedArrays, make_poller
 from accel_rl.processes.child import reporting
-from accel_rl.samplers.queued.agent_replay import AgentReplay
+from accel_rl.samplers.queued.agent_replay import AgentReplay, AgentReplayConfig
 from accel_rl.samplers.queued.slots import Ending, IndexQueue, SlotState, Status, free_slots, request
 
 SLOT, ACT, FINAL = "slot", "act", "final"  # stages
@@ -32,11 +31,11 @@ SLOT, ACT, FINAL = "slot", "act", "final"  # stages
 
 @dataclass(frozen=True)
 class AgentSetup:
-    """The first message to an agent: all that it needs to know.
+    """The first message to an agent, with all its settings.
 
-    auxiliary: the prediction queue of each auxiliary task that has one; replay: what these tasks are drawn from.
-    replies, free: semaphores, of answers to its requests and of its free slots. starts: it plays at once, as one does
-    that is started in the middle of a run; else it waits for the message to."""
+    auxiliary: the prediction queue of each auxiliary task that has one; replay: the settings of its replay for these
+    tasks. replies, free: semaphores that count the answers to its requests, and its free slots. starts: the agent
+    plays at once, since the run goes on already; otherwise it waits for a message."""
 
     index: int
     spec: EnvSpec
@@ -64,7 +63,7 @@ class Agent:
         self._status = memoryview(self._arrays["status"][setup.index])
         self._request_number = request(setup.index, setup.generation)
         self._heartbeats, self._waited_ns = self._status[Status.HEARTBEAT], self._status[Status.WAITED_NS]
-        # One step of one environment: row 0 is what is seen before it, row 1 what is seen after it.
+        # One step of one environment: row 0 is the observation before it, row 1 the one after it.
         layout = rollout_layout(setup.spec, 1, 1)
         self._step_arrays = {name: np.zeros(shape, dtype) for name, (shape, dtype) in layout.items()}
         self._step_arrays["restarts"][0] = self._arrays["restarts"][setup.index]
@@ -74,12 +73,12 @@ class Agent:
         self._pollers = {
             semaphore.fd: make_poller(control.fileno(), semaphore.fd) for semaphore in (setup.replies, setup.free)
         }
-        self._silent_poller = make_poller(setup.replies.fd)  # notices only that the learner has gone
+        self._silent_poller = make_poller(setup.replies.fd)  # ignores messages, but notices a learner that has gone
         self._silent_poller.register(control.fileno(), 0)
         self._stage = SLOT
         self._slot, self._t, self._previous = -1, 0, -1
-        self._ended_at = 0  # steps of the last segment
-        self._is_cut_off = False  # a resumed run had to start the environment anew
+        self._ended_at = 0  # number of steps of the last segment
+        self._is_cut_off = False  # True: a resumed run had to start the environment anew
         self._last_action = self._arrays["previous_action"][0, 0].copy() * 0
         self._last_reward = 0.0
         self._replay: AgentReplay | None = None
@@ -97,10 +96,10 @@ class Agent:
         self._arrays["restarts"][self._setup.index] = self._step_arrays["restarts"][0]
 
     def run(self) -> None:
-        """Plays until the learner retires the agent, which has handed over all its steps when this returns."""
+        """Plays until the learner retires the agent; all its steps are handed over when this returns."""
         if self._is_cut_off:
             self._drop_unfinished()
-        if self._stage != SLOT:  # of a run that is resumed: the request was not answered yet
+        if self._stage != SLOT:  # the run is resumed, and the request was not answered yet
             self._request(is_final=self._stage == FINAL)
         while True:
             if self._stage == SLOT:
@@ -119,7 +118,7 @@ class Agent:
                 self._step()
 
     def _begin_segment(self) -> None:
-        """Takes a free slot; its first row is what is seen now, and what was seen before is its history."""
+        """Begins a segment in a free slot, with the current observation as first row, after its history."""
         arrays, before = self._arrays, self._slot
         slot = free_slots(arrays["state"], self._setup.index, self._setup.slots_per_agent)[0]
         arrays["state"][slot] = SlotState.WRITING
@@ -132,7 +131,7 @@ class Agent:
         self._request()
 
     def _write_row(self) -> None:
-        """Writes what is seen now, before step t, into the slot."""
+        """Writes the current observation, before step t, into the slot."""
         arrays, slot, t = self._arrays, self._slot, self._t
         arrays["observation"][slot, self._history + t] = self._row
         arrays["age"][slot, t] = self._step_arrays["age"][0, 0]
@@ -141,11 +140,11 @@ class Agent:
         arrays["previous_reward"][slot, t] = self._last_reward
 
     def _step(self) -> None:
-        """Takes the action of row t, and decides how the segment goes on."""
+        """Takes the action of row t; then the segment goes on or ends."""
         arrays, step, slot, t = self._arrays, self._step_arrays, self._slot, self._t
         action = step["action"][0, 0] = arrays["action"][slot, t]
         self._batch.step(0)
-        if not step["valid"][0, 0]:  # the environment has failed, and gets replaced now
+        if not step["valid"][0, 0]:  # the environment has failed, and is replaced now
             self._renew()
             return self._cut_segment()
         terminated, truncated = bool(step["terminated"][0, 0]), bool(step["truncated"][0, 0])
@@ -179,7 +178,7 @@ class Agent:
             self._request()
 
     def _renew(self) -> None:
-        """Makes what is seen after the step what is seen before the next one."""
+        """Makes the observation after this step the one before the next step."""
         step = self._step_arrays
         self._row[...] = step["observation"][self._history + 1, 0]
         step["age"][0, 0], step["reset"][0, 0] = step["age"][1, 0], step["reset"][1, 0]
@@ -188,7 +187,7 @@ class Agent:
         self._arrays["restarts"][self._setup.index] = step["restarts"][0]
 
     def _end_segment(self, ending: Ending) -> None:
-        """Ends the segment after step t - 1, and hands it over unless a value is still to come."""
+        """Ends the segment after step t - 1; hands it over unless it still lacks a value."""
         self._arrays["num_steps"][self._slot] = self._ended_at = self._t
         self._arrays["ending"][self._slot] = ending
         if ending != Ending.FULL:
@@ -196,10 +195,10 @@ class Agent:
         self._stage = SLOT
 
     def _cut_segment(self) -> None:
-        """Ends the segment before step t, of which nothing is known but the prediction."""
+        """Ends the segment before step t, for which only the prediction is known."""
         if self._t:
             self._end_segment(Ending.CUT)
-        else:  # there is nothing to hand over
+        else:  # it has no step
             self._arrays["state"][self._slot] = SlotState.FREE
             self._setup.free.release()
             self._ended_at, self._stage = 0, SLOT
@@ -207,14 +206,14 @@ class Agent:
     # ---- the learner ----
 
     def _request(self, is_final: bool = False) -> None:
-        """Asks for the action and the value of row t; is_final: only for the value."""
+        """Asks for action and value of row t; is_final: for the value alone."""
         status = self._status
         status[Status.SLOT], status[Status.ROW], status[Status.IS_FINAL] = self._slot, self._t, is_final
         status[Status.PREVIOUS] = self._previous
         self._setup.predictions.put([self._request_number])
 
     def _hand_over(self, slot: int) -> None:
-        """Puts a segment into the training queue, with what is drawn from the replay for the auxiliary tasks."""
+        """Puts a segment into the training queue, with draws from the replay for the auxiliary tasks."""
         if self._replay:
             self._status[Status.DRAWN_INTO] = slot
             drawn = {name: array[slot, ...] for name, array in self._arrays.items() if "/" in name}
@@ -223,12 +222,12 @@ class Agent:
         self._setup.trainings.put([slot])
 
     def _predict(self, task: str) -> None:
-        """Asks for the value behind the sequence that has been drawn for an auxiliary task, and waits for it."""
+        """Asks for the value behind the sequence that was drawn for an auxiliary task, and waits for it."""
         self._setup.auxiliary[task].put([self._request_number])
         self._wait(self._setup.replies, answers=False)
 
     def _wait(self, semaphore: Semaphore, answers: bool = True) -> None:
-        """Waits for a token; answers the learner's messages meanwhile, or leaves them for the next time."""
+        """Waits for a token. Meanwhile it answers the learner's messages, or leaves them for the next wait."""
         if semaphore.try_acquire():
             return
         start = time.perf_counter_ns()
@@ -250,13 +249,13 @@ class Agent:
         self._status[Status.HEARTBEAT] = self._heartbeats
 
     def close(self) -> None:
-        """Closes the environment, which may have something of its own to clean up."""
+        """Closes the environment, which may have resources to release."""
         self._batch.close()
 
     # ---- checkpoints ----
 
     def get_state(self) -> dict[str, Any]:
-        """Returns, while it waits, what the future depends on besides its slots."""
+        """Returns, during a wait, the agent's state except its slots."""
         step = self._step_arrays
         return {
             "env": self._batch.get_state()[0],
@@ -272,7 +271,7 @@ class Agent:
     def set_state(self, state: dict[str, Any]) -> bool:
         """Continues from get_state's result, in place of `start`.
 
-        Returns whether the environment could only be started anew: then `run` drops the segment in progress."""
+        Returns whether the environment had to start anew. Then `run` drops the segment in progress."""
         self._slot, self._t, self._previous, self._ended_at = state["place"]
         self._last_action, self._last_reward = state["last"]
         self._stage = state["stage"]
@@ -287,8 +286,8 @@ class Agent:
         return self._is_cut_off
 
     def _drop_unfinished(self) -> None:
-        """Drops the steps whose future has been lost with the environment: those of the segment in progress, and the
-        last one of a full segment, whose value behind it is not known yet."""
+        """Drops the steps whose future was lost with the environment: those of the segment in progress, and the last
+        step of a full segment that still lacks the value behind it."""
         if self._previous >= 0:
             slot, stage = self._slot, self._stage
             self._slot, self._t = self._previous, self._setup.horizon - 1
@@ -300,7 +299,7 @@ class Agent:
 
 
 def main(fd: int) -> None:
-    """Runs an agent from its first message to its last, in a process that was forked for it. fd: of its connection."""
+    """Runs an agent from its first message to its last, in a process forked for it. fd: its connection's descriptor."""
     control: Connection[Any, Any] = Connection(fd)
     with reporting(control):
         only_simulate()

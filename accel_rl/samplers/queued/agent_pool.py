@@ -1,7 +1,7 @@
-"""The learner's side of the agents: starts them, watches them, replaces or retires them, and asks for their states.
+"""Manages the agents for the learner: starts, watches, replaces and retires them, and asks for their states.
 
-No agent that has died or hangs goes unnoticed: `watch`, which every wait of the sampler calls, raises RunError, or with
-on_env_error="restart" puts a new process in its place.
+Every wait of the sampler calls `watch`. If an agent has died or hangs, it raises RunError; with on_env_error="restart"
+it starts a new process in the agent's place.
 """
 
 import time
@@ -9,7 +9,6 @@ from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager
 from typing import Any
 
-from accel_rl.config.queue_settings import AgentReplayConfig
 from accel_rl.envs.batches.batch_simulator import BatchConfig
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import RunError
@@ -18,19 +17,19 @@ from accel_rl.processes.fork_server import EXIT_PATIENCE_S, Child
 from accel_rl.processes.pool import Message, ProcessPool, SignsOfLife
 from accel_rl.samplers.base import SamplerConfig
 from accel_rl.samplers.queued.agent import AgentSetup
-from accel_rl.samplers.queued.agent_replay import predicted_tasks
+from accel_rl.samplers.queued.agent_replay import AgentReplayConfig, predicted_tasks
 from accel_rl.samplers.queued.slots import IndexQueue, SlotState, Status, free_slots, slots_of
 from accel_rl.samplers.worker_pool import simulator_server
 
-POLL_S = 0.1  # between two looks at whether an answer can still come
+POLL_S = 0.1  # time between two checks whether an answer can still come
 
 
 class AgentPool:
-    """Holds agents with numbers from 0 on, whose environments are built when the constructor returns.
+    """The agents, numbered from 0. Their environments are built when the constructor returns.
 
-    layout: of the shared arrays, for max_agents agents. config.env_timeout_s: longest time without a sign of life while
-    playing; env_build_timeout_s: elsewhere. replay: that each agent keeps for auxiliary tasks.
-    Raises UsageError or RunError if an environment cannot be built."""
+    layout: the layout of the shared arrays, for max_agents agents. config.env_timeout_s: longest time without a sign of
+    life while playing; env_build_timeout_s: the same at other times. replay: settings of each agent's replay, if the
+    agents keep any. Raises UsageError or RunError if an environment cannot be built."""
 
     def __init__(
         self,
@@ -54,10 +53,10 @@ class AgentPool:
         self.free = [Semaphore(one_at_a_time=True) for _ in range(self.max_agents)]
         for free in self.free:
             free.release(slots_per_agent)
-        self.starting: set[int] = set()  # launched, and does not play yet
+        self.starting: set[int] = set()  # agents that are launched but do not play yet
         self.num_wanted = config.num_envs
         self._signs = SignsOfLife(self.arrays["status"][:, Status.HEARTBEAT])
-        self._waited_s, self._waited_ns = 0.0, 0  # so far, and the sum over agents that this accounts for
+        self._waited_s, self._waited_ns = 0.0, 0  # the mean wait so far; the agents' summed waits that it includes
         queues = (self.predictions, self.trainings, *self.auxiliary.values())
         fds = [self.memory.fd, *(fd for queue in queues for fd in queue.fds)]
         fds += [fd for semaphore in (*self.replies, *self.free) for fd in semaphore.fds]
@@ -75,7 +74,7 @@ class AgentPool:
         return self._pool.children
 
     def set_members(self, agents: Collection[int]) -> None:
-        """Before `start`: makes these the agents, whose environments are built when this returns."""
+        """Makes these the agents, before `start`; their environments are built when this returns."""
         for agent in self.processes.keys() - {*agents}:
             self._pool.remove(agent)
         self.num_wanted = len(agents)
@@ -85,9 +84,7 @@ class AgentPool:
         self._collect_replies("built", new)
 
     def start(self, states: dict[int, Any] | None = None) -> list[int]:
-        """Lets all agents play, from these states if there are any.
-
-        Returns those whose environments could only be started anew."""
+        """Lets all agents play, from these states if any. Returns the agents whose environments start anew."""
         for agent in self.processes:
             self.processes[agent].send(states and states[agent])
         restarted = self._collect_replies("done", self.processes)
@@ -95,10 +92,10 @@ class AgentPool:
         return [agent for agent, is_new in restarted.items() if is_new]
 
     def get_states(self, check: Callable[[], None]) -> tuple[dict[int, Any], dict[int, RunError]]:
-        """Returns the agents' states, while predictors and trainers are paused and no agent is being started.
+        """Returns the agents' states, and the errors of agents that fail meanwhile, which it kills.
 
-        Those that have retired by now are left out; the second dict has the errors of those that have failed, which are
-        killed. check: called while it waits; raises if no answer is to be expected any more."""
+        Call it while predictors and trainers are paused and no agent is starting. Agents that have retired are left
+        out. check: called while it waits; raises if no answer can come any more."""
         states: dict[int, Any] = {}
         failed: dict[int, RunError] = {}
         for agent in self.processes:
@@ -113,12 +110,12 @@ class AgentPool:
         return states, failed
 
     def release_slot(self, slot: int) -> None:
-        """Gives a slot, whose segment has been copied, back to its agent."""
+        """Returns a slot to its agent, once its segment is copied."""
         self.arrays["state"][slot] = SlotState.FREE
         self.free[slot // self.slots_per_agent].release()
 
     def restore_slots(self, states: dict[int, int]) -> None:
-        """Before `start`: sets the states of slots; all others are free."""
+        """Sets the states of slots, before `start`; all others are free."""
         self.arrays["state"][:] = SlotState.FREE
         for slot, state in states.items():
             self.arrays["state"][slot] = state
@@ -129,13 +126,13 @@ class AgentPool:
 
     @property
     def num_agents(self) -> int:
-        """Agents that play and have not been asked to retire."""
+        """The number of agents that play and are not asked to retire."""
         return sum(not self.arrays["status"][agent, Status.RETIRES] for agent in self.processes)
 
     def set_number(self, num_agents: int) -> None:
-        """Starts agents, or asks those with the highest numbers to retire, until so many play.
+        """Starts agents, or asks those with the highest numbers to retire, until num_agents play.
 
-        While others retire, there may not be room for all; `watch` starts the rest."""
+        While agents retire, there may be no room for all new ones; `watch` starts the rest."""
         self.num_wanted = num_agents
         playing = [agent for agent in self.processes if not self.arrays["status"][agent, Status.RETIRES]]
         for agent in sorted(playing, reverse=True)[: max(0, len(playing) - num_agents)]:
@@ -172,9 +169,9 @@ class AgentPool:
     # ---- watching ----
 
     def watch(self, paused: Callable[[], AbstractContextManager[list[int]]]) -> None:
-        """Handles what agents have to say, and looks for dead and hung ones. Raises RunError for these.
+        """Handles the agents' messages. Replaces dead and hung agents, or raises RunError for them (see `replace`).
 
-        paused: pauses predictors and trainers; gives the slots that the trainers have still to copy."""
+        paused: pauses predictors and trainers; yields the slots whose segments are not copied yet."""
         for agent in list(self.processes):
             try:
                 while agent in self.processes and self.processes[agent].control.poll():
@@ -187,12 +184,12 @@ class AgentPool:
             self.replace(agent, self._pool.hang_error(agent, *self._limit(agent)), paused)
 
     def _receive(self, agent: int) -> Message:
-        """Takes in and returns an agent's next message; removes one that has retired. Raises its error if it failed."""
+        """Handles and returns an agent's next message; removes a retired agent. Raises the error of a failed one."""
         kind, content = self._pool.receive(agent)
         if kind == "started":
             self.starting.discard(agent)
         elif kind == "retired":
-            self.arrays["restarts"][agent] += 1  # the agent that has its number next plays other games
+            self.arrays["restarts"][agent] += 1  # the next agent of this number plays other games
             self._pool.remove(agent)
         return kind, content
 
@@ -204,7 +201,7 @@ class AgentPool:
         return [agent for agent in self.processes if self._signs.silent_s(agent) > self._limit(agent)[0]]
 
     def _answered(self) -> list[int]:
-        """Returns the agents that have been answered and have not seen it yet."""
+        """Returns the agents that have an answer which they have not read yet."""
         agent_of = {self.replies[agent].fd: agent for agent in self.processes}
         return [agent_of[fd] for fd, _ in make_poller(*agent_of).poll(0)]
 
@@ -214,10 +211,11 @@ class AgentPool:
         return self._timeout_s, "--env-timeout-s"
 
     def replace(self, agent: int, error: RunError, paused: Callable[[], AbstractContextManager[list[int]]]) -> None:
-        """Starts a new process in the place of one that has failed, if environments are to be restarted; else, or if it
-        has not begun to play, raises the error.
+        """Replaces an agent that has failed. Raises its error instead if environments are not restarted, or if it had
+        not begun to play.
 
-        What it had handed over is still learned from; its unfinished segment is lost. One that was to retire has."""
+        The segments that it has handed over stay; its unfinished segment is lost. An agent that was to retire gets no
+        successor."""
         self.processes[agent].kill()
         if not self._batch.restart_on_error or agent in self.starting:
             raise error
@@ -233,7 +231,7 @@ class AgentPool:
                 self._launch(agent, starts=True)
 
     def _reset_semaphores(self, agent: int) -> None:
-        """Gives the semaphores of an agent that does not live the values that a new one expects."""
+        """Sets a dead agent's semaphores to the values that its successor expects."""
         for semaphore in (self.replies[agent], self.free[agent]):
             semaphore.drain()
         if num_free := len(free_slots(self.arrays["state"], agent, self.slots_per_agent)):
@@ -242,7 +240,7 @@ class AgentPool:
     def _collect_replies(
         self, expected: str, agents: Iterable[int], check: Callable[[], None] = lambda: None
     ) -> dict[int, Any]:
-        """Returns the content of each agent's message of the expected kind, once it is there; none of a retired one."""
+        """Waits for a message of the expected kind from each agent; returns their contents, without retired agents."""
         start = time.monotonic()
 
         def watch(late: list[int]) -> None:
@@ -257,7 +255,7 @@ class AgentPool:
         return replies
 
     def _place(self, agent: int) -> str:
-        """Returns which environment an agent plays, and which action it was stepping it with."""
+        """Describes which environment an agent plays, and with which action it was stepping it."""
         place = f"environment {self._batch.first_env + agent} (run seed {self._batch.seed}, {self._batch.env.env_id})"
         if agent in self.starting:
             return place
@@ -266,7 +264,7 @@ class AgentPool:
 
     @property
     def waited_s(self) -> float:
-        """Seconds that agents have waited for the learner so far: the mean of those that there were at a time."""
+        """Seconds that an agent has waited for the learner so far, on average over the agents at each time."""
         waited_ns = self.arrays["status"][:, Status.WAITED_NS].sum()
         self._waited_s += (waited_ns - self._waited_ns) / 1e9 / max(1, len(self.processes))
         self._waited_ns = waited_ns

@@ -1,17 +1,17 @@
-"""The replay that an agent of the queued sampler keeps for the auxiliary tasks. Imports no torch.
+"""The replay that an agent keeps for the auxiliary tasks. Imports no torch.
 
-With each segment, the agent draws a sequence for pixel control, one for value replay and a window for reward
-prediction, asks the learner for the value behind each sequence, and computes what is to be learned. What is drawn and
-what its targets are is as in replay/sequences.py and algos/auxiliary_tasks.py, where the learner keeps the replay.
+With each segment, the agent draws a sequence for pixel control, one for value replay, and a window for reward
+prediction. It asks the learner for the value behind each sequence, and computes the targets. Draws and targets are
+those of replay/sequences.py and algos/auxiliary_tasks.py, for which the learner keeps the replay.
 Source: Shirahata et al. 2018 (GUNREAL), section 3 and Algorithm 6.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from accel_rl.config.queue_settings import AgentReplayConfig
 from accel_rl.envs.spaces.pixel_cells import cell_grid
 from accel_rl.envs.spec import Array, EnvSpec
 from accel_rl.hardware.shared_memory import Layout
@@ -19,17 +19,37 @@ from accel_rl.hardware.shared_memory import Layout
 WINDOW = 3  # states of reward prediction
 
 
+@dataclass(frozen=True)
+class AgentReplayConfig:
+    """The settings of one agent's replay.
+
+    size: steps that it keeps. sequence_steps: L, the length of a sequence. tasks: names of the auxiliary tasks.
+    pixel_control_cell: height and width of a cell, in pixels. pixel_control_discount, discount: per step, for pixel
+    changes and for rewards. waits: draws begin once the replay is full. in_checkpoints: the sampler's saved state
+    includes the replay. seed: the learner's; an agent's generator depends on it and on the agent's index."""
+
+    size: int
+    sequence_steps: int
+    tasks: tuple[str, ...]
+    pixel_control_cell: int
+    pixel_control_discount: float
+    discount: float
+    waits: bool = True
+    in_checkpoints: bool = True
+    seed: int = 0
+
+
 def auxiliary_layout(spec: EnvSpec, config: AgentReplayConfig) -> Layout:
-    """Returns the arrays of what is drawn with one segment, as "task/name"; h = max(frame_stack - 1, 0).
+    """Returns the arrays that hold one segment's draws, as "task/name"; h = max(frame_stack - 1, 0).
 
-    Of pixel_control and value_replay: rows [h + L + 1, *row], what was seen before each step and after the last one,
-    behind h rows of history, blank where they are older than the episode; action [L, *A] (pixel_control only), target
-    [L] or [L, cells]; num_steps [], how many of the L count; bootstrap [] or [cells], which a predictor writes.
-    Of reward_prediction: rows [h + 3, *row]; reward_class [], as in `algos.auxiliary_tasks.reward_class`; num_steps [],
-    1 or 0. num_steps of 0: nothing was drawn.
+    pixel_control and value_replay have: rows [h + L + 1, *row], the observations before each step and after the last
+    one, behind h rows of history, which are blank where they are older than the episode; action [L, *A] (pixel_control
+    only); target [L] or [L, cells]; num_steps [], how many of the L steps count; bootstrap [] or [cells], which a
+    predictor writes. reward_prediction has: rows [h + 3, *row]; reward_class [], as in
+    `algos.auxiliary_tasks.reward_class`; num_steps [], 1 or 0. If nothing was drawn, num_steps is 0.
 
-    Of all but bootstrap, trainers make columns for `Rollout.auxiliary`: behind time in rows, action and target (all
-    that has two axes or more then), in front in num_steps and reward_class."""
+    Trainers merge all but bootstrap into `Rollout.auxiliary`. There, columns follow time in rows, action and target
+    (arrays with at least two axes), and come first in num_steps and reward_class."""
     L, history = config.sequence_steps, max(spec.frame_stack - 1, 0)
     row, dtype = spec.row_shape, spec.row_dtype.str
     layout: Layout = {}
@@ -50,14 +70,14 @@ def auxiliary_layout(spec: EnvSpec, config: AgentReplayConfig) -> Layout:
 
 
 def predicted_tasks(config: AgentReplayConfig | None) -> list[str]:
-    """Returns the tasks that ask for what follows their sequences."""
+    """Returns the tasks that ask for the values behind their sequences."""
     return [task for task in (config.tasks if config else ()) if task != "reward_prediction"]
 
 
 def last_observations(spec: EnvSpec, arrays: dict[str, Array], task: str, slots: Sequence[int]) -> Array:
-    """Returns what was seen behind the sequences in these slots [b, *O], whose value is asked for.
+    """Returns the observations [b, *O] behind the sequences in these slots, whose values are asked for.
 
-    arrays: those of `auxiliary_layout` with a slot axis in front."""
+    arrays: the arrays of `auxiliary_layout`, with a slot axis in front."""
     rows, num_steps = arrays[f"{task}/rows"], arrays[f"{task}/num_steps"]
     if not spec.frame_stack:
         return rows[list(slots), num_steps[list(slots)]]
@@ -65,7 +85,7 @@ def last_observations(spec: EnvSpec, arrays: dict[str, Array], task: str, slots:
 
 
 class AgentReplay:
-    """Keeps the last `size` steps of one environment, each frame once.
+    """The last `size` steps of one environment; each frame is stored once.
 
     Rows are counted from the first one ever appended; row t lies in slot t % num_rows. rng: makes the draws."""
 
@@ -78,7 +98,7 @@ class AgentReplay:
         self._reward = np.zeros(num_rows, np.float32)
         self._age = np.zeros(num_rows, np.int64)  # rows since the first one of the episode
         self._terminated, self._done, self._valid = (np.zeros(num_rows, bool) for _ in range(3))
-        self._last_rows: dict[int, Array] = {}  # by slot: what episodes that ended with this step showed at their end
+        self._last_rows: dict[int, Array] = {}  # by slot of an episode's last step: the true last row
         self._num_appended = 0
 
     # ---- writing ----
@@ -94,12 +114,13 @@ class AgentReplay:
         reset: bool,
         last_row: Array | None = None,
     ) -> None:
-        """Stores a step; copies what it keeps.
+        """Stores copies of a step.
 
-        row: the newest row before the step, age: its rows since the episode's first one; reset: a new game starts at
-        it. action, reward: as the learner sees them. last_row: where the step ends an episode, the true last row."""
+        row: the newest row before the step; age: its number of rows since the episode's first one; reset: a new game
+        starts at it. action, reward: as the learner sees them. last_row: the true last row if the step ends an
+        episode."""
         slot = self._num_appended % self._num_rows
-        if reset and not self._done[slot - 1]:  # of an environment that was replaced: nobody knows what it led to
+        if reset and not self._done[slot - 1]:  # the environment was replaced: the last step's outcome is unknown
             self._valid[slot - 1] = False
         self._last_rows.pop(slot, None)
         self._rows[slot] = row
@@ -117,7 +138,7 @@ class AgentReplay:
 
     @property
     def is_full(self) -> bool:
-        """Whether `size` steps can be drawn; the newest one can't, since the row behind it is not stored yet."""
+        """Whether `size` steps can be drawn. The newest step cannot, since the row behind it is not stored yet."""
         return self._num_steps == self.config.size
 
     @property
@@ -145,10 +166,10 @@ class AgentReplay:
     # ---- draws ----
 
     def draw(self, slot: dict[str, Array], predict: Callable[[str], None]) -> None:
-        """Draws for each task, and writes into the arrays of `auxiliary_layout`, of one slot, each a view.
+        """Draws for each task, and writes into `slot`: views of one slot of the arrays of `auxiliary_layout`.
 
-        predict(task): returns once the learner has written what follows the task's sequence into <task>/bootstrap; not
-        called where the sequence ends with a termination. Where nothing can be drawn, num_steps is 0."""
+        predict(task): returns once the learner has written the value behind the task's sequence into <task>/bootstrap;
+        it is not called if the sequence ends with a termination. If nothing can be drawn, num_steps is 0."""
         for task in self.config.tasks:
             slot[f"{task}/num_steps"][...] = 0
             if self.config.waits and not self.is_full:
@@ -159,13 +180,13 @@ class AgentReplay:
                 self._draw_sequence(task, slot, predict)
 
     def _draw_sequence(self, task: str, slot: dict[str, Array], predict: Callable[[str], None]) -> None:
-        """Draws a start uniformly, among the valid steps that have L rows after them."""
+        """Draws a sequence. Its start is uniform among the valid steps that have L rows after them."""
         L, history = self.config.sequence_steps, self._history
         start = self._choose(self._read(self._valid, self._first, self._first + max(0, self._num_steps - L + 1)))
         if start is None:
             return
         done, valid = (self._read(flags, start, start + L) for flags in (self._done, self._valid))
-        # It ends with the first step that ends an episode, or before the first one that is not valid.
+        # The sequence ends with the first step that ends an episode, or before the first step that is not valid.
         ends, gaps = np.flatnonzero(done), np.flatnonzero(~valid)
         n = int(min([L, *(ends[:1] + 1), *gaps[:1]]))
         last = (start + n - 1) % self._num_rows
@@ -189,8 +210,8 @@ class AgentReplay:
         write_returns(slot[f"{task}/target"], reward, bootstrap, discount)
 
     def _draw_window(self, slot: dict[str, Array]) -> None:
-        """Draws three valid steps of one episode, with probability 1/2 among those whose last reward is zero, else
-        among the others; where there is only one kind, among that one."""
+        """Draws three valid steps of one episode. With probability 1/2 the last reward is zero, and else it is not.
+        If only one kind exists, the window is of that kind."""
         stop = self._first + self._num_steps
         if self._num_steps < WINDOW:
             return
@@ -210,14 +231,14 @@ class AgentReplay:
         slot["reward_prediction/num_steps"][...] = 1
 
     def _choose(self, is_candidate: Array) -> int | None:
-        """Returns one of the rows that are candidates, counted from the oldest one; None if there is none."""
+        """Draws one of the candidates, counted from the oldest row; returns its row, or None if there is none."""
         candidates = np.flatnonzero(is_candidate)
         return self._first + int(candidates[self._rng.integers(len(candidates))]) if len(candidates) else None
 
     def _write_rows(self, rows: Array, start: int, count: int) -> None:
         """Writes `count` rows from start on, behind their history, which is blank where it is older than the episode.
 
-        All of them belong to one episode, so that no later stack has anything else to blank."""
+        All rows belong to one episode, so later stacks have nothing else to blank."""
         history = self._history
         rows[: history + count] = self._read(self._rows, start - history, start + count)
         rows[: max(0, history - int(self._age[start % self._num_rows]))] = 0
@@ -225,7 +246,7 @@ class AgentReplay:
     # ---- checkpoints ----
 
     def get_state(self) -> dict[str, Any]:
-        """Returns everything that later draws depend on, picklable; not within a draw."""
+        """Returns the state of all later draws, picklable; not during a draw."""
         written = min(self._num_appended, self._num_rows)
         arrays = {name: array[:written].copy() for name, array in vars(self).items() if isinstance(array, np.ndarray)}
         return {
@@ -236,7 +257,7 @@ class AgentReplay:
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Restores a state of a replay of the same size."""
+        """Continues from get_state's result, from a replay of the same size."""
         for name, array in state["arrays"].items():
             getattr(self, name)[: len(array)] = array
         self._last_rows, self._num_appended = dict(state["last_rows"]), state["num_appended"]
@@ -246,7 +267,7 @@ class AgentReplay:
 def pixel_change(rows: Array, cell: int) -> Array:
     """Returns the mean absolute difference of consecutive pictures in each cell, float32 [n, h, w], in [0, 1].
 
-    rows: uint8 [n + 1, ..., H, W]; over channels, too, the mean is taken. As `algos.auxiliary_tasks.pixel_change`."""
+    rows: uint8 [n + 1, ..., H, W]; the mean includes channels. Equals `algos.auxiliary_tasks.pixel_change`."""
     H, W = rows.shape[-2:]
     h, w = cell_grid((H, W), cell)
     top, left = (H - h * cell) // 2, (W - w * cell) // 2
@@ -254,7 +275,7 @@ def pixel_change(rows: Array, cell: int) -> Array:
     before, after = cropped[:-1], cropped[1:]
     change = np.maximum(before, after) - np.minimum(before, after)  # bytes would wrap below 0
     change = change.reshape(len(change), -1, h, cell, w * cell)  # [n, C, h, cell, w cell]
-    # By adding slices: NumPy's sums over short axes take three times as long.
+    # Adds slices, since NumPy's sums over short axes take three times as long.
     lines = change[..., 0, :].astype(np.uint32)
     for k in range(1, cell):
         lines += change[..., k, :]

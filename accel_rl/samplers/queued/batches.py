@@ -1,7 +1,7 @@
-"""Trainers' work: segments of several agents, merged into one batch to learn from (GA3C, section 4.1; Algorithm 5).
+"""Merges segments of several agents into a batch, which is the trainers' work (GA3C, section 4.1; Algorithm 5).
 
 A batch has a column for each segment. Columns behind the last segment, and rows behind a segment's end, are padding:
-not valid, and whatever they hold is left from earlier batches.
+they are not valid, and hold remains of earlier batches.
 """
 
 from typing import Any
@@ -23,9 +23,9 @@ def num_columns(min_steps: int, horizon: int) -> int:
 
 
 class SegmentBatch:
-    """Merges segments of at most T steps until they have min_steps together, or all C columns are used.
+    """A batch of segments of at most T steps: complete with min_steps steps, or once all C columns are used.
 
-    server: has the slots' arrays, and what was predicted. device: the learner's."""
+    server: has the slots' arrays and the predictions. device: the learner's."""
 
     def __init__(self, spec: EnvSpec, server: PredictionServer, min_steps: int, device: torch.device):
         self.spec, self.device, self._server, self._min_steps = spec, device, server, min_steps
@@ -37,7 +37,7 @@ class SegmentBatch:
         self.arrays |= {name: np.zeros((T, C), bool) for name in ("terminated", "truncated", "valid")}
         self.arrays["bootstrap_value"] = np.zeros(C, np.float32)
         self.arrays["version"] = np.zeros((T, C), np.int64)
-        # What agents have drawn for auxiliary tasks, but what only they needed, as "task/name".
+        # The agents' draws for auxiliary tasks, as "task/name"; the learner does not need the bootstrap values.
         self._drawn = [name for name in slots if "/" in name and not name.endswith("/bootstrap")]
         self.arrays |= {name: self._make(slots[name], C) for name in self._drawn}
         self.outputs = {name: self._make(values, C) for name, values in server.outputs.items()}
@@ -47,7 +47,7 @@ class SegmentBatch:
         self.clear()
 
     def _make(self, of_slots: Array, num_columns: int) -> Array:
-        """Returns rows [T, C, ...] for what the slots hold as [slots, T, ...]; [C] for what each holds once."""
+        """Returns zeros: rows [T, C, ...] for an array [slots, T, ...], and [C] for an array [slots]."""
         if of_slots.ndim == 1:
             return np.zeros(num_columns, of_slots.dtype)
         num_rows, *shape = of_slots.shape[1:]
@@ -59,7 +59,7 @@ class SegmentBatch:
         self.games: list[Game] = []
         self.arrays["valid"][:] = False
         for name in self._drawn:
-            if name.endswith("/num_steps"):  # of padding, nothing was drawn either
+            if name.endswith("/num_steps"):  # padding has no draws
                 self.arrays[name][:] = 0
 
     @property
@@ -74,7 +74,7 @@ class SegmentBatch:
         arrays["observation"][: h + n + 1, c] = slots["observation"][slot, : h + n + 1]
         for name in ("age", "reset"):
             arrays[name][: n + 1, c] = slots[name][slot, : n + 1]
-        arrays["age"][n + 1 :, c] = h  # no padding is worth blanking
+        arrays["age"][n + 1 :, c] = h  # old enough that nobody blanks padding
         for name in ("action", "reward"):
             arrays[name][:n, c] = slots[name][slot, :n]
         arrays["valid"][:n, c], arrays["valid"][n:, c] = True, False
@@ -161,10 +161,10 @@ class SegmentBatch:
 
 
 def _column(array: Array, c: int) -> Array:
-    """Returns one column of such an array."""
+    """Returns one column of rows [T, C, ...] or of [C], as a view."""
     return array[c, ...] if array.ndim == 1 else array[:, c]
 
 
 def _columns(array: Array, num: int) -> Array:
-    """Returns the first columns of rows [T, C, ...], or of what each column has once [C]."""
+    """Returns the first columns of rows [T, C, ...] or of [C], as a view."""
     return array[:num] if array.ndim == 1 else array[:, :num]

@@ -1,8 +1,7 @@
-"""The threads of a queued sampler, and what passes between them: predictors serve the agents' requests, trainers merge
-their segments into batches, and the learner takes these.
+"""Runs the threads of a queued sampler: predictors serve the agents' requests, trainers merge segments into batches.
 
-What has been taken out of the training queue and waits here comes first: `queued`, numbers of slots. A batch is open
-(empty, or partly filled), then filled by a trainer, then complete, and then learned from until it is open again.
+`queued` holds numbers of slots that have left the training queue already; trainers take these first. A batch is open
+(empty, or partly filled), then in a trainer's hands, then complete, then with the learner, and then open again.
 """
 
 import threading
@@ -19,14 +18,14 @@ from accel_rl.samplers.queued.predictor import PredictionServer
 from accel_rl.samplers.queued.slots import agents_of, wait_for_any
 from accel_rl.samplers.queued.threads import Gate, Loop
 
-POLL_S = 0.1  # how long a thread waits before it looks whether it is to stop
+POLL_S = 0.1  # a waiting thread checks this often whether it must stop
 
 
 class Crew:
-    """Runs predictors and trainers; none before `set_numbers`.
+    """The predictors and trainers; there are none before `set_numbers`.
 
-    new_batch: makes an empty batch. prediction_batch: most requests that are served at once. threads: of torch, in each
-    predictor. `wait_for_batch` raises what a thread has raised."""
+    new_batch: makes an empty batch. prediction_batch: the most requests served at once. threads: torch's threads in
+    each predictor. `wait_for_batch` raises the first error of a thread."""
 
     def __init__(
         self,
@@ -41,12 +40,12 @@ class Crew:
         self._held: list[int] = []
         self.queued: deque[int] = deque()
         self.complete: deque[SegmentBatch] = deque()
-        self._open = deque([new_batch()])  # partly filled ones first; there is one more batch than there are trainers
+        self._open = deque([new_batch()])  # partly filled ones first; there is one batch more than trainers
         self._num_batches = 1
-        self._filled: dict[int, SegmentBatch] = {}  # by the trainer's thread
-        self._changed = threading.Condition()  # of all these
-        self.gate = Gate()  # of trainers and of those predictors that choose actions
-        self.auxiliary_gate = Gate()  # of the other predictors: agents can draw for auxiliary tasks
+        self._filled: dict[int, SegmentBatch] = {}  # in the hands of a trainer, by its thread
+        self._changed = threading.Condition()  # guards all of the above
+        self.gate = Gate()  # for trainers, and for predictors that choose actions
+        self.auxiliary_gate = Gate()  # for the other predictors: agents may still draw for auxiliary tasks
         self._predictors: list[Loop] = []
         self._trainers: list[Loop] = []
         self._auxiliary_predictors: dict[str, list[Loop]] = {task: [] for task in pool.auxiliary}
@@ -55,7 +54,7 @@ class Crew:
     # ---- threads ----
 
     def set_numbers(self, num_predictors: int, num_trainers: int) -> None:
-        """Starts or ends predictors (of each kind) and trainers until there are so many."""
+        """Starts or ends predictors (of each kind) and trainers until the numbers are these."""
         gone = self._resize(self._predictors, num_predictors, "predictor", self._predict)
         for task, loops in self._auxiliary_predictors.items():
             work = partial(self._predict_auxiliary, task)
@@ -75,7 +74,7 @@ class Crew:
 
     @contextmanager
     def paused(self) -> Iterator[list[int]]:
-        """Pauses all threads; gives the slots that wait to be copied."""
+        """Pauses all threads; yields the slots whose segments are not copied yet."""
         with self.gate.closed(), self.auxiliary_gate.closed():
             yield self.take_segments()
 
@@ -85,7 +84,7 @@ class Crew:
         self.set_numbers(0, 0)
 
     def _resize(self, loops: list[Loop], number: int, name: str, work: Callable[[], None]) -> list[Loop]:
-        """Starts loops until there are so many; returns those that are too many, which it takes out."""
+        """Starts loops until there are `number`; removes and returns those beyond it."""
         while len(loops) < number:
             loops.append(Loop(name, work, self._fail))
         gone = loops[number:]
@@ -93,32 +92,32 @@ class Crew:
         return gone
 
     def _fail(self, error: BaseException) -> None:
-        """Hands a thread's exception to the learner."""
+        """Keeps a thread's exception for the learner."""
         with self._changed:
             self._error = self._error or error
             self._changed.notify_all()
 
     def _predict(self) -> None:
-        """Does a predictor's work: serves the requests that there are."""
+        """Serves the waiting requests: a predictor's work."""
         self._set_torch_threads()
         if self._pool.predictions.wait(POLL_S):
             with self.gate.working():
                 self.serve(self.take_requests())
 
     def _predict_auxiliary(self, task: str) -> None:
-        """Does an auxiliary predictor's work."""
+        """Serves the waiting requests of an auxiliary task."""
         self._set_torch_threads()
         if self._pool.auxiliary[task].wait(POLL_S):
             with self.auxiliary_gate.working():
                 self.serve_auxiliary(task, self._prediction_batch)
 
     def _set_torch_threads(self) -> None:
-        """Sets the number of torch's threads that this thread uses."""
+        """Sets how many of torch's threads this thread uses."""
         if torch.get_num_threads() != self._threads:
             torch.set_num_threads(self._threads)
 
     def _train(self) -> None:
-        """Does a trainer's work: copies the next segment into its batch."""
+        """Copies the next segment into this trainer's batch: a trainer's work."""
         me = threading.get_ident()
         batch = self._filled.get(me) or self._take_open(me)
         if batch and (self.queued or self._pool.trainings.wait(POLL_S)):
@@ -137,30 +136,30 @@ class Crew:
                 self._filled[me] = self._open.popleft()
             return self._filled.get(me)
 
-    # ---- the pieces of their work ----
+    # ---- what threads do, piece by piece ----
 
     def take_requests(self) -> list[int]:
-        """Returns the agents whose requests wait, at most as many as are served at once."""
+        """Takes waiting requests, at most prediction_batch; returns their agents."""
         return agents_of(self._pool.predictions.get(self._prediction_batch), self._pool.arrays["status"])
 
     def serve(self, agents: list[int]) -> None:
-        """Answers these agents' requests, in batches of the largest size that is allowed."""
+        """Answers these agents' requests, in batches of at most prediction_batch."""
         for first in range(0, len(agents), self._prediction_batch):
             self._server.serve(agents[first : first + self._prediction_batch])
 
     def serve_auxiliary(self, task: str, most: int) -> None:
-        """Answers the requests, at most so many, that wait for what follows the sequences of an auxiliary task."""
+        """Answers at most `most` requests for the values behind the sequences of an auxiliary task."""
         requests = self._pool.auxiliary[task].get(most)
         if agents := sorted(agents_of(requests, self._pool.arrays["status"])):
             self._server.serve_auxiliary(task, agents)
 
     def take_segments(self) -> list[int]:
-        """Takes over what waits in the training queue; returns all slots that wait to be copied."""
+        """Empties the training queue into `queued`; returns all slots whose segments are not copied yet."""
         self.queued.extend(self._pool.trainings.get(len(self._pool.arrays["state"])))
         return list(self.queued)
 
     def merge(self, batch: SegmentBatch) -> bool:
-        """Copies the next segment, if there is one, into the batch; returns whether that is complete now."""
+        """Copies the next segment, if any, into the batch; returns whether the batch is complete now."""
         with self._changed:
             slots = [self.queued.popleft()] if self.queued else self._pool.trainings.get(1)
         for slot in slots:
@@ -171,7 +170,7 @@ class Crew:
     # ---- the learner ----
 
     def check(self) -> None:
-        """Raises what a thread has raised."""
+        """Raises the first error of a thread."""
         if self._error:
             raise self._error
 
@@ -183,17 +182,17 @@ class Crew:
             return self.complete.popleft() if self.complete else None
 
     def fill_in_rounds(self, watch: Callable[[], None]) -> SegmentBatch:
-        """Returns the next batch without any thread: each round, all agents' requests are waited for, what they have
-        handed over is merged in the order of their numbers, and then the requests are served in that order.
+        """Returns the next batch, without any thread.
 
-        watch: called again and again while there is something to wait for."""
+        A round waits for the requests of all agents, merges the segments that they have handed over, and serves the
+        requests; both in the order of the agents' numbers. watch: called repeatedly while it waits."""
         pool, batch = self._pool, self._open.popleft()
         while True:
             while len(self._held) < len(pool.processes):
                 watch()
                 wait_for_any([pool.predictions, *pool.auxiliary.values()], POLL_S)
                 for task in pool.auxiliary:
-                    self.serve_auxiliary(task, 1)  # which requests come together depends on time, and so does rounding
+                    self.serve_auxiliary(task, 1)  # one by one: larger batches, and their rounding, depend on time
                 self._held += pool.predictions.get(pool.max_agents)
             self.queued.extend(sorted(pool.trainings.get(len(pool.arrays["state"]))))
             while self.queued:
@@ -204,7 +203,7 @@ class Crew:
             self.serve(agents)
 
     def reuse(self, batch: SegmentBatch) -> None:
-        """Opens a batch that has been learned from; drops it where trainers have become fewer."""
+        """Opens a batch that the learner is done with; drops it if there are fewer trainers now."""
         batch.clear()
         with self._changed:
             if self._num_batches > len(self._trainers) + 1:
@@ -219,7 +218,7 @@ class Crew:
             return [batch for batch in (*self._filled.values(), *self._open) if batch.num_segments]
 
     def restore(self, complete: list[SegmentBatch], partly_filled: list[SegmentBatch]) -> None:
-        """Takes over the batches of a checkpoint, before the first thread starts."""
+        """Adds the batches of a checkpoint, before the first thread starts."""
         self.complete.extend(complete)
         self._open.extendleft(reversed(partly_filled))
         self._num_batches += len(complete) + len(partly_filled)

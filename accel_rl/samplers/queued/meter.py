@@ -1,4 +1,4 @@
-"""What the queued sampler measures between two readings: rates, batches, queues, and the policy lag."""
+"""Measures the queued sampler between two readings: rates, batches, queues, and the policy lag."""
 
 import time
 
@@ -10,7 +10,7 @@ from accel_rl.samplers.queued.predictor import PredictionCounts
 
 
 class Meter:
-    """Adds up what each batch shows."""
+    """Sums over batches since the last reading."""
 
     def __init__(self) -> None:
         self._clear()
@@ -23,7 +23,7 @@ class Meter:
         self._num_segments = 0
 
     def add(self, batch: SegmentBatch, num_learned: int, num_requests: int, num_queued: int) -> None:
-        """Takes in a batch that is about to be learned from, when so many have been before, and the queues' lengths."""
+        """Adds a batch that the learner is about to use, after num_learned earlier ones, and the queues' lengths."""
         version, valid = batch.arrays["version"], batch.arrays["valid"]
         n = batch.num_segments
         self._lags.append(num_learned - version[:, :n][valid[:, :n]])
@@ -31,12 +31,12 @@ class Meter:
         self._num_segments += n
 
     def read(self, counts: PredictionCounts) -> dict[str, float]:
-        """Returns what has been measured since the last reading.
+        """Returns the measurements since the last reading.
 
-        predictions_per_second, trainings_per_second (batches learned from); prediction_batch, training_segments: mean
-        sizes; prediction_queue, training_queue: mean lengths, seen when a batch is learned from; policy_lag,
-        policy_lag_95, policy_lag_max: the batches learned from between the choice of a step's action and the learning
-        from it: mean, 95th percentile, maximum over steps. All but the rates are left out while there are none."""
+        predictions_per_second, trainings_per_second: rates of predictions and of learned batches. prediction_batch,
+        training_segments: mean sizes. prediction_queue, training_queue: mean lengths when a batch is taken.
+        policy_lag, policy_lag_95, policy_lag_max: batches learned between choosing an action and learning from its
+        step; mean, 95th percentile and maximum over steps. All but the rates are missing if there was no batch."""
         seconds = max(time.perf_counter() - self._since, 1e-9)
         batches, predictions = counts.batches - self._before[0], counts.predictions - self._before[1]
         self._before = (counts.batches, counts.predictions)

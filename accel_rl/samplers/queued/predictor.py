@@ -1,7 +1,7 @@
 """Predictors: threads of the learner's process that choose the agents' actions (GA3C, section 4.1; Algorithm 4).
 
-A predictor takes the requests that there are, up to a limit, and serves them as one batch. It acts with a copy of the
-policy whose parameters the learner has published in one piece, so never with half an update.
+A predictor takes the waiting requests, up to a limit, and serves them as one batch. It acts with a copy of the policy.
+The learner publishes its parameters in one piece, so no action comes from half an update.
 """
 
 import threading
@@ -30,7 +30,7 @@ from accel_rl.updates.exchange import copy_module
 
 @dataclass
 class Published:
-    """A copy of the policy. version: how many batches had been learned. num_users: predictors that act with it now."""
+    """A copy of the policy. version: batches learned by then. num_users: predictors that act with it now."""
 
     policy: Any
     version: int = 0
@@ -38,9 +38,9 @@ class Published:
 
 
 class PolicyCopies:
-    """Copies of a policy for threads that act while it is being changed.
+    """Copies of a policy, for threads that act while the policy changes.
 
-    `publish` fills a copy that nobody uses and then makes it the newest one; there are as many as that takes."""
+    `publish` fills an unused copy, or a new one if all are in use, and makes it the newest."""
 
     def __init__(self, policy: Any):
         self._policy, self._lock = policy, threading.Lock()
@@ -71,7 +71,7 @@ class PolicyCopies:
 
     @contextmanager
     def newest(self) -> Iterator[Published]:
-        """Gives the newest copy, which stays as it is until the block ends."""
+        """Yields the newest copy, which does not change until the block ends."""
         with self._lock:
             copy = self._newest
             copy.num_users += 1
@@ -84,7 +84,7 @@ class PolicyCopies:
 
 @dataclass
 class PredictionCounts:
-    """What predictors have done so far: batches, predictions, seconds."""
+    """The predictors' work so far: batches, predictions, seconds."""
 
     batches: int = 0
     predictions: int = 0
@@ -92,12 +92,11 @@ class PredictionCounts:
 
 
 class PredictionServer:
-    """Serves batches of requests: reads observations from the slots, acts, and writes what was chosen.
+    """A server of batches of requests: it reads observations from the slots, acts, and writes the actions there.
 
-    arrays: those of `slots.shared_layout`. replies: of each agent. generator: of the policy's noise, on `device`.
-
-    What only learning needs stays in this process: outputs (name -> [slots, T, ...]), version [slots, T],
-    bootstrap_value [slots], and state [slots, T + 1, S] of a recurrent policy, as NumPy arrays."""
+    arrays: the arrays of `slots.shared_layout`. replies: a semaphore for each agent. generator: draws the policy's
+    noise, on `device`. Data for learning alone stay in this process, as NumPy arrays: outputs (name ->
+    [slots, T, ...]), version [slots, T], bootstrap_value [slots], and a recurrent policy's state [slots, T + 1, S]."""
 
     def __init__(
         self,
@@ -112,7 +111,7 @@ class PredictionServer:
         self.device, self.generator = device, generator
         self.copies = PolicyCopies(policy)
         self.counts, self._lock = PredictionCounts(), threading.Lock()
-        self._own = threading.local()  # the predictor thread's CUDA stream
+        self._own = threading.local()  # a CUDA stream for each predictor
         self._num_rows = arrays["observation"].shape[1]
         self._frames = torch.from_numpy(arrays["observation"]).flatten(0, 1)  # of all slots
         num_slots, T = arrays["reward"].shape
@@ -127,7 +126,7 @@ class PredictionServer:
             self.outputs[name] = np.zeros((num_slots, T, *value.shape[1:]), value.numpy().dtype)
 
     def _try(self, policy: Policy) -> dict[str, Tensor]:
-        """Returns what the policy returns besides an action."""
+        """Returns the policy's outputs for one observation of zeros."""
         noise = policy.draw_noise(1, 1, torch.Generator(self.device))[0]
         slot = np.zeros(1, np.int64)
         inputs = self._recurrent_inputs([0], slot, slot, slot > 0)
@@ -148,7 +147,7 @@ class PredictionServer:
 
     @torch.inference_mode()
     def serve_auxiliary(self, task: str, agents: list[int]) -> None:
-        """Answers these agents' requests to predict what follows the sequences they have drawn, as one batch."""
+        """Answers these agents' requests for the values behind the sequences that they have drawn, as one batch."""
         slots = self.arrays["status"][agents, Status.DRAWN_INTO].tolist()
         observation = torch.from_numpy(last_observations(self.spec, self.arrays, task, slots))
         with self.copies.newest() as copy, self._own_stream():
@@ -158,12 +157,14 @@ class PredictionServer:
             self.replies[agent].release()
 
     def _own_stream(self) -> AbstractContextManager[Any]:
-        """Makes a CUDA stream of this thread the current one: threads share the default stream, on which their work
-        would wait for each other's and for learning. What is published is complete, and results are waited for."""
+        """Makes a CUDA stream of this thread's own the current one.
+
+        On the default stream, which threads share, their work would wait for each other's and for learning. No other
+        order is needed: published copies are complete, and predictors wait for their results."""
         if self.device.type != "cuda":
             return nullcontext()
         if not hasattr(self._own, "stream"):
-            # Of high priority: PyTorch's streams of each priority come round again, and graphs are captured on others.
+            # High priority: PyTorch reuses the streams of a priority, and captures graphs on those of another.
             self._own.stream = torch.cuda.Stream(self.device, priority=-1)  # type: ignore[no-untyped-call]
         return torch.cuda.stream(self._own.stream)
 
@@ -181,7 +182,7 @@ class PredictionServer:
         follows = previous >= 0
         self.bootstrap_value[previous[follows]] = value[follows]
         self.bootstrap_value[slot[is_final]] = value[is_final]
-        # What was truncated takes no further action.
+        # An episode that was truncated takes no further action.
         chosen = ~is_final
         slot, row = slot[chosen], row[chosen]
         for name, each in outputs.items():
@@ -193,7 +194,7 @@ class PredictionServer:
         self.arrays["action"][slot, row] = action.cpu().numpy()[chosen]
 
     def _observations(self, slot: Array, row: Array) -> Tensor:
-        """Returns what the network sees at these rows of these slots [n, *O]."""
+        """Returns the network's input at these rows of these slots [n, *O]."""
         first = torch.from_numpy(slot * self._num_rows + row)
         if not self.spec.frame_stack:
             return self._frames[first]
@@ -215,7 +216,7 @@ class PredictionServer:
     # ---- checkpoints ----
 
     def get_state(self, slots: list[int]) -> dict[str, Any]:
-        """Returns what belongs to these slots, and what the next predictions depend on."""
+        """Returns the data of these slots, and the state of later predictions."""
         return {
             "outputs": {name: values[slots] for name, values in self.outputs.items()},
             "version": self.version[slots],

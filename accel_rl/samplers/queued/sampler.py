@@ -1,21 +1,20 @@
-"""GA3C's way to sample: agents ask predictors for actions, trainers merge what the agents have seen into batches.
+"""Samples as GA3C does: agents ask predictors for actions, and trainers merge the agents' segments into batches.
 
-Predictors and trainers are threads of this process. Learning itself is the caller's, between two calls of `collect`, so
-one thread at a time holds forward pass, backward pass and step; trainers prepare the next batches meanwhile. What a
-batch learns from was chosen with parameters of different ages: each step carries the number of batches that had been
-learned from by then, and the difference is the policy lag (Babaeizadeh et al. 2017, section 4.4).
+Predictors and trainers are threads of this process. The caller learns between two calls of `collect`, in one thread;
+meanwhile trainers prepare the next batches. The actions of a batch were chosen with parameters of different ages. Each
+step carries the number of batches that the learner had learned from by then. The difference is the policy lag
+(Babaeizadeh et al. 2017, section 4.4).
 """
 
 import time
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
-from accel_rl.config.queue_settings import AgentReplayConfig
 from accel_rl.envs.batches.batch_simulator import BatchConfig
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import UsageError
@@ -27,45 +26,26 @@ from accel_rl.samplers.alternating import AlternatingSampler
 from accel_rl.samplers.base import NO_HOOK, GamesToPlay, SamplerConfig, StepHook, noise_generator
 from accel_rl.samplers.queued.adjustment import Adjuster, Counts
 from accel_rl.samplers.queued.agent_pool import AgentPool
-from accel_rl.samplers.queued.agent_replay import auxiliary_layout
+from accel_rl.samplers.queued.agent_replay import AgentReplayConfig, auxiliary_layout
 from accel_rl.samplers.queued.batches import SegmentBatch
 from accel_rl.samplers.queued.crew import Crew
 from accel_rl.samplers.queued.meter import Meter
 from accel_rl.samplers.queued.predictor import PredictionServer
+from accel_rl.samplers.queued.settings import QueueSettings
 from accel_rl.samplers.queued.slots import SlotState, shared_layout
 
-WATCH_S = 0.1  # how often the agents are looked after
-MOST_THREADS = 16  # predictors, and trainers, that adjustment may start: as many as the paper has tried
-
-
-@dataclass(frozen=True)
-class QueueConfig:
-    """How the queued sampler runs, besides what is common to all samplers.
-
-    places: of each agent in the training queue. max_agents: that there may ever be (None: as many as at the start).
-    threads: of torch, in each predictor. deterministic: nothing depends on the time that anything takes: all agents'
-    requests are waited for and served together, in order, and no prediction is made while a batch is learned from.
-    adjustment_interval_s: the numbers of agents, predictors and trainers are adjusted while they run, in windows of so
-    many seconds, to raise trainings or predictions per second (None: they stay).
-    """
-
-    num_predictors: int = 2
-    num_trainers: int = 2
-    prediction_batch: int = 128
-    min_training_batch: int = 1
-    places: int = 3
-    max_agents: int | None = None
-    threads: int = 1
-    deterministic: bool = False
-    adjustment_interval_s: float | None = None
-    adjustment_objective: str = "trainings"
+WATCH_S = 0.1  # time between two checks of the agents
+MOST_THREADS = 16  # adjustment starts at most so many predictors, and trainers: the paper tried no more
 
 
 class QueuedSampler:
-    """Plays config.num_envs environments in as many agents; its rollouts are merged from their segments.
+    """A sampler with an agent for each of config.num_envs environments; it merges their segments into rollouts.
 
+    threads: torch's threads in each predictor. replay: settings of each agent's replay, if the agents keep any.
+    deterministic: no result depends on time. The sampler waits for the requests of all agents and serves them together,
+    in order, and never while the learner works.
     Raises UsageError or RunError if an environment cannot be built. Every method that waits raises RunError if an agent
-    or a thread fails. `close` ends them."""
+    or a thread fails. `close` ends agents and threads."""
 
     def __init__(
         self,
@@ -74,18 +54,21 @@ class QueuedSampler:
         policy: Policy,
         config: SamplerConfig,
         device: str | torch.device = "cpu",
-        queues: QueueConfig | None = None,
+        *,
+        queues: QueueSettings,
+        threads: int = 1,
+        deterministic: bool = False,
         replay: AgentReplayConfig | None = None,
     ):
         self.spec, self.policy, self.config = spec, policy, config
         self.batch = replace(batch, terminal_frames=replay is not None)
-        self.queues = queues = queues or QueueConfig()
+        self.queues, self._deterministic = queues, deterministic
         self.device = torch.device(device)
         self.seconds = {"env_wait": 0.0, "inference": 0.0, "action_wait": 0.0}
         self.bytes_moved = 0
-        # In a round of deterministic ones, an agent may fill two slots before it asks for the action of a third.
-        max_agents, slots_per_agent = queues.max_agents or config.num_envs, 1 + queues.places
-        slots_per_agent = max(slots_per_agent, 3 if queues.deterministic else 2)
+        # In a deterministic round, an agent may fill two slots before it asks for the action of a third.
+        max_agents, slots_per_agent = queues.max_agents or config.num_envs, 1 + queues.training_queue
+        slots_per_agent = max(slots_per_agent, 3 if deterministic else 2)
         drawn = auxiliary_layout(spec, replay) if replay else None
         layout = shared_layout(spec, config.horizon, max_agents * slots_per_agent, max_agents, drawn)
         self.pool = AgentPool(spec, self.batch, layout, config, slots_per_agent, replay)
@@ -93,12 +76,13 @@ class QueuedSampler:
             generator = noise_generator(batch, self.device)
             arrays, replies = self.pool.arrays, self.pool.replies
             self._server = PredictionServer(spec, arrays, replies, policy, generator, self.device)
-            self._new_batch = partial(SegmentBatch, spec, self._server, queues.min_training_batch, self.device)
-            self.crew = Crew(self.pool, self._server, self._new_batch, queues.prediction_batch, queues.threads)
+            least = queues.min_training_batch or config.num_envs * config.horizon
+            self._new_batch = partial(SegmentBatch, spec, self._server, least, self.device)
+            self.crew = Crew(self.pool, self._server, self._new_batch, queues.prediction_batch, threads)
         except BaseException:
             self.pool.close()
             raise
-        self._learned: SegmentBatch | None = None  # shown by the last rollout
+        self._learned: SegmentBatch | None = None  # the memory of the last rollout
         self._started = False
         self._next_watch = self._next_memory_reading = 0.0
         self._memory_share = 0.0
@@ -106,8 +90,8 @@ class QueuedSampler:
         self._steps_done = 0
         self._meter = Meter()
         self.adjuster: Adjuster | None = None
-        if queues.adjustment_interval_s:
-            start = Counts(config.num_envs, queues.num_predictors, queues.num_trainers)
+        if queues.dynamic_adjustment:
+            start = Counts(config.num_envs, queues.predictors, queues.trainers)
             limits = Counts(max_agents, *(max(MOST_THREADS, number) for number in start[1:]))
             self.adjuster = Adjuster(start, limits, batch.seed, queues.adjustment_interval_s)
 
@@ -120,8 +104,8 @@ class QueuedSampler:
     def collect(self, hook: StepHook = NO_HOOK, first_step: int | None = None) -> Rollout:
         """Returns the next batch, as a rollout with a column for each segment (see `Rollout`).
 
-        Predictors act with the policy's present parameters from now on. Raises UsageError for a hook: there are no
-        steps that all environments take together."""
+        From now on, predictors act with the policy's current parameters. Raises UsageError for a hook, since agents do
+        not take their steps together."""
         if hook.on_step:
             raise UsageError("sampler=queued has no steps between which to learn; use --sampler alternating")
         self._steps_done = self._steps_done if first_step is None else first_step
@@ -132,7 +116,7 @@ class QueuedSampler:
             self._learned = None
         self._server.copies.publish(self._num_learned)
         start = time.perf_counter()
-        fill = partial(self.crew.fill_in_rounds, self._watch) if self.queues.deterministic else self._wait_for_batch
+        fill = partial(self.crew.fill_in_rounds, self._watch) if self._deterministic else self._wait_for_batch
         batch = self._learned = fill()
         self.seconds["env_wait"] += time.perf_counter() - start
         self.seconds["inference"] = self._server.counts.seconds
@@ -148,7 +132,7 @@ class QueuedSampler:
         raise UsageError("sampler=queued keeps no window of earlier steps; use --sampler alternating")
 
     def evaluate(self, games: GamesToPlay, index: int, greedy: bool, policy: Policy | None = None) -> list[Game]:
-        """Returns whole games, played in workers of their own, as those of AlternatingSampler; agents pause."""
+        """Returns whole games, which an AlternatingSampler with workers of its own plays while agents pause."""
         num_envs = self.config.evaluation_envs + self.config.evaluation_envs % 2
         num_workers = default_workers(num_envs, read_topology().num_busy)
         config = replace(
@@ -172,14 +156,14 @@ class QueuedSampler:
         self.pool.close()
 
     def _start(self, states: dict[int, Any] | None = None) -> list[int]:
-        """Starts agents, from these states if there are any, and threads; returns whose environment starts anew."""
+        """Starts agents, from these states if any, and threads; returns the agents whose environments start anew."""
         if self._started:
             return []
         self._started = True
         self._server.copies.publish(self._num_learned)  # the policy may have been loaded since it was copied
         restarted = self.pool.start(states)
-        if not self.queues.deterministic:
-            self.crew.set_numbers(self.queues.num_predictors, self.queues.num_trainers)
+        if not self._deterministic:
+            self.crew.set_numbers(self.queues.predictors, self.queues.trainers)
         if self.adjuster and states:
             self.set_counts(*self.adjuster.counts)
         return restarted
@@ -192,7 +176,7 @@ class QueuedSampler:
         return batch
 
     def _watch(self) -> None:
-        """Looks after the agents, now and then."""
+        """Checks the agents, if the last check was long enough ago."""
         if time.monotonic() >= self._next_watch:
             self.pool.watch(self.crew.paused)
             self._next_watch = time.monotonic() + WATCH_S
@@ -200,25 +184,25 @@ class QueuedSampler:
     # ---- measuring and adjusting ----
 
     def read_metrics(self) -> dict[str, float]:
-        """Returns what has been measured since the last call (see `Meter.read`), and the numbers of everything."""
+        """Returns the measurements since the last call (see `Meter.read`), and the numbers of agents and threads."""
         return self._meter.read(self._server.counts) | {
             "agents": self.pool.num_agents,
-            "predictors": self.queues.num_predictors,
-            "trainers": self.queues.num_trainers,
+            "predictors": self.queues.predictors,
+            "trainers": self.queues.trainers,
         }
 
     def set_counts(self, num_agents: int, num_predictors: int, num_trainers: int) -> None:
         """Changes the numbers of agents, predictors and trainers while they run.
 
-        An agent that has to go hands over its unfinished segment first."""
+        An agent that retires hands over its unfinished segment first."""
         self._start()
-        self.queues = replace(self.queues, num_predictors=num_predictors, num_trainers=num_trainers)
-        if not self.queues.deterministic:
+        self.queues = replace(self.queues, predictors=num_predictors, trainers=num_trainers)
+        if not self._deterministic:
             self.crew.set_numbers(num_predictors, num_trainers)
         self.pool.set_number(num_agents)
 
     def _adjust(self) -> None:
-        """Lets the adjuster see how much has been done, and changes the numbers as it says."""
+        """Reports the work done so far to the adjuster, and applies the numbers that it returns."""
         if not self.adjuster:
             return
         now = time.monotonic()
@@ -232,7 +216,7 @@ class QueuedSampler:
     # ---- checkpoints ----
 
     def get_state(self) -> dict[str, Any]:
-        """Returns, between two rollouts, what the next one continues from, what waits in the queues included."""
+        """Returns, between two rollouts, the state that the next one continues from, with the queues' contents."""
         self._start()
         if self.adjuster:
             self.adjuster.interrupt()
@@ -249,7 +233,7 @@ class QueuedSampler:
             slots = np.flatnonzero(arrays["state"] != SlotState.FREE).tolist()
             return {
                 "agents": agents,
-                "num_agents": self.pool.num_wanted,  # those that have just failed have no state
+                "num_agents": self.pool.num_wanted,  # agents that have just failed have no state
                 "slots": {slot: int(arrays["state"][slot]) for slot in slots},
                 "arrays": {name: a[slots] for name, a in arrays.items() if name not in ("status", "restarts", "state")},
                 "restarts": arrays["restarts"].copy(),

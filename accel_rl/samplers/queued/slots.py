@@ -1,9 +1,9 @@
-"""What agents and learner share: slots that segments are written into, and queues of their numbers. Imports no torch.
+"""Defines the memory that agents and learner share: slots for segments, and queues of numbers. Imports no torch.
 
-Every agent has a few slots of its own, each with room for one segment of at most T steps. The agent writes into one of
-them; once the segment has ended, the slot's number goes through the training queue, and the slot is free again as soon
-as a trainer has copied it. The prediction queue holds the numbers of agents: what is to be predicted stands in the
-agent's row of `status`. No array is ever pickled, and all memory is allocated at the start.
+Every agent has a few slots of its own, each with room for one segment of at most T steps. The agent writes a segment
+into a slot and puts the slot's number into the training queue. The slot is free again once a trainer has copied it. The
+prediction queue holds numbers of agents; an agent's row of `status` says what it asks for. No array is ever pickled,
+and all memory is allocated at the start.
 """
 
 import array
@@ -18,24 +18,24 @@ import numpy as np
 from accel_rl.envs.spec import Array, EnvSpec
 from accel_rl.hardware.shared_memory import Layout, make_poller
 
-RECORD = np.dtype("<i4")  # of a queue
-QUEUE_LENGTH = 2**12 // RECORD.itemsize  # numbers: every pipe has a page, most have 16
+RECORD = np.dtype("<i4")  # a queue's entry
+QUEUE_LENGTH = 2**12 // RECORD.itemsize  # entries of a pipe of one page, the least; most pipes have 16
 MOST_AGENTS = 1024
 MOST_GENERATIONS = 2**20
 
 
 class SlotState(IntEnum):
-    """Who may touch a slot: FREE: its agent may begin a segment in it; WRITING: it has; QUEUED: the trainers."""
+    """Who may touch a slot. FREE: its agent, which may begin a segment; WRITING: its agent; QUEUED: the trainers."""
 
     FREE, WRITING, QUEUED = range(3)
 
 
 class Ending(IntEnum):
-    """How a segment has ended, and so what follows its last step.
+    """How a segment has ended, and what follows its last step.
 
-    FULL: it has T steps, and the value of what follows came with the next prediction. TERMINATED: nothing follows.
-    TRUNCATED: the true last observation, whose value was asked for. CUT: row num_steps, whose value is known already,
-    since a prediction was made for it: an agent that retires, or one whose environment has failed, ends so."""
+    FULL: it has T steps; the value behind it came with the next prediction. TERMINATED: nothing follows. TRUNCATED: the
+    true last observation follows, whose value was asked for. CUT: the agent retires, or its environment has failed; row
+    num_steps follows, whose value came with its prediction."""
 
     FULL, TERMINATED, TRUNCATED, CUT = range(4)
 
@@ -43,10 +43,10 @@ class Ending(IntEnum):
 class Status(IntEnum):
     """Columns of an agent's row of `status`.
 
-    HEARTBEAT counts its signs of life; IS_WAITING: it waits for the learner; WAITED_NS: so long so far. SLOT, ROW: what
-    its request is about; PREVIOUS: the full segment that gets the value of that row, or -1; IS_FINAL: only the value is
-    wanted, of a truncated episode's last observation. DRAWN_INTO: the slot that its request to predict for an auxiliary
-    task is about. RETIRES: the learner asks it to end. GENERATION: of the process.
+    HEARTBEAT counts its signs of life. IS_WAITING: it waits for the learner; WAITED_NS: its waits so far. SLOT, ROW:
+    the row that it asks about; PREVIOUS: the full segment that gets the value of that row, or -1; IS_FINAL: it asks for
+    the value alone, of a truncated episode's last observation. DRAWN_INTO: the slot whose draws its request for an
+    auxiliary task is about. RETIRES: the learner asks it to end. GENERATION counts the processes with its number.
     """
 
     HEARTBEAT, IS_WAITING, WAITED_NS, SLOT, ROW, PREVIOUS, IS_FINAL, DRAWN_INTO, RETIRES, GENERATION = range(10)
@@ -57,8 +57,8 @@ def shared_layout(
 ) -> Layout:
     """Returns the arrays that agents and learner share, for segments of at most T = horizon steps.
 
-    Slots come first, then rows; row h + t of observation is what is seen before step t, after h = frame_stack - 1 rows
-    of history. auxiliary: arrays of one slot for what is drawn from an agent's replay."""
+    The first axis is the slot, the second the row. Row h + t of observation is the one before step t, after
+    h = frame_stack - 1 rows of history. auxiliary: arrays of one slot for draws from an agent's replay."""
     T, N, row = horizon, num_slots, spec.row_shape
     history = max(spec.frame_stack - 1, 0)
     action = (spec.action_shape, spec.action_dtype.str)
@@ -81,10 +81,10 @@ def shared_layout(
 
 
 class IndexQueue:
-    """A queue of numbers from 0 to 2^31 - 1 between processes, by which many put and many threads get.
+    """A queue of numbers from 0 to 2^31 - 1 between processes. Many processes put, many threads get.
 
-    It is a pipe of records of 4 bytes: the operating system writes and reads them whole, in order, and wakes the
-    process that waits. Nobody puts more than it holds, QUEUE_LENGTH: each number stands for a slot or an agent."""
+    It is a pipe of records of 4 bytes. The operating system writes and reads them whole and in order, and wakes a
+    process that waits. It never holds more than QUEUE_LENGTH numbers, since each stands for a slot or an agent."""
 
     def __init__(self, fds: tuple[int, int] | None = None):
         self.fds = os.pipe() if fds is None else fds
@@ -100,7 +100,7 @@ class IndexQueue:
         os.write(self.fds[1], np.fromiter(numbers, RECORD).tobytes())
 
     def get(self, most: int) -> list[int]:
-        """Takes what there is, at most `most` numbers; does not wait for any."""
+        """Takes at most `most` numbers; does not wait for any."""
         try:
             numbers: list[int] = np.frombuffer(os.read(self.fds[0], most * RECORD.itemsize), RECORD).tolist()
             return numbers
@@ -108,7 +108,7 @@ class IndexQueue:
             return []
 
     def wait(self, timeout_s: float) -> bool:
-        """Waits until there are numbers, but no longer than timeout_s; returns whether there are."""
+        """Waits for numbers, at most timeout_s; returns whether there are any."""
         return wait_for_any([self], timeout_s)
 
     def __len__(self) -> int:
@@ -122,18 +122,17 @@ class IndexQueue:
 
 
 def wait_for_any(queues: Iterable[IndexQueue], timeout_s: float) -> bool:
-    """Waits until one of the queues has numbers, but no longer than timeout_s; returns whether one has."""
+    """Waits for numbers in one of the queues, at most timeout_s; returns whether there are any."""
     return bool(make_poller(*(queue.fd for queue in queues)).poll(timeout_s * 1000))
 
 
 def request(agent: int, generation: int) -> int:
-    """Returns a record of the prediction queue. generation: of the agent's process; what a dead one has asked for is
-    not answered."""
+    """Returns a record of the prediction queue. generation: the agent's; requests of a dead process get no answer."""
     return generation % MOST_GENERATIONS * MOST_AGENTS + agent
 
 
 def agents_of(requests: list[int], status: Array) -> list[int]:
-    """Returns the agents of these requests, in order, without those whose process has been replaced since."""
+    """Returns the agents of these requests, in order, without those whose process was replaced since."""
     found = (divmod(number, MOST_AGENTS) for number in requests)
     return [agent for generation, agent in found if status[agent, Status.GENERATION] % MOST_GENERATIONS == generation]
 

@@ -1,4 +1,4 @@
-"""Threads of the learner's process: they can be paused between two pieces of work, and their errors reach it."""
+"""Threads of the learner's process, which can be paused between two pieces of work and report their errors."""
 
 import contextlib
 import threading
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 
 class Gate:
-    """Lets threads work while it is open. `closed` waits until none is at work any more."""
+    """A gate that lets threads work while it is open. `closed` waits until no thread works."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -14,7 +14,7 @@ class Gate:
 
     @contextlib.contextmanager
     def working(self) -> Iterator[None]:
-        """Waits until the gate is open, and keeps it from closing meanwhile."""
+        """Waits until the gate is open; `closed` waits for the end of this block."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_open)
             self._num_working += 1
@@ -40,9 +40,7 @@ class Gate:
 
 
 class Loop(threading.Thread):
-    """Calls work() again and again in a thread of its own, until `stop` or the first exception.
-
-    on_error: is told of that exception, in the thread."""
+    """A thread that calls work() repeatedly, until `stop` or the first exception, with which it calls on_error."""
 
     def __init__(self, name: str, work: Callable[[], None], on_error: Callable[[BaseException], None]):
         super().__init__(name=name, daemon=True)
@@ -58,5 +56,5 @@ class Loop(threading.Thread):
             self._on_error(error)
 
     def stop(self) -> None:
-        """Asks the thread to end after its present piece of work."""
+        """Asks the thread to end after its current piece of work."""
         self._stops.set()

@@ -11,7 +11,8 @@ from accel_rl.envs import EnvConfig
 from accel_rl.envs.batches.batch_simulator import BatchConfig
 from accel_rl.rollout import PolicyStep, RecurrentInputs
 from accel_rl.samplers.base import SamplerConfig
-from accel_rl.samplers.queued.sampler import QueueConfig, QueuedSampler
+from accel_rl.samplers.queued.sampler import QueuedSampler
+from accel_rl.samplers.queued.settings import QueueSettings
 from tests.helpers.samplers import TOYS, spec_of
 
 LENGTHS = (3, -4, 12, 1, -1, 5, -10, 4)  # steps of each game; negative: truncated
@@ -59,14 +60,17 @@ def make_queued(
     env_timeout_s: float = 60.0,
     restart_on_error: bool = False,
     seed: int = 3,
+    deterministic: bool = False,
     **queues: Any,
 ) -> QueuedSampler:
-    """Returns a sampler of agents that play Numbered, unless env says otherwise; queues: fields of QueueConfig."""
+    """Returns a sampler of agents that play Numbered, unless env says otherwise; queues: fields of QueueSettings."""
     env = env or numbered()
     batch = BatchConfig(env, seed, restart_on_error=restart_on_error)
     config = SamplerConfig(num_agents, horizon, num_workers=0, env_timeout_s=env_timeout_s)
-    defaults = {"min_training_batch": 6, "num_predictors": 1, "num_trainers": 1}
-    return QueuedSampler(spec_of(env), batch, policy or Telling(), config, queues=QueueConfig(**{**defaults, **queues}))
+    defaults = {"min_training_batch": 6, "predictors": 1, "trainers": 1}
+    settings = QueueSettings(**{**defaults, **queues})
+    policy = policy or Telling()
+    return QueuedSampler(spec_of(env), batch, policy, config, queues=settings, deterministic=deterministic)
 
 
 Place = tuple[int, int, int]  # id of an environment, its game, its step

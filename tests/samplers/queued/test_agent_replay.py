@@ -16,11 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from accel_rl.algos.auxiliary_tasks import pixel_change, replayed_return, reward_class
-from accel_rl.config.queue_settings import AgentReplayConfig
 from accel_rl.envs.spec import Array, EnvSpec
 from accel_rl.replay import SequenceReplay
 from accel_rl.rollout import TerminalFrames
-from accel_rl.samplers.queued.agent_replay import AgentReplay, last_observations
+from accel_rl.samplers.queued.agent_replay import AgentReplay, AgentReplayConfig, last_observations
 from accel_rl.samplers.queued.agent_replay import pixel_change as agent_pixel_change
 from tests.helpers.agent_replays import AgentEnv, append, make_slots
 from tests.helpers.eventful import ListReplay

@@ -55,8 +55,8 @@ def finish(sampler: QueuedSampler, book: Book) -> dict[int, int]:
 def churn(schedule: list[Change], horizon: int, min_training_batch: int, places: int) -> None:
     """Plays a schedule: before each change, so many batches are learned from."""
     book = Book()
-    options: dict[str, Any] = {"places": places, "horizon": horizon, "num_trainers": 2}
-    options |= {"min_training_batch": min_training_batch, "num_predictors": 2}
+    options: dict[str, Any] = {"training_queue": places, "horizon": horizon, "trainers": 2}
+    options |= {"min_training_batch": min_training_batch, "predictors": 2}
     sampler = make(None, **options)
     try:
         for num_batches, what, numbers in schedule:
@@ -118,7 +118,7 @@ def test_a_retired_agent_leaves_nothing_behind(tmp_path: Path) -> None:
 @pytest.mark.parametrize("deterministic", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_environments_without_a_state_lose_only_what_was_unfinished(deterministic: bool) -> None:
     """A resume with stateless environments drops unfinished segments only, and their slots become free."""
-    options = {"deterministic": deterministic, "max_agents": 3, "places": 2}
+    options = {"deterministic": deterministic, "max_agents": 3, "training_queue": 2}
     env, rng = numbered(forgets=True), random.Random(0)
     sampler = make_queued(env, **options)  # type: ignore[arg-type]
     try:

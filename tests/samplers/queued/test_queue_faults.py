@@ -79,7 +79,7 @@ def collect_for_ever(sampler: Any) -> None:
 
 def test_a_policy_that_fails_in_a_predictor() -> None:
     """An error of the policy in a predictor thread ends the run with that error."""
-    assert_ends(make_queued(policy=Failing(20), num_predictors=2))
+    assert_ends(make_queued(policy=Failing(20), predictors=2))
 
 
 def test_a_batch_that_fails_in_a_trainer(monkeypatch: Any) -> None:
@@ -93,7 +93,7 @@ def test_a_batch_that_fails_in_a_trainer(monkeypatch: Any) -> None:
         add(self, *arguments)
 
     monkeypatch.setattr(SegmentBatch, "add", fail)
-    assert_ends(make_queued(num_trainers=2))
+    assert_ends(make_queued(trainers=2))
 
 
 def test_hooks_are_refused() -> None:
@@ -109,7 +109,7 @@ def test_hooks_are_refused() -> None:
 def test_threads_end_with_the_sampler() -> None:
     """Threads of predictors and trainers end when counts fall and when the sampler closes."""
     before = threading.active_count()
-    sampler = make_queued(num_predictors=3, num_trainers=2)
+    sampler = make_queued(predictors=3, trainers=2)
     sampler.collect()
     assert threading.active_count() == before + 5
     sampler.set_counts(3, 1, 1)

@@ -14,6 +14,7 @@ from torch import Tensor
 from accel_rl.envs.batches.batch_simulator import make_simulator
 from accel_rl.models.layers import expect_changes
 from accel_rl.samplers.base import noise_generator
+from accel_rl.samplers.queued.kind import min_training_batch
 from accel_rl.settings.resolve import resolve
 from accel_rl.training.build import build_algo, build_optimizer, build_training_sampler, build_update
 from accel_rl.training.iteration import Iteration
@@ -136,7 +137,7 @@ class Reference:
                     self._learn()
 
     def _is_complete(self) -> bool:
-        least, T = self.config.min_training_batch, self.config.run.horizon
+        least, T = min_training_batch(self.config), self.config.run.horizon
         is_full = len(self.batch) == 2 * -(-least // T)
         return sum(len(segment.reward) for segment in self.batch) >= least or is_full
 

@@ -1,4 +1,4 @@
-"""The settings of the queued sampler, and of its agents' replays."""
+"""The settings of the queued sampler."""
 
 from dataclasses import dataclass
 
@@ -38,23 +38,3 @@ class QueueSettings:
         "are more, but at most 256)",
         least=1,
     )
-
-
-@dataclass(frozen=True)
-class AgentReplayConfig:
-    """The settings of the replay of an agent of the queued sampler, which serves the auxiliary tasks.
-
-    size: steps that it keeps. sequence_steps: L, a sequence's length. tasks: their names. pixel_control_cell: height
-    and width of a cell, in pixels. pixel_control_discount, discount: of pixel changes and of rewards, both per step.
-    waits: nothing is drawn before the replay is full. in_checkpoints: the replay is part of the sampler's saved state.
-    seed: this learner's; an agent's generator depends on it and on the agent's index."""
-
-    size: int
-    sequence_steps: int
-    tasks: tuple[str, ...]
-    pixel_control_cell: int
-    pixel_control_discount: float
-    discount: float
-    waits: bool = True
-    in_checkpoints: bool = True
-    seed: int = 0

@@ -1,4 +1,4 @@
-"""Auxiliary tasks with the queued sampler: learning from sequences that agents have drawn, and refused settings."""
+"""Auxiliary tasks that learn from the sequences that the queued sampler's agents have drawn."""
 
 from dataclasses import replace
 from typing import Any
@@ -11,18 +11,17 @@ from torch import Tensor
 
 from accel_rl.algos.a2c import A2C, A2CSettings
 from accel_rl.algos.actor_critic import ActorCriticAlgo
-from accel_rl.algos.agent_tasks import AgentTasks
-from accel_rl.algos.auxiliary import AuxiliaryTasks, UpdateWithTasks, add_heads
+from accel_rl.algos.auxiliary import UpdateWithTasks, add_heads
 from accel_rl.algos.auxiliary_tasks import TASKS
 from accel_rl.algos.base import RunInfo
 from accel_rl.algos.ppo import PPO, PPOSettings
+from accel_rl.algos.prepared_tasks import PreparedTasks
 from accel_rl.algos.vtrace import VTrace, VTraceSettings
-from accel_rl.config.queue_settings import AgentReplayConfig
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import UsageError
-from accel_rl.hardware import host_memory
 from accel_rl.rollout import Rollout
-from accel_rl.samplers.queued.agent_replay import AgentReplay, last_observations
+from accel_rl.samplers.queued.agent_replay import AgentReplay, AgentReplayConfig, last_observations
+from accel_rl.samplers.queued.kind import agent_replay_config
 from accel_rl.updates import Update
 from accel_rl.updates.optimizers import SGD
 from accel_rl.updates.trees import to_device
@@ -40,14 +39,14 @@ ALGOS: dict[str, tuple[type[ActorCriticAlgo], Any, dict[str, Any]]] = {
 }
 
 
-def make_tasks(name: str = "a2c", device: str = "cpu", **settings: Any) -> AgentTasks:
+def make_tasks(name: str = "a2c", device: str = "cpu", **settings: Any) -> PreparedTasks:
     algo_class, settings_class, own = ALGOS[name]
     given = {"auxiliary": NAMES, "auxiliary_replay_steps": 20, "auxiliary_start": "when_full", **own, **settings}
     torch.manual_seed(0)
     algo = algo_class(SPEC, settings_class(**given), 10_000, AGENTS, T, learns_from_segments=True)
     add_heads(algo.policy, algo.settings)
     algo.policy.to(torch.device(device))
-    tasks = AgentTasks.of(algo)
+    tasks = PreparedTasks.of(algo)
     assert tasks
     tasks.setup(SEED)
     return tasks
@@ -63,9 +62,10 @@ def columns_of(slots: dict[str, np.ndarray[Any, Any]], config: AgentReplayConfig
     return merged
 
 
-def drawn_by_agents(tasks: AgentTasks, empty: tuple[int, ...] = ()) -> dict[str, dict[str, Tensor]]:
+def drawn_by_agents(tasks: PreparedTasks, empty: tuple[int, ...] = ()) -> dict[str, dict[str, Tensor]]:
     """Draws for all columns; padding and empty columns hold old numbers, and their num_steps is 0."""
-    config = tasks.agent_replay_config(AGENTS, SEED)
+    config = agent_replay_config(tasks, AGENTS, SEED)
+    assert config
     slots = make_slots(SPEC, config, C)
     for column in range(NUM_SEGMENTS):
         env = AgentEnv(np.random.default_rng(column), SPEC, 9)
@@ -85,7 +85,7 @@ def drawn_by_agents(tasks: AgentTasks, empty: tuple[int, ...] = ()) -> dict[str,
     return columns_of(slots, config)
 
 
-def make_rollout(tasks: AgentTasks, auxiliary: Any, seed: int = 0) -> Rollout:
+def make_rollout(tasks: PreparedTasks, auxiliary: Any, seed: int = 0) -> Rollout:
     rollout = random_rollout(SPEC, tasks.algo.policy, T, C, seed, 0)
     rollout.valid[:, NUM_SEGMENTS:] = False
     value = torch.randn(C, generator=torch.Generator().manual_seed(seed))
@@ -178,26 +178,24 @@ def test_on_a_gpu_it_learns_the_same() -> None:
 
 
 def test_what_agents_are_told() -> None:
-    """The agents' replay configuration holds the algorithm's settings; without tasks or segments there is none."""
+    """The agents' replay configuration holds the algorithm's settings; without tasks there is none."""
     settings = {"pixel_control_discount": 0.7, "pixel_control_cell": 2, "discount": 0.8}
     tasks = make_tasks(**settings, reward_prediction_weight=0.0)
     names = ("pixel_control", "value_replay")
-    assert tasks.agent_replay_config(AGENTS, 5) == AgentReplayConfig(20, T, names, 2, 0.7, 0.8, seed=5)
+    assert agent_replay_config(tasks, AGENTS, 5) == AgentReplayConfig(20, T, names, 2, 0.7, 0.8, seed=5)
     assert tasks.needs_terminal_frames, "agents replay true last frames"
     tasks = make_tasks(auxiliary_start="at_once", auxiliary_sequence_steps=7, checkpoint_replay=False)
-    config = tasks.agent_replay_config(AGENTS, SEED)
-    assert (config.waits, config.sequence_steps, config.in_checkpoints) == (False, 7, False)
-    assert AgentTasks.of(A2C(SPEC, A2CSettings(), 10_000, AGENTS, T)) is None
-    assert AuxiliaryTasks(tasks.algo).agent_replay_config(AGENTS, SEED) is None
-    tasks = make_tasks("vtrace", batch_steps=3)
-    assert tasks.agent_replay_config(AGENTS, SEED).sequence_steps == T, "of a segment"
+    config = agent_replay_config(tasks, AGENTS, SEED)
+    assert config and (config.waits, config.sequence_steps, config.in_checkpoints) == (False, 7, False)
+    assert PreparedTasks.of(A2C(SPEC, A2CSettings(), 10_000, AGENTS, T)) is None
+    assert agent_replay_config(None, AGENTS, SEED) is None
+    config = agent_replay_config(make_tasks("vtrace", batch_steps=3), AGENTS, SEED)
+    assert config and config.sequence_steps == T, "of a segment"
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"core": "lstm"}, "replay no recurrent cores: use --core none, or --sampler alternating"),
-        ({"auxiliary_start": "all_when_full"}, "auxiliary_start=all_when_full .* use when_full"),
         ({"auxiliary_sequence_steps": 21}, "auxiliary_sequence_steps=21 is more than auxiliary_replay_steps=20 keeps"),
         ({"auxiliary_replay_steps": 100}, "waits for 100 steps of each of 3 environments, but the run has 300 steps"),
     ],
@@ -210,18 +208,8 @@ def test_what_is_refused(settings: dict[str, Any], message: str) -> None:
     assert "\n" not in str(error.value)
 
 
-def test_agents_must_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The replays of all agents must fit into free host memory, also where the learner has a GPU."""
-    tasks, of_one = make_tasks(), 20 * 36 * 36
-    monkeypatch.setattr(host_memory, "free_host_bytes", lambda: int(20 * of_one / 0.95))
-    tasks.validate(RunInfo(1000, 10, ("cuda:0",)))
-    with pytest.raises(UsageError, match=r"auxiliary_replay_steps=20 needs .*: use fewer agents \(--envs\), or"):
-        tasks.validate(RunInfo(1000, 20, ("cuda:0",)))
-
-
 def test_large_replays_are_not_saved() -> None:
     """Checkpoints omit the replays of very many agents, unless checkpoint_replay is set."""
-    tasks = make_tasks()
-    in_checkpoints = [tasks.agent_replay_config(num_agents, SEED).in_checkpoints for num_agents in (10, 100_000)]
-    assert in_checkpoints == [True, False]
-    assert make_tasks(checkpoint_replay=True).agent_replay_config(100_000, SEED).in_checkpoints
+    for checkpoint_replay, num_agents, expected in ((None, 10, True), (None, 100_000, False), (True, 100_000, True)):
+        config = agent_replay_config(make_tasks(checkpoint_replay=checkpoint_replay), num_agents, SEED)
+        assert config and config.in_checkpoints == expected

@@ -1,6 +1,6 @@
 """The loop that joins sampler, algorithm and update: collect, learn, log, evaluate, checkpoint.
 
-Read `Trainer.run` first. Its parts: iteration.py (collect and learn), evaluation.py, checkpointer.py, metrics.py.
+Read `TrainingLoop.run` first. Its parts: iteration.py (collect and learn), evaluation.py, checkpointer.py, metrics.py.
 """
 
 import shlex
@@ -16,7 +16,7 @@ from accel_rl.training.log import command, logger
 from accel_rl.training.progress import Progress
 
 
-class Trainer:
+class TrainingLoop:
     """Runs one learner of a run, or the only one, as its job says."""
 
     def __init__(self, job: LearnerJob):

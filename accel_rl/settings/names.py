@@ -8,14 +8,14 @@ from typing import Any
 
 from accel_rl.config.atari_options import AtariOptions
 from accel_rl.config.learners import LearnerSettings
-from accel_rl.config.queue_settings import QueueSettings
 from accel_rl.config.run_settings import RunSettings
 from accel_rl.errors import UsageError, unknown
+from accel_rl.settings.sampler_kinds import SAMPLER_KINDS
 
 RUN_GROUPS: dict[str, Any] = {
     "the run": RunSettings,
     "several learners": LearnerSettings,
-    "the queued sampler": QueueSettings,
+    **{kind.title: kind.Settings for kind in SAMPLER_KINDS.values() if kind.Settings},
     "Atari games (defaults: env preset stooke)": AtariOptions,
 }
 """The settings that a run has whatever its algorithm, by what they are for."""
