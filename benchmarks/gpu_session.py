@@ -47,7 +47,7 @@ LEAST_S = 15.0  # a part with less time left is not started: its imports take ha
 GRACE_S = 3.0  # between the two signals that end a part
 PROBE_LIMIT_S = 120.0
 DRY_PATIENCE = 10  # factor of the limits in a dry run, which finds faults on machines of any speed
-DRY_GPUS = "2,,17179869184"  # number, order and bytes of the fake GPUs
+DRY_GPUS = "2,"  # two GPUs, whose work happens as late as it may
 
 
 @dataclass(frozen=True)

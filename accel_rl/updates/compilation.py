@@ -22,7 +22,6 @@ from accel_rl.processes.child import end_with_parent
 from accel_rl.updates.recording import Program, replay
 
 RTOL, ATOL = 1e-3, 1e-5  # a wrong compilation is far off
-RECENT_S = 900.0
 KEPT_S = 30 * 86_400.0  # machine code that nobody has used for as long is removed
 
 
@@ -77,13 +76,21 @@ def digest_path(path: Path) -> Path:
     return path.with_suffix(".sha256")
 
 
+def is_whole(path: Path) -> bool:
+    """Tells whether there is a file of machine code, as it was written. Raises OSError if it cannot be read."""
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest() == digest_path(path).read_text()
+    except FileNotFoundError:
+        return False
+
+
 def main(parent: str, request_file: str, file: str) -> None:
     end_with_parent(int(parent))
     os.nice(10)
     path, request = Path(file), pickle.loads(Path(request_file).read_bytes())
     with path.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if digest_path(path).exists() and path.stat().st_mtime > time.time() - RECENT_S:
+        if is_whole(path):
             return  # another process has compiled it meanwhile
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=".compiling-") as folder:
             os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from accel_rl.emulator.machine_code import cache_folder
 from accel_rl.errors import UsageError
 from accel_rl.processes.spawning import describe_exit, spawn
-from accel_rl.updates.compilation import Code, Request, digest_path
+from accel_rl.updates.compilation import Code, Request, is_whole
 from accel_rl.updates.cuda_graphs import Terms, Work, unpack
 from accel_rl.updates.recording import Recording, record
 from accel_rl.updates.trees import leaves, map_leaves, structure, to_device
@@ -235,11 +235,7 @@ def load(recording: Recording) -> RunCode | None:
 
     Raises RuntimeError if PyTorch cannot load it, OSError if it cannot be read, UsageError as `path_of` does."""
     path = path_of(recording)
-    try:
-        expected, data = digest_path(path).read_text(), path.read_bytes()
-    except FileNotFoundError:
-        return None
-    if hashlib.sha256(data).hexdigest() != expected:
+    if not is_whole(path):
         return None
     with contextlib.suppress(OSError):
         os.utime(path)  # it is used, and not to be removed soon

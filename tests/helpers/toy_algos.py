@@ -125,14 +125,22 @@ class SameDrawsPPO(PPO):
     def setup(self, seed: int, make_update: MakeUpdate) -> None:
         super().setup(seed, make_update)
         policy: Any = self.policy
-        own, replay = torch.Generator().manual_seed(7), self.replay
+        self.own = own = torch.Generator().manual_seed(7)
 
         def draw_noise(num_steps: int, num_envs: int, _: torch.Generator) -> Tensor:
             noise: Tensor = policy.distribution.draw_noise((num_steps, 1), own)
             return noise.expand(num_steps, num_envs, *noise.shape[2:])
 
         policy.draw_noise = draw_noise
-        replay.draw_noise = lambda: torch.rand(1, 2, dtype=torch.float64, generator=own).expand(replay.ring.num_envs, 2)
+
+    def learn(self, rollout: Rollout, update: Any) -> Stats:
+        replay: Any = update.tasks.replay
+
+        def draw_noise() -> Tensor:
+            return torch.rand(1, 2, dtype=torch.float64, generator=self.own).expand(replay.ring.num_envs, 2)
+
+        replay.draw_noise = draw_noise
+        return super().learn(rollout, update)
 
 
 def write_id(mark: str | Path) -> None:
