@@ -123,7 +123,7 @@ class AuxiliaryTasks:
 
     @property
     def is_filling(self) -> bool:
-        """Whether the algorithm, too, has to wait until the replay is full, by auxiliary_start."""
+        """Whether the algorithm waits, too, until the replay is full (auxiliary_start=all_when_full)."""
         return self.settings.auxiliary_start == "all_when_full" and not self._drawable.is_full
 
     @property

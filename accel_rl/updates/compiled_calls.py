@@ -45,8 +45,8 @@ TIMEOUT_S = 900.0  # for a compilation
 
 
 def may_compile(when: str, deterministic: bool, module: nn.Module) -> bool:
-    """Tells whether a run compiles the updates of a network: a small one, whose time goes into calls. Convolutions gain
-    nothing by it. Machine code rounds differently, so deterministic runs have it only from their start."""
+    """Tells whether a run compiles the updates of a network: if it is small, its time goes into calls, and it has no
+    convolutions, which gain nothing. Machine code rounds differently, so deterministic runs use it only on demand."""
     is_small = sum(parameter.numel() for parameter in module.parameters()) <= MOST_PARAMETERS
     has_convolutions = any(isinstance(layer, nn.Conv2d) for layer in module.modules())
     wanted = when == "always" or (when == "auto" and not deterministic)
@@ -159,7 +159,7 @@ class _Call:
         if self._compiler is None and (is_needed or is_worth_it):
             self._begin(recording)
         if self._compiler and self._compiler.has_ended(wait=is_needed):
-            if not self._find_code(recording):
+            if not self._find_code(recording) and not self._is_given_up:
                 self._give_up(self._compiler.problem())
             self._compiler = None
 
