@@ -56,15 +56,14 @@ def quantile_huber_loss(
     like DQN's. (The loss itself is not 0 if both distributions are equal.)
     Source: Dabney et al. 2018, equations 9 and 10 and algorithm 1, with kappa = 1.
     """
+    # Before any arithmetic, whose gradient of a nan is nan, too.
+    quantiles, td_target = (x.masked_fill(~valid.unsqueeze(-1), 0.0) for x in (quantiles, td_target.detach()))
     K = quantiles.shape[1]
-    tau = (torch.arange(K, dtype=quantiles.dtype, device=quantiles.device) + 0.5) / K
-    error = td_target.detach().unsqueeze(1) - quantiles.unsqueeze(2)  # u [N, K of i, K of j]
-    error = error.masked_fill(~valid.view(-1, 1, 1), 0.0)  # before the sum, whose gradient of a nan is nan, too
-    huber = torch.nn.functional.huber_loss(error, torch.zeros_like(error), reduction="none")
-    weight = (tau.view(1, -1, 1) - (error.detach() < 0).to(tau.dtype)).abs()
-    losses = (weight * huber).mean(2).sum(1)
+    tau = (torch.arange(K, dtype=torch.float64, device=quantiles.device) + 0.5) / K
+    below, above = _huber_sums(quantiles.double(), td_target.double())
+    losses = ((1 - tau) * below + tau * above).sum(1).to(quantiles.dtype) / K
     loss_sum = masked_sum(losses if importance is None else losses * importance, valid)
-    distance = error.detach().mean((1, 2)).abs()
+    distance = (td_target.mean(1) - quantiles.detach().mean(1)).abs()
     terms = {
         "loss": loss_sum,
         "value": masked_sum(quantiles.mean(1), valid),
@@ -72,3 +71,23 @@ def quantile_huber_loss(
         "priority": distance.clamp(MIN_PRIORITY, MAX_PRIORITY),
     }
     return loss_sum, {name: term.detach() for name, term in terms.items()}
+
+
+def _huber_sums(x: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns  sum_j h(targets_j - x_i)  over the targets below x_i, and over the others, both [N, K].
+
+    Both are quadratic in x between targets. Their coefficients are sums of powers of consecutive targets in order,
+    which differences of cumulative sums give: K log K operations instead of K^2. x, targets [N, K], in float64."""
+    ordered = targets.sort(1).values
+    edges = torch.stack([torch.full_like(x, -torch.inf), x - 1, x, x + 1, torch.full_like(x, torch.inf)], 1).detach()
+    rank = torch.searchsorted(ordered, edges.flatten(1)).view_as(edges)  # [N, 5, K]: how many targets are below each
+
+    def between(values: Tensor) -> tuple[Tensor, ...]:
+        """Sums values [N, K] of the targets between consecutive edges: four tensors [N, K]."""
+        total = torch.nn.functional.pad(values.cumsum(1), (1, 0))
+        return total.unsqueeze(1).expand(-1, 5, -1).gather(2, rank).diff(dim=1).unbind(1)
+
+    counts, firsts, squares = rank.diff(dim=1).unbind(1), between(ordered), between(ordered**2)
+    near_below, near_above = ((counts[i] * x**2 - 2 * firsts[i] * x + squares[i]) / 2 for i in (1, 2))
+    far_below, far_above = counts[0] * (x - 0.5) - firsts[0], firsts[3] - counts[3] * (x + 0.5)
+    return far_below + near_below, near_above + far_above
