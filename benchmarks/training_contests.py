@@ -67,6 +67,8 @@ def on_vectors(title: str, env: str, settings: Settings) -> Contest:
     )
 
 
+PPO_TITLE = "PPO, 16 environments x 128 steps, 10 epochs x 8 minibatches"
+IN_WRAPPERS = {"wrappers": ["minigrid.wrappers:ImgObsWrapper", "gymnasium.wrappers:FlattenObservation"]}
 PPO_ON_VECTORS = {"algo": "ppo", "envs": 16, "horizon": 128, "epochs": 10, "minibatches": 8}
 SHORT_EXPLORATION = {"warmup_steps": 2048, "epsilon_final": [0.1], "epsilon_steps": 1}
 DQN_ON_VECTORS = SHORT_EXPLORATION | {
@@ -80,9 +82,10 @@ DQN_ON_VECTORS = SHORT_EXPLORATION | {
 }
 ON_VECTORS = {
     **{
-        f"ppo-{name}": on_vectors("PPO, 16 environments x 128 steps, 10 epochs x 8 minibatches", env, PPO_ON_VECTORS)
+        f"ppo-{name}": on_vectors(PPO_TITLE, env, PPO_ON_VECTORS)
         for name, env in (("cartpole", "CartPole-v1"), ("lunarlander", "LunarLander-v3"), ("cheetah", "HalfCheetah-v5"))
     },
+    "ppo-minigrid": on_vectors(PPO_TITLE, "minigrid:MiniGrid-DoorKey-5x5-v0", PPO_ON_VECTORS | IN_WRAPPERS),
     "dqn-cartpole": on_vectors("DQN, 16 environments x 4 steps, batches of 128", "CartPole-v1", DQN_ON_VECTORS),
 }
 CONTESTS = {
@@ -102,7 +105,8 @@ CONTESTS = {
 }
 # Our settings that are also options of the drivers.
 SHARED_OPTIONS = (
-    "envs", "horizon", "epochs", "minibatches", "batch_size", "training_intensity", "replay_size", "warmup_steps",
+    "wrappers", "envs", "horizon", "epochs", "minibatches",
+    "batch_size", "training_intensity", "replay_size", "warmup_steps",
 )  # fmt: skip
 
 
@@ -110,4 +114,7 @@ def driver_settings(settings: Settings, options: Settings) -> Settings:
     """Returns the options of a peer's driver that correspond to our run's settings."""
     name = game_name(settings["env"])
     where = {"game": games()[name].removeprefix("ALE/").removesuffix("-v5")} if name else {"env": settings["env"]}
-    return {**where, **{key: settings[key] for key in SHARED_OPTIONS if key in settings}, **options}
+    shared = {key: settings[key] for key in SHARED_OPTIONS if key in settings}
+    if "wrappers" in shared:
+        shared["wrappers"] = ",".join(shared["wrappers"])
+    return {**where, **shared, **options}

@@ -15,7 +15,7 @@ Contests. Their contestants take turns; each acts, simulates and learns. Rates a
     dqn      DQN, 32 environments, rollouts of 4 steps, batches of 32, intensity 8    Stable-Baselines3's DQN, and
              the network alone: forward, target network, backward and optimizer, repeated with one batch
     dqn-512  the same in batches of 512
-    ppo-cartpole, ppo-lunarlander, ppo-cheetah, dqn-cartpole
+    ppo-cartpole, ppo-lunarlander, ppo-cheetah, ppo-minigrid, dqn-cartpole
              PPO (16 environments, 128 steps, 10 epochs of 8 minibatches) and DQN on vectors, compiled and not, against
              Stable-Baselines3 with its environments in processes and in its own process, on 1 and on 2 threads
 
@@ -151,9 +151,9 @@ def _describe(turns: Turns, contestant: Contestant | None = None) -> Result:
 def show(contest: Result) -> None:
     """Prints one contest's table."""
     print(f"\n{contest['title']}; medians, with 95 % intervals")
-    print(f"{'':20}{'steps/s':>9}{'steps/update':>14}{'parameters':>12}")
+    print(f"{'':28}{'steps/s':>9}{'steps/update':>14}{'parameters':>12}")
     for name, contestant in contest["contestants"].items():
-        line = f"{name:20}{contestant['steps_per_second']:9,.0f}"
+        line = f"{name:28}{contestant['steps_per_second']:9,.0f}"
         if "facts" in contestant:
             line += f"{contestant['steps_per_update']:14,.0f}{contestant['facts']['parameters']:12,}"
         print(line)
@@ -162,7 +162,7 @@ def show(contest: Result) -> None:
         if facts:
             print(f"{name}: " + ", ".join(f"{fact}={value}" for fact, value in facts.items() if fact != "parameters"))
     for name, value in contest["ratios"].items():
-        print(f"{name:32}{format_ratio(value)}")
+        print(f"{name:44}{format_ratio(value)}")
 
 
 def main() -> None:

@@ -7,9 +7,12 @@ turns begin when it begins to learn.
 """
 
 import argparse
+import functools
+import importlib
 import multiprocessing
 from typing import Any
 
+import gymnasium
 import stable_baselines3
 import torch
 from stable_baselines3.common.callbacks import BaseCallback
@@ -74,11 +77,20 @@ def make_envs(game: str, num_envs: int, vectorization: str) -> VecEnv:
     return VecTransposeImage(VecFrameStack(envs, 4))
 
 
-def make_vector_envs(env: str, num_envs: int, vectorization: str) -> VecEnv:
-    """Returns environments of gymnasium, each in its own process, or all in this one."""
+def make_vector_envs(env: str, num_envs: int, vectorization: str, wrappers: list[str]) -> VecEnv:
+    """Returns environments of gymnasium in wrappers, each in its own process, or all in this one."""
     multiprocessing.set_forkserver_preload(["stable_baselines3.common.vec_env.subproc_vec_env", "gymnasium"])
     kind = SubprocVecEnv if vectorization == "subproc" else DummyVecEnv
-    return make_vec_env(env, num_envs, seed=0, vec_env_cls=kind)
+    wrap = functools.partial(wrapped, wrappers) if wrappers else None
+    return make_vec_env(env, num_envs, seed=0, vec_env_cls=kind, wrapper_class=wrap)
+
+
+def wrapped(wrappers: list[str], env: gymnasium.Env) -> gymnasium.Env:
+    """Returns env in wrappers, named as in gymnasium.wrappers:FlattenObservation, the innermost first."""
+    for name in wrappers:
+        module, attribute = name.split(":")
+        env = getattr(importlib.import_module(module), attribute)(env)
+    return env
 
 
 def main() -> None:
@@ -87,6 +99,7 @@ def main() -> None:
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--game", help="of Atari, as in Pong")
     where.add_argument("--env", help="of gymnasium, with vectors, as in CartPole-v1")
+    parser.add_argument("--wrappers", type=lambda names: names.split(","), default=[], help="of --env, innermost first")
     parser.add_argument("--envs", type=int, required=True)
     parser.add_argument("--horizon", type=int, required=True)
     parser.add_argument("--epochs", type=int, default=1)
@@ -101,8 +114,10 @@ def main() -> None:
     options = parser.parse_args()
     if options.threads:
         torch.set_num_threads(options.threads)
-    make, name = (make_envs, options.game) if options.game else (make_vector_envs, options.env)
-    envs = make(name, options.envs, options.vectorization)
+    if options.game:
+        envs = make_envs(options.game, options.envs, options.vectorization)
+    else:
+        envs = make_vector_envs(options.env, options.envs, options.vectorization, options.wrappers)
     settings: dict[str, Any] = {"n_steps": options.horizon}
     if options.algo == "ppo":
         batch_size = options.envs * options.horizon // options.minibatches
