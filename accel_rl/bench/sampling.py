@@ -104,7 +104,7 @@ class Benchmark:
         return partial(SimulationLimit, self.env, num_envs, cpus, name)
 
     def _on_gpu(self, gpu: str) -> list[Builder]:
-        """Returns our sampler with its network on this GPU, and the limit of the cores that its workers have."""
+        """Returns our sampler with its network on this GPU, and the simulation limit of its workers' cores."""
         machine = read_topology()
         num_cores = len(machine.cores) - (len(machine.cores) >= LEAST_CORES_TO_RESERVE_ONE)
         num_envs = self.options.envs_per_core * num_cores
