@@ -8,7 +8,7 @@ python benchmarks/emulator.py [--parts raw ...] [--games pong ...] [--full] [--j
              of the simulators `native` and `ale`
     vector   all cores, steps/s of 32 environments with random actions, 84x84 (--full: half size, too): our
              AtariVectorEnv (`own`), ale-py's and EnvPool, each with as many threads as cores (`sync`, or `async`: half
-             of the environments at a time). `accel-rl bench sampling` compares our sampler with them
+             of the environments at a time). sampling_peers.py compares our sampler with them
 
 The contestants of a game take turns. The table has each one's rate, and the median over the rounds of its ratio to
 ale-py (`vector`: to the faster of ale-py's two). The last line is the geometric mean over the games.
@@ -28,7 +28,6 @@ import numpy as np
 
 from accel_rl.bench.limit import bare_steps
 from accel_rl.bench.output import describe_run, write_json
-from accel_rl.bench.peers import AtariVector, peer_builders
 from accel_rl.bench.timing import Builder, Repeated, compare, ratio
 from accel_rl.emulator import BatchAtari
 from accel_rl.emulator.machine_code import check_numba
@@ -38,6 +37,7 @@ from accel_rl.hardware.description import describe_machine, format_machine
 from accel_rl.hardware.placement import pinned
 from accel_rl.hardware.topology import available_cpus
 from command_line import TurnOptions, add_json, add_turns, check_names, make_parser, run_program
+from sampling_peers import AtariVector, peer_builders
 
 VERSION = 3  # version of the JSON format
 TEN_GAMES = ["pong", "breakout", "seaquest", "space_invaders", "qbert", "ms_pacman", "beam_rider", "enduro"]

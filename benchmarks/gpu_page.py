@@ -22,28 +22,28 @@ ROOT = Path(__file__).parents[1]
 RESULTS, PAGE = ROOT / "benchmarks/results/gpu", ROOT / "docs/gpu.md"
 INTRODUCTION = """# On a GPU
 
-What has been run on which GPU, with which versions, and what it gave. One program does all of it, in the few minutes
-that a rented machine is available:
+This page lists the GPUs on which the code has run, with versions and results. One program runs everything, within the
+few minutes for which a rented machine is available:
 
 ```
-python benchmarks/gpu_session.py --dry-run       # rehearses it on a fake GPU, which computes on the CPU
-python benchmarks/gpu_session.py --minutes 12    # on a machine with a GPU; with fewer, the last parts are missing
+python benchmarks/gpu_session.py --dry-run       # a rehearsal on a fake GPU, which computes on the CPU
+python benchmarks/gpu_session.py --minutes 12    # on a machine with a GPU; fewer minutes leave out the last parts
 ```
 
-It needs a checkout, the package's own requirements and pytest: no network, no other package. Each part has a process
-and a time limit of its own, and keeps what it has found when another one fails. A second call goes on with what is
-missing. The last line says *verified*, or what failed.
+It needs a checkout, the package's own requirements and pytest, but no network. Each part has its own process and time
+limit, and keeps its results if another part fails. A second call runs the parts that are missing. The last line says
+*verified*, or what failed.
 
 | part | what it does |
 |---|---|
 """
 INSTRUCTIONS = """
-Results lie in a folder for each GPU, PyTorch and state of the sources, and are never mixed. `python
-benchmarks/gpu_page.py FOLDER` adds them to `benchmarks/results/gpu` and writes this page. If you have a GPU that is not
-here, please run the program and send us its folder.
+Each combination of GPU, PyTorch version and source code has its own folder of results. `python benchmarks/gpu_page.py
+FOLDER` adds a folder to `benchmarks/results/gpu` and writes this page. If you have a GPU that is not listed here,
+please run the program and send us its folder.
 
-The tests of the GPU code alone, on real GPUs: `make test-gpu`; without the packages for development, `python -m pytest
--m gpu --gpu real`. `accel-rl doctor --gpu` compares each family of algorithms with the CPU, in two minutes.
+`make test-gpu` runs only the tests of the GPU code, on real GPUs. Without the development packages, use `python -m
+pytest -m gpu --gpu real`. `accel-rl doctor --gpu` compares each family of algorithms with the CPU in two minutes.
 """
 PEERS = """
 ## Beside other frameworks
@@ -53,14 +53,15 @@ python benchmarks/gpu_peers.py --dry-run         # on a fake GPU; peers on the C
 python benchmarks/gpu_peers.py --minutes 8       # on a machine with a GPU
 ```
 
-Our training and Stable-Baselines3's take turns of a second on Pong, with the networks on the GPU: PPO, A2C and DQN with
-its sizes (`--help` lists them), in TF32 and in bfloat16, and PPO and A2C also with 112 environments, which a GPU can
-do more with. Stable-Baselines3 has its own environments, a process each, or EnvPool's. All play by the rules of
-`training_throughput.py` ([benchmarks](benchmarks.md#training)): frames of 84x84, stacks of four, Nature-CNN with 512
-units, the same kind of optimizer; lost lives end episodes. The tables called *peers* have medians of the rates and of
-their ratios in each round, with 95 % intervals. With its sizes, steps per update and parameters must be equal to its.
+Our training and Stable-Baselines3's take turns of a second on Pong, with the networks on the GPU. The contests are PPO,
+A2C and DQN with Stable-Baselines3's sizes (`--help` lists them), in TF32 and in bfloat16. PPO and A2C also run with 112
+environments, which use more of a GPU. Stable-Baselines3 has its own environments, one process each, or EnvPool's. All
+play by the rules of `training_throughput.py` ([benchmarks](benchmarks.md#training)): frames of 84x84, stacks of four,
+Nature-CNN with 512 units, the same kind of optimizer; lost lives end episodes. The tables called *peers* have medians
+of the rates and of their ratios in each round, with 95 % intervals. With its sizes, steps per update and the
+number of parameters must be equal, too.
 
-No network is needed. Where the machine has none, put the packages into a folder elsewhere, and name it:
+On a machine without network, install the packages into a folder elsewhere, copy it, and name it:
 
 ```
 pip install --target FOLDER --no-deps stable-baselines3
@@ -69,10 +70,10 @@ pip install --target FOLDER --no-deps envpool envpool-assets envpool-assets-mujo
 PYTHONPATH=FOLDER python benchmarks/gpu_peers.py
 ```
 
-**LeanRL and CleanRL** are collections of scripts, no packages. They are not shipped here, and what somebody writes anew
-in their manner would be no peer. To compare with them, run theirs on the same machine, each in its own checkout and
-environment, before and after this program. Their defaults for PPO are the same 8 environments x 128 steps, 4 epochs of
-4 minibatches, on EnvPool; both print agent steps per second:
+**LeanRL and CleanRL** are collections of scripts, not packages, so this program cannot install them, and a rewritten
+copy would not be a fair peer. To compare with them, run their scripts on the same machine before and after this
+program, each in its own checkout and environment. Their defaults for PPO are the same: 8 environments x 128 steps, 4
+epochs of 4 minibatches, on EnvPool. Both print agent steps per second:
 
 ```text
 python cleanrl/ppo_atari_envpool.py --env-id Pong-v5 --total-timesteps 200000
@@ -80,7 +81,7 @@ WANDB_MODE=offline python leanrl/ppo_atari_envpool_torchcompile.py --env-id Pong
     --compile --cudagraphs
 ```
 
-What others publish, each on its own machine and with its own settings, so that no ratio can be taken:
+These are published figures. Each comes from another machine with other settings, so ratios of them mean nothing:
 
 | | agent steps/s | GPU | source |
 |---|---|---|---|
@@ -90,12 +91,12 @@ What others publish, each on its own machine and with its own settings, so that 
 | PQN in JAX, on EnvPool: 200 million frames an hour | 13,900 | A40 | [Gallici](https://arxiv.org/abs/2407.04811) |
 | CuLE, emulation on the GPU, its best game | 17,000 | Titan V | [Dalton](https://arxiv.org/abs/1907.08467) |
 """
-NOT_COMPARED = "\nWhat has been compared on a GPU: nothing yet.\n"
+NOT_COMPARED = "\nNo comparison has run on a GPU yet.\n"
 NOTHING = """
 ## What has been run
 
-Nothing yet: the GPU code has run on the [fake GPU](../tests/fake_cuda/README.md) of the tests only. That one shows
-missing waits, frozen values and copies that are not there, but no kernel's own numerics, no driver and no speed.
+Nothing yet: the GPU code has run only on the tests' [fake GPU](../tests/fake_cuda/README.md). This shows missing waits,
+frozen values and missing copies, but neither the numerics of kernels, nor the driver, nor the speed.
 """
 
 

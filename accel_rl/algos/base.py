@@ -17,6 +17,7 @@ from accel_rl.models.actor_critic import ActorCritic, Network
 from accel_rl.models.bf16_weights import keep_copies
 from accel_rl.rollout import Rollout
 from accel_rl.updates import Update
+from accel_rl.updates.optimizers import OPTIMIZERS
 
 Stats = dict[str, Tensor]
 """Statistics to log: 0-d for one update, or [U] with an entry for each of several updates."""
@@ -32,7 +33,7 @@ class AlgoSettings:
     discount: float = basic_setting(0.99, "discount of future rewards, per step", least=0, most=1)
     learning_rate: float = basic_setting(7e-4, "step size of the optimizer", above=0, most=1e6)
     learning_rate_schedule: str = schedule_setting("constant", "schedule of the learning rate", basic=True)
-    optimizer: str = setting("rmsprop", "optimizer: rmsprop, adam, radam, momentum_sgd, sgd or torch.<class name>")
+    optimizer: str = setting("rmsprop", f"optimizer: {', '.join(OPTIMIZERS)} or torch.<class name>")
     optimizer_options: dict = setting({}, "hyperparameters of the optimizer, as in {decay: 0.9, epsilon: 1e-6}")  # type: ignore[type-arg]
     clip_grad_norm: float | None = basic_setting(0.5, "largest norm of the whole gradient; null: not clipped", above=0)
 

@@ -17,17 +17,8 @@ from accel_rl.updates import Update
 
 @dataclass(frozen=True)
 class GA3CSettings(A2CSettings):
-    loss_reduction: str = setting(
-        "sum", "the gradient is that of the sum over the samples, or of their mean (A2C)", choices=("mean", "sum")
-    )
     log_epsilon: float = setting(
         1e-6, "added to probabilities under logarithms, in the entropy, too; for Discrete actions", least=0
-    )
-    advantage_value: str = setting(
-        "learning",
-        "the value in the advantage is computed again when learning, or that of acting (A2C); learning takes "
-        "gae_lambda=1",
-        choices=("acting", "learning"),
     )
 
 
@@ -51,33 +42,29 @@ class GA3C(A2C):
         return policy
 
     def validate(self, run: RunInfo) -> None:
-        """Raises UsageError for generalized advantages with the value as it is when learning."""
+        """Raises UsageError for generalized advantages, which would take the values of acting."""
         super().validate(run)
-        if self.settings.advantage_value == "learning" and self.settings.gae_lambda != 1:
+        if self.settings.gae_lambda != 1:
             raise UsageError(
-                f"advantage_value=learning takes gae_lambda=1, but it is {self.settings.gae_lambda:g}; change one of "
-                "them"
+                f"{type(self).__name__} takes gae_lambda=1, but it is {self.settings.gae_lambda:g}; for another one, "
+                "use --algo a2c --sampler queued"
             )
 
     def learn(self, rollout: Rollout, update: Update) -> Stats:
         stats = super().learn(rollout, update)
         count = stats.pop("num_samples").clamp(min=1)  # summed over the learners that update together
-        if self.settings.loss_reduction == "mean":
-            return stats
         return {
             name: value / count if name.endswith(("loss", "entropy")) else value  # logged as means all the same
             for name, value in stats.items()
         }
 
     def prepare(self, rollout: Rollout) -> tuple[Batch, A2CTargets, Tensor]:
-        """Returns A2C's batch and targets. For the gradient of the sum, num_samples is 0: nothing is divided."""
+        """Returns A2C's batch and targets, and 0 for num_samples, so that the sum's gradient is not divided."""
         batch, targets, num_samples = super().prepare(rollout)
-        is_sum = self.settings.loss_reduction == "sum"
-        return batch, targets, torch.zeros_like(num_samples) if is_sum else num_samples
+        return batch, targets, torch.zeros_like(num_samples)
 
     def loss(self, batch: Batch, targets: A2CTargets, entropy_weight: Tensor) -> tuple[Tensor, Stats]:
         outputs = self.evaluate(batch)
-        if self.settings.advantage_value == "learning":
-            targets = targets._replace(advantage=targets.return_ - outputs.value.detach())
+        targets = targets._replace(advantage=targets.return_ - outputs.value.detach())
         loss_sum, terms = a2c_loss(outputs, targets, batch.valid, self.settings, entropy_weight)
         return loss_sum, terms | {"num_samples": batch.valid.sum()}

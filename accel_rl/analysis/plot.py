@@ -25,21 +25,9 @@ Floats = npt.NDArray[np.float64]
 
 # Runs that differ only in these settings are repetitions and become one curve. (The number of learners is compared.)
 NOT_SETTINGS = (
-    "seed",
-    "device",
-    "devices",
-    "learners_per_gpu",
-    "share_processors",
-    "workers",
-    "envs_per_worker",
-    "cpus",
-    "sampling_threads",
-    "learning_threads",
-    "report",
-    "tensorboard",
-    "track",
-    "final_games",
-)
+    "seed", "device", "devices", "learners_per_gpu", "share_processors", "workers", "envs_per_worker", "cpus",
+    "sampling_threads", "learning_threads", "report", "tensorboard", "track", "final_games",
+)  # fmt: skip
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#808080")  # Okabe & Ito 2008
 LINE_STYLES = ("-", "--", ":", "-.")  # one for each round through the colours
 MAX_LEGEND_WIDTH, MAX_LABEL_WIDTH, LEGEND_HANDLE_WIDTH = 140, 58, 11  # characters

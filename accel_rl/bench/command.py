@@ -12,7 +12,7 @@ def add_bench(commands: Any) -> None:
     benchmarks = command.add_subparsers(dest="benchmark", required=True, metavar="BENCHMARK", help="what to measure")
     benchmark = benchmarks.add_parser(
         "sampling",
-        help="sampling speed against the simulation limit and other vectorized environments",
+        help="sampling speed against the simulation limit",
         description="Compares samplers in alternating rounds of one run, within 4 minutes; prints the paper's Table 1 "
         "and draws its Figure 2.",
     )

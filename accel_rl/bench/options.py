@@ -51,11 +51,6 @@ class SamplingOptions:
         "where the network of table and figure runs: cpu, cuda, cuda:1 ... (the first GPU, or else cpu)",
         metavar="DEVICE",
     )
-    peers: bool = option(
-        True,
-        "also measure EnvPool, ale-py's AtariVectorEnv and gymnasium's AsyncVectorEnv",
-        action=argparse.BooleanOptionalAction,
-    )
     table: bool = option(True, "also measure Table 1 and Figure 2", action=argparse.BooleanOptionalAction)
     full: bool = switch(
         "more rounds, and in the figure one curve each for 1, 2, 4, ... cores instead of one for all cores"

@@ -40,8 +40,8 @@ def figure_path(asked: Path | None, default: Path) -> Path | None:
             raise UsageError(f"figure={path} must end in .png")
         return path
     if asked:
-        raise UsageError('--figure needs matplotlib: pip install "accel-rl[bench]"')
-    print('no figure, since matplotlib is missing: pip install "accel-rl[bench]"', file=sys.stderr)
+        raise UsageError('--figure needs matplotlib: pip install "accel-rl[plot]"')
+    print('no figure, since matplotlib is missing: pip install "accel-rl[plot]"', file=sys.stderr)
     return None
 
 

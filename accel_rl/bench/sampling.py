@@ -1,4 +1,4 @@
-"""Measures sampling against the simulation limit and other vector environments, and where the time goes.
+"""Measures sampling against the simulation limit, and where the time goes.
 
     accel-rl bench sampling [--env pong] [--full] [--json FILE]
 
@@ -11,7 +11,8 @@ The first part is a comparison with --envs-per-core environments per core. The c
     inference-cuda:0   the same on each GPU. With enough cores, the action server has its own core, and limit-cuda:0 is
                        the limit of the remaining cores
     network-cpu        only the network, on the same batches, without environments; with the limit it gives the bound
-    envpool-sync, envpool-async, ale-sync, ale-async, gymnasium-async          peers (peers.py), random actions
+
+benchmarks/sampling_peers.py in the repository compares our sampler with other vector environments.
 
 The second part is Table 1 of Stooke & Abbeel 2018, section 5.2: samples/s with A3C-Net by number of simulators, with a
 barrier every five steps (SYNC) and without (ASYNC). The third part is the data of their Figure 2, speed per core over
@@ -21,7 +22,7 @@ process on one core, the dotted line one bare process on each hyperthread of tha
 Shares of a turn's wall time, as `sampler.seconds` reports them:
 
     inference          the action server was busy: observations, network, writing actions, bookkeeping
-    env_wait           the action server waited for environments; a peer's caller waited for its environments
+    env_wait           the action server waited for environments
     action_wait        workers waited for actions (mean over the workers)
 """
 
@@ -39,7 +40,6 @@ from accel_rl.bench.contestants import SamplerContestant, network_alone
 from accel_rl.bench.limit import SimulationLimit
 from accel_rl.bench.options import SamplingOptions
 from accel_rl.bench.output import create_parents, describe_run, figure_path, first_cores, write_json
-from accel_rl.bench.peers import peer_builders
 from accel_rl.bench.timing import (
     Builder,
     Turns,
@@ -59,7 +59,7 @@ from accel_rl.hardware.topology import Cpus, read_topology
 from accel_rl.models.actor_critic import ActorCritic
 from accel_rl.samplers.base import SamplerConfig
 
-VERSION = 2  # changes with the fields of the JSON
+VERSION = 3  # changes with the fields of the JSON
 BARRIER_STEPS = 5
 SIMS_PER_CORE = (2, 4, 8, 16)
 COMPARISON_S, ROW_S = 90.0, 14.0  # time for the comparison and for each row of the table, without --full
@@ -104,7 +104,7 @@ class Benchmark:
         return partial(SimulationLimit, self.env, num_envs, cpus, name)
 
     def _on_gpu(self, gpu: str) -> list[Builder]:
-        """Returns our sampler with its network on this GPU, and the limit of the cores that its workers have."""
+        """Returns our sampler with its network on this GPU, and the simulation limit of its workers' cores."""
         machine = read_topology()
         num_cores = len(machine.cores) - (len(machine.cores) >= LEAST_CORES_TO_RESERVE_ONE)
         num_envs = self.options.envs_per_core * num_cores
@@ -126,8 +126,8 @@ class Benchmark:
         """Returns the comparison's contestant of our sampler with random actions."""
         return self._sampling("random", self.config, None)()
 
-    def compare(self) -> tuple[dict[str, Turns], dict[str, str]]:
-        """Returns all contestants' turns, and the commands that install missing peers, by name."""
+    def compare(self) -> dict[str, Turns]:
+        """Returns all contestants' turns by name."""
         options, long = self.options, self.config
         barrier = SamplerConfig(long.num_envs, BARRIER_STEPS, long.num_workers)
         builders: list[Builder] = [
@@ -138,12 +138,8 @@ class Benchmark:
             *(builder for gpu in _gpus() for builder in self._on_gpu(gpu)),
             partial(network_alone, self.spec, self.num_envs),
         ]
-        missing: dict[str, str] = {}
-        if options.peers:
-            peers, missing = peer_builders(self.env, self.num_envs)
-            builders += peers.values()
         schedule = make_schedule(options.seconds, options.rounds, options.full, COMPARISON_S)
-        return compare(builders, schedule, "comparison"), missing
+        return compare(builders, schedule, "comparison")
 
     def table_and_curves(self) -> tuple[list[Row], list[Row]]:
         """Returns the rows of Table 1, and the points of Figure 2 with those of its dashed and dotted lines."""
@@ -209,7 +205,7 @@ def run(options: SamplingOptions) -> dict[str, Any]:
         figure = figure_path(options.figure, DEFAULT_FIGURE) if options.table else None
         benchmark = Benchmark(options)
         create_parents(options.json, figure)
-        turns, missing = benchmark.compare()
+        turns = benchmark.compare()
         table, points = benchmark.table_and_curves() if options.table else ([], [])
         resolved = {
             "simulator": benchmark.env.simulator,
@@ -220,7 +216,6 @@ def run(options: SamplingOptions) -> dict[str, Any]:
         result = describe_run("sampling", VERSION, options)
         result["options"] |= resolved
         result |= {
-            "missing_peers": missing,
             "contestants": {
                 name: {"steps_per_second": turn.median, "rates": turn.rates, "shares": turn.median_shares()}
                 for name, turn in turns.items()
@@ -243,16 +238,13 @@ def run(options: SamplingOptions) -> dict[str, Any]:
 
 
 def ratios(turns: dict[str, Turns]) -> dict[str, dict[str, float]]:
-    """Returns the ratios of contestants to the limit, inference-cpu to the bound, and our sampler to each peer."""
+    """Returns the ratios of contestants to the limit, and of inference-cpu to the bound."""
     rates = {name: turn.rates for name, turn in turns.items()}
     computed = {f"{name} / limit": ratio(rates[name], rates["limit"]) for name in rates if name != "limit"}
     bound = two_resource_bound(rates["limit"], rates["network-cpu"])
     computed["inference-cpu / bound"] = ratio(rates["inference-cpu"], bound)
     for gpu in [name.removeprefix("limit-") for name in rates if name.startswith("limit-")]:
         computed[f"inference-{gpu} / limit-{gpu}"] = ratio(rates[f"inference-{gpu}"], rates[f"limit-{gpu}"])
-    for name in rates:
-        if name.startswith(("envpool", "ale", "gymnasium")):
-            computed[f"random / {name}"] = ratio(rates["random"], rates[name])
     return computed
 
 
@@ -290,8 +282,6 @@ def show(result: dict[str, Any]) -> None:
     for name, value in ratios.items():
         if not name.endswith("/ limit"):
             print(f"{name:28}{format_ratio(value)}")
-    for name, command in result["missing_peers"].items():
-        print(f"not installed: {name}; {command}")
     if not result["table_1"]:
         return
     print(f"\nTable 1: samples/s with A3C-Net on {options['device']}, by number of simulators")

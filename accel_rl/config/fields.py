@@ -135,7 +135,7 @@ def parse_mapping(name: str, text: str) -> Any:
 
 
 def as_mapping(text: str) -> str:
-    """Returns the shell's form of the mapping meant by a text such as `g=1 h=2`: '{g: 1, h: 2}', quotes included."""
+    """Corrects a mapping written as `g=1 h=2`: returns '{g: 1, h: 2}', with quotes for the shell."""
     bare = text.removeprefix("dict(").strip("{}() ")
     pairs = [re.split("[=:]", pair, maxsplit=1) for pair in re.split(r"[,\s]+(?=\w+[=:])", bare)]
     words = [": ".join(word.strip() for word in pair) for pair in pairs if len(pair) == 2] or ["NAME: VALUE"]

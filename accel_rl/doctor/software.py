@@ -1,6 +1,5 @@
 """Probes of packages and of the native simulator of Atari games."""
 
-import importlib.metadata
 import importlib.util
 import json
 import os
@@ -11,6 +10,7 @@ import sys
 from collections.abc import Iterable, Mapping
 
 from accel_rl.doctor.finding import Finding, Problem, describe
+from accel_rl.hardware.description import package_version
 from accel_rl.processes.spawning import child_environment
 from accel_rl.version import __version__
 
@@ -42,7 +42,8 @@ def packages(needed: Mapping[str, str] = PACKAGES, devices: Iterable[str] = (LLV
     """Loads the required packages, and the modules that look for devices.
 
     A separate process loads them: this may crash (an instruction that this CPU lacks) or hang (a broken driver)."""
-    versions = [f"{name} {version}" for name in needed if (version := _version(name))]
+    # Another distribution may provide a module: opencv-python also has cv2.
+    versions = [f"{name} {version}" for name in needed if (version := package_version(name))]
     text = ", ".join([f"accel_rl {__version__}", *versions])
     try:
         lines, end = _load([*needed.values(), *devices])
@@ -59,13 +60,6 @@ def packages(needed: Mapping[str, str] = PACKAGES, devices: Iterable[str] = (LLV
         for module, error in errors.items()
     ]
     return Finding(text + (f"; cannot be imported: {', '.join(errors)}" if errors else ""), tuple(problems))
-
-
-def _version(distribution: str) -> str:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return ""  # another distribution may provide it: opencv-python also has cv2
 
 
 def _load(modules: list[str]) -> tuple[list[tuple[str, str]], str]:
@@ -105,4 +99,4 @@ def native_simulator() -> Finding:
     if not os.access(next(folder for folder in (cache, *cache.parents) if folder.exists()), os.W_OK):
         what = f"{cache} cannot be written, so each start may compile the native simulator anew, for 20 to 40 s"
         problems = [Problem("warning", what, "export XDG_CACHE_HOME=FOLDER")]
-    return Finding(describe_native().removeprefix("--simulator native is "), tuple(problems))
+    return Finding(describe_native(), tuple(problems))

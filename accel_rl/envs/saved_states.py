@@ -49,7 +49,7 @@ def capture(env: Env) -> State:
 
 
 def restore(state: State, get_env: Callable[[], Env]) -> Env:
-    """Returns an environment in this state: a new one, or the one that get_env() returns, of the same kind."""
+    """Returns an environment in this state. It is unpickled, or get_env() returns it and its state is then set."""
     if "pickle" in state:
         unpickled: Env = pickle.loads(state["pickle"])
         return unpickled

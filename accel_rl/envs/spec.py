@@ -152,8 +152,8 @@ class Outcome(NamedTuple):
     """The results of one step of one environment.
 
     reward: the learner's. score: the raw reward. terminated: the learner's episode is over (a lost life may be enough).
-    truncated: a limit cut it. game_over: the next call is `reset`. last_frame: the episode's true last frame, valid
-    until the next step, if the row already shows the next life's first frame; None: the row is the true last one.
+    truncated: a limit cut it. game_over: the next call is `reset`. last_frame: None if the row shows the episode's last
+    frame. If it shows the next life's first frame, last_frame is that last frame, valid until the next step.
     """
 
     reward: float

@@ -25,11 +25,13 @@ from accel_rl.run_folder.checkpoint import CHECKPOINT
 from accel_rl.run_folder.directory import CHANGEABLE_AFTER_FAILURE, SEEN_WITHIN_S, changed_settings, summarized_steps
 from accel_rl.run_folder.lock import is_being_written
 from accel_rl.settings.resolve import Config
+from accel_rl.settings.sampler_kinds import SAMPLER_KINDS
 
 TAIL_LINES = 10  # lines shown of a failed run's console output
 LAST_WRITER_S = 60.0  # the longest wait for an earlier process to write its checkpoint
 NO_RESULT = 255  # the status of a run whose result the cluster does not know
-LEFT_TO_THE_MACHINE = ("precision", "max_agents")  # settings that the machine decides unless they are given
+LEFT_TO_THE_MACHINE = ("precision", *(name for kind in SAMPLER_KINDS.values() for name in kind.left_to_the_machine))
+"""Settings that the machine decides unless they are given."""
 UNDECIDED = (None, "auto", "fast")
 
 

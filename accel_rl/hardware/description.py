@@ -26,7 +26,7 @@ def describe_machine(with_gpus: bool = True) -> dict[str, Any]:
         "logical_cpus": len(available_cpus()),
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count() if with_gpus else 0)],
         "python": platform.python_version(),
-        "packages": {name: version for name in PACKAGES if (version := _version(name))},
+        "packages": {name: version for name in PACKAGES if (version := package_version(name))},
     }
 
 
@@ -39,7 +39,8 @@ def cpu_model() -> str:
     return model
 
 
-def _version(package: str) -> str | None:
+def package_version(package: str) -> str | None:
+    """Returns an installed distribution's version; None if there is none of this name."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

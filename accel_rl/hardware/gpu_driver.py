@@ -5,6 +5,7 @@ import subprocess
 from pathlib import Path
 
 from accel_rl.hardware.devices import num_gpus
+from accel_rl.hardware.topology import read_file
 
 DRIVER = Path("proc/driver/nvidia/version")
 PCI_DEVICES = Path("sys/bus/pci/devices")
@@ -13,8 +14,8 @@ NVIDIA, DISPLAY_CLASS = "0x10de", "0x03"  # on the PCI bus
 
 def has_nvidia_gpu(root: Path = Path("/")) -> bool:
     """Returns whether the machine has an NVIDIA GPU, according to its PCI bus or the driver."""
-    vendors = [folder for folder in (root / PCI_DEVICES).glob("*") if _read(folder / "vendor") == NVIDIA]
-    on_bus = any(_read(folder / "class").startswith(DISPLAY_CLASS) for folder in vendors)
+    vendors = [folder for folder in (root / PCI_DEVICES).glob("*") if read_file(folder / "vendor") == NVIDIA]
+    on_bus = any(read_file(folder / "class").startswith(DISPLAY_CLASS) for folder in vendors)
     return on_bus or any((root / "proc/driver/nvidia/gpus").glob("*"))
 
 
@@ -37,7 +38,7 @@ def why_no_gpu() -> str:
 
 def find_driver(root: Path = Path("/")) -> str:
     """Returns the version of NVIDIA's driver; nothing where neither the kernel nor nvidia-smi tells it."""
-    if found := re.search(r"\s(\d+\.[\d.]+)\s", _read(root / DRIVER)):
+    if found := re.search(r"\s(\d+\.[\d.]+)\s", read_file(root / DRIVER)):
         return found[1]
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
@@ -45,10 +46,3 @@ def find_driver(root: Path = Path("/")) -> str:
     except (OSError, subprocess.SubprocessError):
         return ""
     return next(iter(output.split()), "")
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""

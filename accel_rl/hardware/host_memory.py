@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from accel_rl.errors import UsageError
-from accel_rl.hardware.topology import control_groups
+from accel_rl.hardware.topology import control_groups, read_file
 
 if TYPE_CHECKING:
     import torch
@@ -86,22 +86,15 @@ def free_and_total() -> list[tuple[int, int]]:
         found.append((sizes["MemAvailable"], sizes.get("MemTotal", 0)))
     for folder in control_groups("memory", ROOT):
         for limit_name, usage_name, cache_field in FIELDS:
-            limit, usage = (_read(folder / name).strip() for name in (limit_name, usage_name))
+            limit, usage = (read_file(folder / name) for name in (limit_name, usage_name))
             if limit.isdigit() and usage.isdigit():
                 # Cached files count as used, but give way when memory is needed.
-                stat = dict(line.split() for line in _read(folder / "memory.stat").splitlines())
+                stat = dict(line.split() for line in read_file(folder / "memory.stat").splitlines())
                 found.append((int(limit) - int(usage) + int(stat.get(cache_field, 0)), int(limit)))
     return found
 
 
 def _meminfo() -> dict[str, int]:
     """Returns the bytes in each field of /proc/meminfo."""
-    fields = dict(line.split(":", 1) for line in _read(ROOT / "proc/meminfo").splitlines() if ":" in line)
+    fields = dict(line.split(":", 1) for line in read_file(ROOT / "proc/meminfo").splitlines() if ":" in line)
     return {name: int(text.split()[0]) * 1024 for name, text in fields.items() if text.endswith(" kB")}
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""

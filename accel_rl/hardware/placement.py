@@ -213,11 +213,12 @@ def default_worker_cpus(num_workers: int) -> list[int | None]:
 def divide(topology: CpuTopology, gpu_nodes: Sequence[int | None], share: bool = False) -> list[CpuTopology]:
     """Returns each learner's part of the machine: whole cores, whose numbers differ by one at most.
 
-    They are on the NUMA node of the learner's GPU while that has enough cores, else on the nearest nodes (by number)
-    with idle ones. For None (no GPU, or unknown) they are on as few nodes as possible, nodes in turn. With fewer cores
-    than learners, hardware threads are dealt out. A quota is divided evenly.
+    A learner gets cores of its GPU's NUMA node while there are enough, then those of the nearest nodes (by number). A
+    learner without a known GPU (None) gets cores of as few nodes as possible. With fewer cores than learners, hardware
+    threads are divided instead. A quota is divided evenly.
 
-    Raises UsageError if there are fewer logical CPUs, or less quota, than learners; with share, these take turns."""
+    Raises UsageError if there are more learners than logical CPUs (or than the quota), unless share lets several
+    learners use one logical CPU."""
     num_learners = len(gpu_nodes)
     if num_learners == 1:
         return [topology]
@@ -270,8 +271,8 @@ def _deal(topology: CpuTopology, homes: list[int | None]) -> list[set[int]]:
 
 
 def _sizes(homes: list[int | None], num_on: dict[int, int]) -> list[int]:
-    """Returns the number of pieces (cores, or threads) of each learner. A node's odd ones go to learners at home there,
-    spread evenly: of two learners on each GPU, one has one more."""
+    """Returns each learner's number of pieces (cores, or threads). If they do not divide evenly, the remaining pieces
+    of a node go to learners whose home it is, at most one to each."""
     least, odd = divmod(sum(num_on.values()), len(homes))
     sizes = [least] * len(homes)
     for node, num in num_on.items():

@@ -144,11 +144,18 @@ def parse_cpus(text: str) -> list[int]:
     return sorted(cpus)
 
 
-def _read_cpus(path: Path) -> list[int]:
+def read_file(path: Path) -> str:
+    """Returns a file's text without white space at its ends; an empty one if it cannot be read."""
     try:
-        return parse_cpus(path.read_text())
-    except (OSError, ValueError):
-        return []
+        return path.read_text().strip()
+    except OSError:
+        return ""
+
+
+def _read_cpus(path: Path) -> list[int]:
+    with contextlib.suppress(ValueError):
+        return parse_cpus(read_file(path))
+    return []
 
 
 def show_cpus(cpus: Iterable[int]) -> str:

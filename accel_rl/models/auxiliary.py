@@ -47,7 +47,7 @@ class PixelControlHead(nn.Module):
 
 
 def _dueling(parameter: Tensor, axis: int) -> Tensor:
-    """Returns  V + A - mean A  of a parameter whose first entry along an axis belongs to V, the others to A."""
+    """Combines V, a parameter's first entry along an axis, and A, the other entries, to  V + A - mean A."""
     value, advantage = parameter.tensor_split((1,), axis)
     return value + advantage - advantage.mean(axis, keepdim=True)
 

@@ -27,7 +27,7 @@ class ProcessPool:
         self._num_replaced = 0
 
     def launch(self, index: int, setup: Any) -> None:
-        """Starts a child. An earlier one of this number must have been removed."""
+        """Starts a child. The caller must have removed an earlier one with this index."""
         self.children[index] = self._server.launch(setup)
 
     def receive(self, index: int) -> Message:

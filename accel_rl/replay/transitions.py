@@ -28,7 +28,7 @@ class TransitionBatch(NamedTuple):
     importance: Tensor | None = None
 
     def to(self, device: torch.device) -> "TransitionBatch":
-        """Returns the batch on another device. Does not wait for a receiving GPU."""
+        """Returns the batch on another device. A copy to a GPU is asynchronous."""
         if device == self.valid.device:
             return self
         present = {name: value for name, value in self._asdict().items() if value is not None}

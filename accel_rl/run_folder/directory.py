@@ -30,24 +30,10 @@ from accel_rl.settings.resolve import Config, resolve
 
 # Settings that a resumed run may change: its length, the machine's use, and reports.
 CHANGEABLE = (
-    "steps",
-    "simulator",
-    "device",
-    "devices",
-    "learners_per_gpu",
-    "learner_timeout_s",
-    "share_processors",
-    "workers",
-    "cpus",
-    "sampling_threads",
-    "learning_threads",
-    "compile",
-    "env_timeout_s",
-    "env_build_timeout_s",
-    "replay_device",
-    "checkpoint_replay",
-    "track",
-)
+    "steps", "simulator", "device", "devices", "learners_per_gpu", "learner_timeout_s", "share_processors",
+    "workers", "cpus", "sampling_threads", "learning_threads", "compile", "env_timeout_s", "env_build_timeout_s",
+    "replay_device", "checkpoint_replay", "track",
+)  # fmt: skip
 
 ANY_MACHINE = {"device": "auto", "devices": None, "learners_per_gpu": 1, "cpus": "all", "workers": None}
 """Settings that replace those of the machine a run was on, so that it can be opened on another one."""
@@ -100,22 +86,10 @@ def _clear(folder: Path) -> None:
     another run."""
     results = [CHECKPOINT, PREVIOUS, "progress.csv"]
     others = [
-        "command.txt",
-        JOB,
-        "log.txt",
-        policy_file.DESCRIPTION,
-        policy_file.LAST,
-        policy_file.BEST,
-        *policy_file.EXPORTED,
-        NOT_FINITE,
-        "summary.json",
-        "final.json",
-        "video.mp4",
-        "learning_curve.png",
-        "machine.json",
-        "report.html",
-        "config.yaml",
-    ]
+        "command.txt", JOB, "log.txt", policy_file.DESCRIPTION, policy_file.LAST, policy_file.BEST,
+        *policy_file.EXPORTED, NOT_FINITE, "summary.json", "final.json", "video.mp4", "learning_curve.png",
+        "machine.json", "report.html", "config.yaml",
+    ]  # fmt: skip
     for path in [*checkpoint.replay_files(folder), *(folder / name for name in results)]:
         path.unlink(missing_ok=True)
     sync_folder(folder)

@@ -172,9 +172,9 @@ def restore_noise(generator: torch.Generator, state: dict[str, Any]) -> None:
 class GamesToPlay:
     """The games of an evaluation: a number of episodes, or all games that end within a number of steps.
 
-    episodes: each environment plays equally many, its first ones, so that short games are not overrepresented. An
-        environment stops after MAX_GAME_STEPS steps per game; unfinished games are left out. num_steps: steps of all
-        environments together; None: `episodes` counts.
+    episodes: the first games of each environment count, equally many of each, so that short games are not
+        overrepresented. An environment stops after MAX_GAME_STEPS steps per game; unfinished games are left out.
+    num_steps: steps of all environments together, instead of `episodes`.
     stop: called now and then; True ends the evaluation early.
     """
 

@@ -28,6 +28,8 @@ class SamplerKind(ABC):
     """A dataclass of the settings that only this kind has, if it has any. Every run has them as flags."""
     title: ClassVar[str] = ""
     """The heading of these flags."""
+    left_to_the_machine: ClassVar[tuple[str, ...]] = ()
+    """Those of these settings that `complete` chooses for the machine."""
     merges_rollouts = False
     """Whether rollouts are merged from segments of different lengths (`Algo.learns_from_segments`)."""
 

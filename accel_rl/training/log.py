@@ -84,7 +84,7 @@ def open_log(folder: Path, show: bool, rank: int = 0) -> Iterator[None]:
 def logged(folder: Path, show: bool, has_page: bool = False, rank: int = 0) -> Iterator[None]:
     """Sends messages, and an exception that ends the run, to the run's log.txt and, with show, to the console.
 
-    has_page: adds to that exception how to make a page about the run: making it now would keep the user from the error.
+    has_page: an exception also names the command that makes a page about the run, which is not made before the error.
     """
     with open_log(folder, show, rank):
         try:

@@ -147,9 +147,9 @@ class Progress:
 
 
 class _Table:
-    """A CSV file. A new column rewrites it, and so does the first row after the disk has refused some.
+    """A CSV file. Rows are appended; the file is rewritten for a new column, and after a write that failed.
 
-    Memory holds only the rows that the disk has not taken yet, however long the run is."""
+    Memory holds only the rows that are not written yet."""
 
     def __init__(self, path: Path, steps: int):
         self._path = path

@@ -14,7 +14,7 @@ from accel_rl.updates.cuda_graphs import Terms
 from accel_rl.updates.exchange import Exchange, means, to_devices
 from accel_rl.updates.flat import FlatParameters
 from accel_rl.updates.foreach import copy_tensors
-from accel_rl.updates.optimizers import Adam, Optimizer, State, TorchOptimizer
+from accel_rl.updates.optimizers import OPTIMIZERS, Adam, Optimizer, State, TorchOptimizer
 from accel_rl.updates.parameter_store import PARAMETERS, CentralStore, LockedTensors, join
 
 
@@ -323,7 +323,7 @@ def shared_state(
     elif isinstance(optimizer, TorchOptimizer) and not own_state:
         raise UsageError(
             f"the state of {optimizer!r} does not exist before the first update, so learners cannot share it; "
-            "choose rmsprop, adam, radam, momentum_sgd or sgd, or let each learner keep its own state"
+            f"choose one of {', '.join(OPTIMIZERS)}, or let each learner keep its own state"
         )
     if own_state:
         return {}

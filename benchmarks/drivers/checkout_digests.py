@@ -19,7 +19,11 @@ import numpy as np
 import torch
 
 import accel_rl
-from accel_rl.run_folder.checkpoint import load
+
+try:
+    from accel_rl.run_folder.checkpoint import load
+except ModuleNotFoundError:  # a commit before 10e7f3e
+    from accel_rl.training.checkpoint import load  # type: ignore[import-not-found, no-redef]
 
 
 def arrays(value: Any) -> Iterator[np.ndarray[Any, Any]]:

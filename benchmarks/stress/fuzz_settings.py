@@ -52,7 +52,7 @@ update pull_horizon updates_per_exchange sampler envs horizon env_timeout_s env_
 eval_interval_steps eval_episodes eval_steps final_games tensorboard track report
 network layer_norm core core_size previous_inputs gaussian normalize_observations normalize_returns
 optimizer optimizer_options minibatches batches batch_steps steps_per_update rho_bar c_bar
-log_epsilon advantage_value v_min v_max atoms quantiles epsilon_final epsilon_odds
+log_epsilon v_min v_max atoms quantiles epsilon_final epsilon_odds
 batch_size training_intensity replay_size replay_device warmup_steps n_step prioritized
 auxiliary auxiliary_replay_steps auxiliary_sequence_steps reward_prediction_units
 """
@@ -204,9 +204,8 @@ def of_network(draw: Draw, names: Iterable[str], observed: str, has_box: bool, i
     if "gaussian" in names:
         values["gaussian"] = draw(st.sampled_from(["diagonal", "spherical"] if has_box else ["diagonal"]))
     if "log_epsilon" in names:
-        values |= {"log_epsilon": draw(st.sampled_from([0.0, 1e-6])) if is_discrete else 0.0}
-        values |= {"advantage_value": draw(st.sampled_from(["acting", "learning"]))}
-        values |= {"gae_lambda": 1.0} if values["advantage_value"] == "learning" else {}
+        values["log_epsilon"] = draw(st.sampled_from([0.0, 1e-6])) if is_discrete else 0.0
+        values["gae_lambda"] = 1.0
     if "auxiliary" in names:
         tasks = ["value_replay", "reward_prediction"]
         tasks += ["pixel_control"] if observed in pictures and is_discrete else []

@@ -14,11 +14,9 @@ pytest.importorskip("matplotlib")
 from accel_rl.bench import sampling
 from accel_rl.bench.figure import draw_sampling
 from accel_rl.bench.limit import SimulationLimit, bare_steps
-from accel_rl.bench.peers import peer_builders, peer_frame_shape
 from accel_rl.bench.timing import Turns
 from accel_rl.cli import main
 from accel_rl.envs import EnvConfig
-from accel_rl.envs.games.atari import PRESETS
 from accel_rl.hardware.topology import available_cpus
 
 ANY = "*"  # any key
@@ -47,13 +45,11 @@ SCHEMA = {
         "seconds": float,
         "rounds": int | None,
         "device": str,
-        "peers": bool,
         "table": bool,
         "full": bool,
         "json": str | None,
         "figure": str | None,
     },
-    "missing_peers": {ANY: str},
     "contestants": {ANY: {"steps_per_second": float, "rates": [float], "shares": {ANY: float}}},
     "ratios": {ANY: RATIO},
     "table_1": [{"simulators": int, "per_core": int, "sync": float, "async": float, "sync_over_async": RATIO}],
@@ -83,7 +79,6 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> Any:
     for which no starts are prepared, which takes each sampler half a second."""
     folder = tmp_path_factory.mktemp("bench")
     options = "--env kung_fu_master --cores 1 --envs-per-core 2 --horizon 8 --seconds 0.01 --rounds 1 --device cpu"
-    options += " --no-peers"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sampling, "SIMS_PER_CORE", (2,))
         files = ["--json", str(folder / "b.json"), "--figure", str(folder / "b.png")]
@@ -154,23 +149,3 @@ def test_a_core_without_environments_has_no_process() -> None:
         assert limit.run(0.01) > 0
     finally:
         limit.close()
-
-
-def test_peers_get_frames_that_are_at_least_as_large() -> None:
-    """No peer's frames are smaller than our sampler's."""
-    for options in PRESETS.values():
-        assert all(a >= b for a, b in zip(peer_frame_shape(options), options.frame_shape, strict=True))
-
-
-@pytest.mark.parametrize("name", ["envpool-sync", "envpool-async", "ale-sync", "ale-async", "gymnasium-async"])
-def test_peer(name: str) -> None:
-    """A peer can be set up, and continues after its turn."""
-    builders, missing = peer_builders(EnvConfig("pong", "stooke"), 2)
-    if name not in builders:
-        pytest.skip(f"not installed; {missing}")
-    peer = builders[name]()
-    try:
-        assert all(peer.run(0.01) > 0 for _ in range(2))
-        assert 0 <= peer.shares["env_wait"] <= 1.01
-    finally:
-        peer.close()

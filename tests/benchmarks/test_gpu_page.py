@@ -48,12 +48,12 @@ def test_a_session_becomes_a_section(tmp_path: Path) -> None:
     assert f"**training**: {PARTS['training'].purpose}. failed (vtrace: a).\n\n| training | steps/s |" in said
     (absent,) = [line for line in said.splitlines() if line.startswith("Not run: ")]
     assert absent == "Not run: install, correctness, pong, sampling, learners, micro, profile, switches, nccl, peers."
-    assert "What has been compared on a GPU: nothing yet." in said
+    assert "No comparison has run on a GPU yet." in said
     peer = {"name": "ppo: SB3, EnvPool", "text": "not installed: envpool"}
     write(session, "peers", [rates | {"over": {"SB3, processes": {"median": 3, "low": 2, "high": 4}}}, peer])
     gpu_page.run([session], tmp_path / "results", page)
     said = page.read_text()
-    assert "| a2c 112 | 43,210 |  |  | 3.000 (2.000 to 4.000) |  |  |  |  |" in said and "nothing yet" not in said
+    assert "| a2c 112 | 43,210 |  |  | 3.000 (2.000 to 4.000) |  |  |  |  |" in said and "No comparison" not in said
     assert "| ppo: SB3, EnvPool |  |  |  |  |  |  |  | not installed: envpool |" in said
 
 

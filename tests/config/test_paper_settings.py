@@ -226,7 +226,7 @@ UNREAL_RUN = (
 GA3C, GA3C_CODE = "Babaeizadeh et al. 2017 (GA3C)", "the code of GA3C"
 GA3C_RUN = (
     numbers(f"{GA3C}, section 3.2", horizon=5, optimizer="rmsprop", network="ga3c")
-    | numbers(f"{GA3C}, section 4.4, equation 5", loss_reduction="sum", advantage_value="learning", clip_grad_norm=None)
+    | numbers(f"{GA3C}, section 4.4, equation 5", clip_grad_norm=None)
     | numbers(f"{GA3C}, section 5.3 (20 to 40); {GA3C_CODE}: merges while there are at most 40", min_training_batch=41)
     | numbers(f"{GA3C}, Figure 6", learning_rate=3e-4)
     | numbers(

@@ -16,7 +16,6 @@ from accel_rl.envs.games.atari import AtariSimulator, games
 from accel_rl.envs.games.atari_states import to_ale
 from accel_rl.envs.games.emulator_choice import (
     choose_simulator,
-    describe_native,
     find_problem,
     is_native,
     warn_if_inexact,
@@ -105,7 +104,7 @@ def test_without_numba(without_numba: None) -> None:
     assert isinstance(make_simulator(EnvConfig("pong"), np.random.SeedSequence(0)), AtariSimulator)
     with pytest.raises(UsageError, match=r"simulator=native: .* not installed: pip install .*--simulator ale"):
         resolve({"env": "pong", "simulator": "native", "device": "cpu"})
-    assert INSTALL in describe_native()
+    assert INSTALL in str(find_problem())
 
 
 def test_a_numba_that_cannot_compile(unknown: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,11 +104,9 @@ def make_native_batch(config: EnvConfig, seeds: Sequence[np.random.SeedSequence]
 
 
 def describe_native() -> str:
-    """Describes whether the native simulator works here; compiles it if it never was."""
-    if problem := find_problem():
-        return f"--simulator native is not available: {problem}"
+    """Describes the native simulator. Raises UsageError without Numba."""
     num_exact = sum(find_difference(game) is None for game in games())
-    return f"--simulator native is ready (Numba {check_numba()}); it is exact in {num_exact} of {len(games())} games"
+    return f"ready (Numba {check_numba()}); it is exact in {num_exact} of {len(games())} games"
 
 
 @functools.cache

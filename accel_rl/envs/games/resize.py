@@ -1,7 +1,7 @@
 """Resizes screens from 210x160 (most games) to 84x84, bit for bit like cv2's INTER_AREA, only where they changed.
 
-5 rows of the screen make 2 rows of the frame, and 40 columns make 21. So the screen consists of 42x4 tiles that can be
-resized independently, of which few change in a step; a strip of 40 pixels is one row of a tile.
+5 rows of the screen make 2 rows of the frame, and 40 columns make 21. So the screen consists of 42x4 tiles that are
+resized independently. Few tiles change in a step. A strip is one row of a tile, 40 pixels.
 """
 
 import cv2

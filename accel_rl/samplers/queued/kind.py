@@ -32,6 +32,7 @@ class Queued(SamplerKind):
 
     Settings = QueueSettings
     title = "the queued sampler"
+    left_to_the_machine = ("max_agents",)
     merges_rollouts = True
 
     def preset_changes(self, chosen: dict[str, Any]) -> dict[str, Any]:

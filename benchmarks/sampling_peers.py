@@ -1,26 +1,86 @@
-"""Runs other vector environments on the same game under the same rules, with random actions drawn in advance.
+"""Compares our sampler's speed with that of other vector environments, all with random actions.
 
-Each returns stacks of frames for a policy, and has as many threads as there are cores. Of several ways to set a peer
-up, the fastest one was chosen. A peer's reset counts as a step (gymnasium's NEXT_STEP mode). That is one step of each
-episode: a few percent of the rate in a game with short lives, 0.1 % in Pong.
+python benchmarks/sampling_peers.py [--env pong] [--env-preset stooke] [--simulator auto] [--json FILE]
+
+    random                         our sampler, as in `accel-rl bench sampling`
+    envpool-sync, envpool-async    EnvPool; async: batches of half the environments
+    ale-sync, ale-async            ale-py's AtariVectorEnv; the same
+    gymnasium-async                gymnasium's AsyncVectorEnv, a process for each environment
+
+Peers play the same game under the same rules. Each returns stacks of frames for a policy, and has as many threads as
+there are cores. Of several ways to set a peer up, the fastest one was chosen. A peer's reset counts as a step
+(gymnasium's NEXT_STEP mode). That is one step of each episode: a few percent of the rate in a game with short lives,
+0.1 % in Pong. The share of a turn's time is that in which the caller waited for environments.
 """
 
 import importlib
 import importlib.util
 import multiprocessing
+import sys
 import time
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from accel_rl.bench.limit import NUM_DRAWN
-from accel_rl.bench.timing import Builder, Shares
+from accel_rl.bench.options import SamplingOptions
+from accel_rl.bench.output import create_parents, describe_run, write_json
+from accel_rl.bench.sampling import Benchmark
+from accel_rl.bench.timing import Builder, Shares, compare, format_ratio, ratio
 from accel_rl.config.atari_options import AtariOptions
 from accel_rl.envs import EnvConfig, make_env
 from accel_rl.envs.games.atari import game_name, games, make_options
 from accel_rl.envs.spec import Array
+from accel_rl.hardware.description import format_machine
 from accel_rl.hardware.topology import available_cpus, physical_cores
+from command_line import TurnOptions, add_json, add_turns, make_parser, run_program
+
+VERSION = 1  # changes with the fields of the JSON
+BUDGET_S = 90.0  # without --full and --rounds
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeerOptions(TurnOptions):
+    """Options of the benchmark, as in `SamplingOptions`. Raises UsageError for a value out of range."""
+
+    env: str = "pong"
+    env_preset: str = "stooke"
+    simulator: str = "auto"
+    envs_per_core: int = 8
+
+
+def run(options: PeerOptions) -> dict[str, Any]:
+    """Lets our sampler and the installed peers take turns, prints a line for each, and writes the file; returns its
+    content."""
+    create_parents(options.json)
+    names = ("env", "env_preset", "simulator", "envs_per_core")
+    benchmark = Benchmark(SamplingOptions(**{name: getattr(options, name) for name in names}, device="cpu"))
+    builders, missing = peer_builders(benchmark.env, benchmark.num_envs)
+    turns = compare([benchmark.random_contestant, *builders.values()], options.schedule(BUDGET_S), "peers")
+    result = describe_run("sampling_peers", VERSION, options) | {
+        "missing_peers": missing,
+        "contestants": {
+            name: {"steps_per_second": turn.median, "rates": turn.rates, "shares": turn.median_shares()}
+            for name, turn in turns.items()
+        },
+        "ratios": {f"random / {name}": ratio(turns["random"].rates, turns[name].rates) for name in builders},
+    }
+    result["options"] |= {"simulator": benchmark.env.simulator, "envs": benchmark.num_envs}
+    print(
+        f"{format_machine(result['machine'])}\n{options.env} ({options.env_preset}), {benchmark.num_envs} environments"
+    )
+    for name, turn in turns.items():
+        ours = f"ours / this {format_ratio(result['ratios'][f'random / {name}'])}" if name in builders else ""
+        print(f"{name:16}{turn.median:9,.0f} steps/s  waiting {turn.median_shares()['env_wait']:.2f}  {ours}".rstrip())
+    for name, command in missing.items():
+        print(f"not installed: {name}; {command}")
+    write_json(options.json, result)
+    return result
+
+
+# ---- the peers ----
 
 
 def peer_builders(env: EnvConfig, num_envs: int) -> tuple[dict[str, Builder], dict[str, str]]:
@@ -32,7 +92,7 @@ def peer_builders(env: EnvConfig, num_envs: int) -> tuple[dict[str, Builder], di
         builders["envpool-sync"] = partial(EnvPool, "envpool-sync", env, num_envs, num_envs)
         builders["envpool-async"] = partial(EnvPool, "envpool-async", env, num_envs, half)
     else:
-        missing["envpool"] = 'pip install "accel-rl[bench]"'
+        missing["envpool"] = 'pip install ".[bench]"'
     builders["ale-sync"] = partial(AtariVector, "ale-sync", env, num_envs, num_envs)
     builders["ale-async"] = partial(AtariVector, "ale-async", env, num_envs, half)
     builders["gymnasium-async"] = partial(GymnasiumAsync, "gymnasium-async", env, num_envs)
@@ -207,3 +267,18 @@ class GymnasiumAsync:
 
     def close(self) -> None:
         self._envs.close()
+
+
+def main() -> None:
+    parser = make_parser(__doc__)
+    parser.add_argument("--env", default="pong", help="Atari game (pong)")
+    parser.add_argument("--env-preset", default="stooke", help="frames and episodes: stooke, dqn84 or v5 (stooke)")
+    parser.add_argument("--simulator", default="auto", help="ours: native, ale, or auto (auto)")
+    parser.add_argument("--envs-per-core", type=int, default=8, metavar="N", help="environments per core (8)")
+    add_turns(parser, budget="90 seconds")
+    add_json(parser)
+    run(PeerOptions(**vars(parser.parse_args())))
+
+
+if __name__ == "__main__":
+    sys.exit(run_program(main))
