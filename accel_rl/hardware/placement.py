@@ -16,7 +16,7 @@ LEAST_CORES_TO_RESERVE_ONE = 4
 LEAST_FLOPS_PER_THREAD = 75e6  # per update; with fewer, waiting costs more than a thread gains
 LEAST_ENVS_BESIDE_NETWORK = 8  # for each worker that shares two logical CPUs with the network
 
-# A step of all environments, in seconds, measured with small networks on two logical CPUs of an AMD EPYC
+# A step of all environments, in seconds, measured with small networks on two logical CPUs of an Intel Xeon
 # (benchmarks/results/worker_plan.json).
 ENV_S = 3e-6  # a worker's work for each environment, beside the environment's own
 SERVER_S = 400e-6  # this process chooses both groups' actions
@@ -80,7 +80,7 @@ class Plan:
         return f"{text}group 0 {_on(self.worker_cpus[:half])}, group 1 {_on(self.worker_cpus[half:])}"
 
     def _cost(self) -> str:
-        return "" if self.step_s is None else f"; a step of an environment takes {self.step_s * 1e6:.0f} us"
+        return "" if self.step_s is None else f"; a step of one takes {self.step_s * 1e6:.0f} us"
 
 
 def show_plans(devices: Sequence[str], plans: Sequence[Plan], simulators: str | None = None) -> list[str]:
@@ -361,7 +361,7 @@ def workers_worth(num_envs: int, num_cpus: int, step_s: float, learns_on_step: b
     def all_step_s(num_workers: int) -> float:
         if num_workers < num_cpus:
             return max(server_s, env_s / num_workers)
-        return (env_s + server_s) / num_cpus + SHARED_CPU_S
+        return max(server_s, (env_s + server_s) / num_cpus) + SHARED_CPU_S
 
     return min({default_workers(num_envs, n) for n in range(1, num_cpus + 1)}, key=lambda n: (all_step_s(n), n))
 
