@@ -85,7 +85,8 @@ def measure(name: str, options: PlanOptions) -> Result:
 def plans(config: Config, learning_threads: Sequence[int]) -> Iterator[Settings]:
     """Yields the settings of each plan, the run's own pick among them."""
     workers = sorted({1, config.workers, config.plan.topology.num_busy})
-    for plan in ({"sampler": "serial"}, *({"workers": num} for num in workers)):
+    samplers: list[Settings] = [{"sampler": "serial"}, *({"workers": num} for num in workers)]
+    for plan in samplers:
         for threads in sorted({*learning_threads, config.plan.learning_threads}):
             yield {**plan, "learning_threads": threads}
 
