@@ -3,6 +3,7 @@
 import os
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import psutil
@@ -91,7 +92,7 @@ def test_the_fastest_chunk_counts(monkeypatch):
     monkeypatch.setattr(probe, "STEPS_S", 1e9)
     monkeypatch.setattr(probe, "CHUNK_S", 1e9)
     monkeypatch.setattr(probe, "MOST_STEPS", 64)
-    monkeypatch.setattr(probe.time, "perf_counter", lambda: next(times))
+    monkeypatch.setattr(probe, "time", SimpleNamespace(perf_counter=lambda: next(times)))
     simulator = make_simulator(EnvConfig(f"{TOYS}:Counting"), np.random.SeedSequence(0))
     assert probe.time_step(simulator) == 0.5
 

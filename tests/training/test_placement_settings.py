@@ -131,7 +131,8 @@ def test_a_resumed_run_keeps_its_plan(four_cpus_and_a_cost: Any, tmp_path: Path)
 def test_results_do_not_depend_on_the_plan(algo: str, tmp_path: Path) -> None:
     """One worker, two workers and the serial sampler train the same policy, bit for bit."""
     settings = {**TINY_RUN, "workers": None, "envs": 4, "steps": 60, "horizon": 5, "decorrelation_steps": 3}
-    settings |= {"ppo": {"minibatches": 2, "epochs": 2}, "dqn": {"warmup_steps": 20, "batch_size": 20}}.get(algo, {})
+    dqn = {"warmup_steps": 40, "batch_size": 20, "training_intensity": 2, "steps": 80}
+    settings |= {"ppo": {"minibatches": 2, "epochs": 2}, "dqn": dqn}.get(algo, {})
     plans = ({"workers": 1}, {"workers": 2}, {"sampler": "serial"})
     runs = [accel_rl.train(algo, **settings | plan, out=tmp_path / str(i)) for i, plan in enumerate(plans)]
     for run in runs[1:]:
