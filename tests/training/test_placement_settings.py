@@ -268,7 +268,7 @@ def test_a_restricted_process_keeps_to_its_logical_cpus() -> None:
     result = run()
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith(f"CPUs        {last} (of ")
-    assert f"workers     1, of 16 environments: 8 of each group, on {last}\n" in result.stdout
+    assert f"workers     1, of 16 environments: 8 of each group, on {last}; a step of one takes " in result.stdout
     result = run("--cpus", ONLINE[0])
     assert result.returncode == 2
     assert f"of these, {ONLINE[0]} do not; {last} are allowed to this process" in result.stderr
