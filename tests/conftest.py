@@ -80,13 +80,14 @@ def pytest_runtest_teardown(item: pytest.Item) -> None:
 def probe_once() -> Iterator[None]:
     """Remembers the spaces of games and of gymnasium's own environments, which every run that starts in this process
     would find out anew. Those of a module's environments may change from call to call, so a fork of this process finds
-    them out each time; tests/envs/test_probe.py asks the probe itself."""
+    them out each time; tests/envs/test_probe.py asks the probe itself. The cost of a step stays unknown, so that plans
+    do not depend on it."""
     from accel_rl.settings import resolve  # here, as collecting tests does not need them
     from tests.helpers.forks import probe_spec
 
     specs: dict[str, Any] = {}
 
-    def remembered(env: Any, timeout_s: float = 60.0) -> Any:
+    def remembered(env: Any, timeout_s: float = 60.0, is_timed: bool = False) -> Any:
         if ":" in env.env_id:
             return probe_spec(env, timeout_s)
         if repr(env) not in specs:

@@ -73,7 +73,8 @@ class RunSettings:
     )
     workers: int | None = basic_setting(
         None,
-        "simulator processes (default: one per logical CPU, as far as the environments divide evenly)",
+        "simulator processes (default: one per logical CPU, as far as the environments divide evenly; fewer if their "
+        "steps are cheap)",
         least=1,
         most=2**16,
     )

@@ -43,6 +43,7 @@ class EnvSpec:
     vector: how environments that come in batches are reset and seeded, as text; "" for single ones.
     mask_sources: sources of action masks, the one in use first (see spaces/masks.py); (): no masks. Rows with masks are
         flat, and have no frame_stack.
+    step_s: seconds that a step took when the environment was tried out; None: unknown. It is no part of the comparison.
     """
 
     observation_space: gymnasium.Space[Any]
@@ -53,6 +54,7 @@ class EnvSpec:
     on_device: bool = False
     vector: str = ""
     mask_sources: tuple[str, ...] = ()
+    step_s: float | None = field(default=None, compare=False)
 
     @property
     def mask_size(self) -> int:

@@ -16,6 +16,13 @@ LEAST_CORES_TO_RESERVE_ONE = 4
 LEAST_FLOPS_PER_THREAD = 75e6  # per update; with fewer, waiting costs more than a thread gains
 LEAST_ENVS_BESIDE_NETWORK = 8  # for each worker that shares two logical CPUs with the network
 
+# A step of all environments, in seconds, measured with small networks on two logical CPUs of an Intel Xeon
+# (benchmarks/results/worker_plan.json).
+ENV_S = 3e-6  # a worker's work for each environment, beside the environment's own
+SERVER_S = 400e-6  # this process chooses both groups' actions
+LEARNING_S = 2e-3  # and learns meanwhile, if the algorithm learns between two steps
+SHARED_CPU_S = 550e-6  # all wait for the worker whose logical CPU this process has taken
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -23,7 +30,8 @@ class Plan:
 
     worker_cpus: for each simulator process, in order. server_cpus: for this process, which chooses actions and learns.
     None: wherever the operating system puts it. sampling_threads, learning_threads: PyTorch's, on the CPU. num_free:
-    logical CPUs available to workers."""
+    logical CPUs available to workers. step_s: the seconds of an environment's step, if they decided the number of
+    workers."""
 
     topology: CpuTopology
     num_envs: int
@@ -33,6 +41,7 @@ class Plan:
     learning_threads: int
     num_free: int
     warnings: tuple[str, ...] = ()
+    step_s: float | None = None
 
     @property
     def server_is_reserved(self) -> bool:
@@ -44,7 +53,7 @@ class Plan:
         """Returns a line each on the logical CPUs, the workers (or `simulators` in place of it), and this process."""
         return [
             f"CPUs        {self.topology}",
-            simulators or f"workers     {self._workers()}",
+            simulators or f"workers     {self._workers()}{self._cost()}",
             f"server      {self.server()}; {self.threads()}",
         ]
 
@@ -69,6 +78,9 @@ class Plan:
             return f"{text}{per_worker // 2} of each group, {_on(self.worker_cpus)}"
         half = num_workers // 2
         return f"{text}group 0 {_on(self.worker_cpus[:half])}, group 1 {_on(self.worker_cpus[half:])}"
+
+    def _cost(self) -> str:
+        return "" if self.step_s is None else f"; a step of one takes {self.step_s * 1e6:.0f} us"
 
 
 def show_plans(devices: Sequence[str], plans: Sequence[Plan], simulators: str | None = None) -> list[str]:
@@ -96,29 +108,38 @@ def make_plan(
     gpu_node: int | None = None,
     sampling_threads: int | None = None,
     learning_threads: int | None = None,
+    step_s: float | None = None,
+    learns_on_step: bool = False,
 ) -> Plan:
     """Returns the plan for one learner whose network is on the CPU, or on a GPU of NUMA node gpu_node (None: unknown).
 
     num_workers (0: this process steps the environments) and the numbers of threads are chosen here if they are None.
-    With a GPU, this process has a core of its own if there are enough. On the CPU, simulating and learning take turns
-    on all logical CPUs; of two, one stays free to choose actions if environments are few."""
+    step_s: the seconds of an environment's step (None: unknown). Without a GPU, they decide how many workers are worth
+    it; learns_on_step: so does whether the algorithm learns between two steps. With a GPU, this process has a core of
+    its own if there are enough. On the CPU, simulating and learning take turns on all logical CPUs; of two, one stays
+    free to choose actions if environments are few."""
     server_cpus, cores, num_busy = topology.cpus if topology.chosen else None, list(topology.cores), topology.num_busy
     if on_gpu and topology.can_pin and min(len(cores), num_busy) >= LEAST_CORES_TO_RESERVE_ONE:
         core = topology.nodes.index(gpu_node) if gpu_node in topology.nodes else 0
         num_left = min(num_busy - 1, len(topology.cpus) - len(cores[core]))
         if num_workers is None or 0 < num_workers <= num_left:
             server_cpus, num_busy = cores.pop(core), num_left
-    elif not on_gpu and num_workers is None and num_busy == 2:
+    elif not on_gpu and num_workers != 0 and num_busy == 2:
         # The network acts on one thread, beside the workers, and learns on both CPUs. Pong on two cores of an EPYC:
         # with 16 environments or more, two workers are 6 to 11 % faster than one; with 8, PPO is 4 to 22 % slower. Two
         # hyperthreads of a core simulate hardly faster than one.
         sampling_threads = sampling_threads or 1
-        if len(cores) == 1 or num_envs < 2 * LEAST_ENVS_BESIDE_NETWORK:
+        are_few = step_s is None and num_envs < 2 * LEAST_ENVS_BESIDE_NETWORK
+        if num_workers is None and (len(cores) == 1 or are_few):
             num_busy = 1
     cpus = _spread(cores)
-    chosen_workers = num_workers
+    chosen_workers, warnings = num_workers, _warnings(num_envs, num_workers, [num_busy], on_gpu)
     if chosen_workers is None:
         chosen_workers = min(num_envs, num_busy) if on_gpu else default_workers(num_envs, num_busy)
+    if num_workers is not None or on_gpu:
+        step_s = None
+    elif step_s is not None and (enough := workers_worth(num_envs, num_busy, step_s, learns_on_step)) < chosen_workers:
+        chosen_workers, warnings = enough, ()
     num_threads = 1 if on_gpu else topology.num_busy  # with a GPU threads have almost nothing to do
     return Plan(
         topology,
@@ -128,7 +149,8 @@ def make_plan(
         sampling_threads or min(num_threads, MAX_SAMPLING_THREADS),
         learning_threads or min(num_threads, MAX_LEARNING_THREADS),
         num_busy,
-        _warnings(num_envs, num_workers, [num_busy], on_gpu),
+        warnings,
+        step_s,
     )
 
 
@@ -142,11 +164,14 @@ def make_plans(
     share: bool = False,
     sampling_threads: int | None = None,
     learning_threads: int | None = None,
+    step_s: float | None = None,
+    learns_on_step: bool = False,
 ) -> tuple[Plan, ...]:
     """Returns the plans of a run's learners, each for its part of the machine (gpu_nodes, share: see divide).
 
-    With several learners, all threads of each are pinned to its part. Everything else is chosen as by make_plan. The
-    first plan has the warnings, which count environments and workers of the whole run."""
+    With several learners, all threads of each are pinned to its part. Everything else is chosen as by make_plan, which
+    knows step_s only if there is one learner. The first plan has the warnings, which count environments and workers of
+    the whole run."""
     num_learners = len(gpu_nodes)
     plans = [
         make_plan(
@@ -157,9 +182,13 @@ def make_plans(
             gpu_node=node,
             sampling_threads=sampling_threads,
             learning_threads=learning_threads,
+            step_s=step_s if num_learners == 1 else None,
+            learns_on_step=learns_on_step,
         )
         for part, node in zip(divide(topology, gpu_nodes, share), gpu_nodes, strict=True)
     ]
+    if num_learners == 1:
+        return (plans[0],)
     warnings = _warnings(num_envs_of_each, num_workers_of_each, [plan.num_free for plan in plans], on_gpu)
     if num_learners > topology.num_busy:
         text = f"learners={num_learners} share {count(topology.num_busy, 'logical CPU')}"
@@ -320,6 +349,22 @@ def serves_both_groups(num_envs: int, num_workers: int) -> bool:
 def default_workers(num_envs: int, num_cpus: int) -> int:
     """Returns num_cpus, or the largest smaller number of workers that the environments divide over."""
     return next((n for n in range(num_cpus, 1, -1) if divides_evenly(num_envs, n)), 1)
+
+
+def workers_worth(num_envs: int, num_cpus: int, step_s: float, learns_on_step: bool = False) -> int:
+    """Returns the number of workers with which all environments take a step soonest; the smallest if several are equal.
+
+    step_s: the seconds of one environment's step. Workers on other logical CPUs than this process work while it chooses
+    actions: more of them are worth it until they keep up with it. If all logical CPUs have a worker, this process
+    interrupts them, which is worth it for dear environments only."""
+    env_s, server_s = num_envs * (step_s + ENV_S), SERVER_S + (LEARNING_S if learns_on_step else 0.0)
+
+    def all_step_s(num_workers: int) -> float:
+        if num_workers < num_cpus:
+            return max(server_s, env_s / num_workers)
+        return max(server_s, (env_s + server_s) / num_cpus) + SHARED_CPU_S
+
+    return min({default_workers(num_envs, n) for n in range(1, num_cpus + 1)}, key=lambda n: (all_step_s(n), n))
 
 
 def _on(cpus: tuple[int | None, ...]) -> str:

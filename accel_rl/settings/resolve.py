@@ -167,7 +167,7 @@ def resolve(
     device = devices[rank_info.local_rank]
     precision, reset_mode = _precision(run, device, takes_bytes), _reset_mode(run.reset_mode, env)
     run = replace(run, device=device, precision=precision, reset_mode=reset_mode)
-    plans = _plans(run, learners, rank_info, devices)
+    plans = _plans(run, learners, rank_info, devices, spec.step_s if _leaves_workers_open(values) else None, algo_class)
     sampler_settings = {
         kind.Settings: kind.complete(pick(kind.Settings, values), run, plans[0])
         for kind in SAMPLER_KINDS.values()
@@ -241,15 +241,17 @@ def _environment(
     Atari game is known: pixels."""
     common = overlay(preset_settings(presets), chosen)
     run = pick(RunSettings, common)
+    is_timed = _leaves_workers_open(common)
     blocks, probed, probed_spec = ("pixels", False), None, spec
     if game_name(run.env) is None:
         probed = _env_config(common, chosen, function)
-        probed_spec = spec or probe_spec(probed, run.env_build_timeout_s)
+        probed_spec = spec or probe_spec(probed, run.env_build_timeout_s, is_timed)
         blocks = _blocks(probed_spec)
     below = preset_settings(presets, *blocks)
     env = _env_config(overlay(below, chosen), chosen, function)
     if spec is None:
-        spec = probed_spec if env == probed and probed_spec else probe_spec(env, run.env_build_timeout_s)
+        known = probed_spec if env == probed else None
+        spec = known or probe_spec(env, run.env_build_timeout_s, is_timed)
         if is_vector(env) and not spec.on_device:
             check_reset_mode(str(overlay(below, chosen).get("reset_mode")), env.env_id)
     if probed and _blocks(spec) != blocks:
@@ -336,10 +338,27 @@ def _launched_devices(run: RunSettings, settings: LearnerSettings, rank_info: Ra
     return tuple(find_device(f"cuda:{rank}") for rank in range(rank_info.local_size))
 
 
+def _leaves_workers_open(values: Values) -> bool:
+    """Tells whether the cost of the environment may decide the number of workers: no setting names it or the sampler.
+
+    An evaluation by steps has as many environments as divide over the workers, so it must not depend on a measurement.
+    """
+    return all(values.get(name) is None for name in ("sampler", "workers", "envs_per_worker", "eval_steps"))
+
+
 def _plans(
-    run: RunSettings, learners: LearnerSettings, rank_info: RankInfo, devices: tuple[str, ...]
+    run: RunSettings,
+    learners: LearnerSettings,
+    rank_info: RankInfo,
+    devices: tuple[str, ...],
+    step_s: float | None,
+    algo_class: Any,
 ) -> tuple[Plan, ...]:
-    """Returns the logical CPUs and numbers of threads of each learner on this machine."""
+    """Returns the logical CPUs and numbers of threads of each learner on this machine.
+
+    step_s: the seconds of an environment's step, if they are to decide the number of workers."""
+    from accel_rl.algos import Algo
+
     kind, topology = SAMPLER_KINDS[run.sampler], read_topology(run.cpus)
     workers = kind.requested_workers(run)
     has_threads = run.env.startswith(ENVPOOL)  # then one worker has it, and all logical CPUs
@@ -363,6 +382,8 @@ def _plans(
         sampling_threads=sampling_threads,
         learning_threads=learning_threads,
         share=learners.share_processors,
+        step_s=step_s,
+        learns_on_step=algo_class.on_step is not Algo.on_step,
     )
     if not has_threads:
         return plans

@@ -1,5 +1,6 @@
 """Saves the complete state of a run, and restores it."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -59,7 +60,7 @@ class Checkpointer:
             "steps": steps,
             "evaluation_due": learner.evaluation_is_due,
             "policy": learner.algo.policy.state_dict(),
-            "spec": learner.config.spec,
+            "spec": replace(learner.config.spec, step_s=None),  # the same in each run
             "best_score": learner.best_score,
             "update": learner.update.state_dict(),
             "shared_buffers": shared_buffers(learner.algo),

@@ -199,7 +199,7 @@ def probe_quickly() -> None:
     """Probes the spaces of this program's environments in this process, and those of others once."""
     specs: dict[str, EnvSpec] = {}
 
-    def probe(env: EnvConfig, timeout_s: float = 60.0) -> EnvSpec:
+    def probe(env: EnvConfig, timeout_s: float = 60.0, is_timed: bool = False) -> EnvSpec:
         if env.env_id.startswith("fuzz_env:"):
             return find_spec(env)
         name = repr(env)

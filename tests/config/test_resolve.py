@@ -86,7 +86,7 @@ def test_an_environment_that_its_block_changes_is_probed_again(monkeypatch: pyte
     probed = []
     original = resolving.probe_spec
 
-    def counting(env: Any, timeout_s: float) -> Any:
+    def counting(env: Any, timeout_s: float, is_timed: bool) -> Any:
         probed.append(env.options)
         return original(env, timeout_s)
 
@@ -106,7 +106,7 @@ def test_a_block_that_changes_its_own_kind_of_observations_is_refused(monkeypatc
     import accel_rl.settings.resolve as resolving
 
     vectors, pixels = EnvConfig("CartPole-v1"), EnvConfig(f"{TOYS}:Picture", options=LARGE)
-    monkeypatch.setattr(resolving, "probe_spec", lambda env, timeout_s: spec_of(pixels if env.options else vectors))
+    monkeypatch.setattr(resolving, "probe_spec", lambda env, *_: spec_of(pixels if env.options else vectors))
     with pytest.raises(UsageError, match=r"for vectors, .* needs those for pixels; set env_options outside of vectors"):
         resolve_on_cpu(algo=f"{__name__}:TurnsIntoPixels", env="Pendulum-v1")
 

@@ -2,6 +2,8 @@
 
 import os
 import sys
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import psutil
@@ -11,6 +13,7 @@ from accel_rl.envs import probe
 from accel_rl.envs.batches.batch_simulator import make_simulator
 from accel_rl.envs.spec import EnvConfig
 from accel_rl.errors import RunError, UsageError
+from tests.helpers import forks
 
 TOYS = "tests.helpers.toy_envs"
 
@@ -71,3 +74,47 @@ def test_atari_needs_no_process(monkeypatch):
     assert spec.observation_shape == (4, 104, 80) and spec.frame_stack == 4
     with pytest.raises(UsageError, match="frame_skip"):
         probe.probe_spec(EnvConfig("pong", options={"frame_skp": 1}))
+
+
+def test_the_time_of_a_step():
+    """A step is timed on demand, without the resets and the pauses between steps."""
+    config = EnvConfig(f"{TOYS}:Slow", options={"step_s": 0.001})
+    assert forks.probe_spec(config).step_s is None
+    slow = forks.probe_spec(config, is_timed=True)
+    assert slow.step_s >= 0.001 and slow == forks.probe_spec(config)
+    resets = forks.probe_spec(EnvConfig(f"{TOYS}:SlowReset"), is_timed=True)
+    assert 0 < resets.step_s < 0.02  # a reset takes 20 ms
+
+
+def test_the_fastest_chunk_counts(monkeypatch):
+    """Single slow steps, such as a first one that compiles, do not make an environment dear."""
+    times = iter([0.0] + [t for step in range(64) for t in (step, step + (0.5 if step else 0.9), step)])
+    monkeypatch.setattr(probe, "STEPS_S", 1e9)
+    monkeypatch.setattr(probe, "CHUNK_S", 1e9)
+    monkeypatch.setattr(probe, "MOST_STEPS", 64)
+    monkeypatch.setattr(probe, "time", SimpleNamespace(perf_counter=lambda: next(times)))
+    simulator = make_simulator(EnvConfig(f"{TOYS}:Counting"), np.random.SeedSequence(0))
+    assert probe.time_step(simulator) == 0.5
+
+
+def test_masked_actions_are_tried():
+    """Steps are timed with allowed actions: this environment raises at others."""
+    config = EnvConfig("tests.helpers.masked_envs:Masked", wrappers=("tests.helpers.masked_envs:Strict",))
+    spec = forks.probe_spec(replace(config, mask_sources=None), is_timed=True)
+    assert spec.mask_sources == ("info",) and spec.step_s > 0
+
+
+@pytest.mark.parametrize("how", ["raise", "exit", "hang"])
+def test_environments_that_break_at_a_step(how, monkeypatch):
+    """An environment that breaks while it is timed has a spec without a time: a worker will report the error."""
+    monkeypatch.setattr(probe, "TRIAL_S", 0.1)  # the process is a fork of this one
+    config = EnvConfig(f"{TOYS}:Broken", options={"how": how})
+    spec = forks.probe_spec(config, is_timed=True)
+    assert spec == forks.probe_spec(config) and spec.step_s is None
+
+
+@pytest.mark.parametrize("env_id", [f"{TOYS}:GlobalChance", "vector:CartPole-v1"])
+def test_environments_whose_results_depend_on_the_workers_have_no_time(env_id):
+    """An environment that draws from np.random or random, or comes in batches, has no time, so that the number of
+    workers does not follow from a measurement."""
+    assert forks.probe_spec(EnvConfig(env_id), is_timed=True).step_s is None

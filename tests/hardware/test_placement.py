@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from accel_rl.hardware import placement
-from accel_rl.hardware.placement import default_workers, make_plan, make_plans
+from accel_rl.hardware.placement import default_workers, make_plan, make_plans, workers_worth
 from accel_rl.samplers.env_arrays import assign_envs
 from tests.helpers.machines import EIGHT, TWO_NODES
 
@@ -153,6 +153,62 @@ def test_idle_and_shared_cpus_are_reported(topology: Any) -> None:
 def test_workers_divide_the_environments(num_envs: int, num_cpus: int, expected: int) -> None:
     """The default number of workers divides the environments and uses the logical CPUs."""
     assert default_workers(num_envs, num_cpus) == expected
+
+
+@pytest.mark.parametrize(
+    ("num_envs", "num_cpus", "step_us", "learns_on_step", "expected"),
+    [
+        (16, 1, 1000, False, 1),
+        (16, 2, 15, False, 1),  # CartPole
+        (16, 2, 50, False, 1),  # HalfCheetah
+        (16, 2, 270, False, 2),  # Ant
+        (32, 2, 50, False, 2),
+        (32, 2, 50, True, 1),  # there is time enough while the learner works
+        (8, 2, 15, True, 1),
+        (8, 2, 1000, True, 2),
+        (16, 4, 15, False, 1),
+        (16, 4, 50, False, 2),  # more keep up with the server no better
+        (16, 4, 1000, False, 4),
+        (64, 16, 15, False, 4),
+        (64, 16, 1000, False, 16),
+        (64, 64, 15, False, 4),
+        (64, 64, 100, False, 32),
+        (64, 64, 1000, False, 64),
+        (256, 64, 15, False, 16),
+        (6, 4, 1000, False, 3),  # as they divide
+        (5, 64, 1000, False, 1),
+    ],
+)
+def test_workers_that_are_worth_it(
+    num_envs: int, num_cpus: int, step_us: float, learns_on_step: bool, expected: int
+) -> None:
+    """Cheap environments get as many workers as keep up with the server, dear ones a worker on each logical CPU."""
+    assert workers_worth(num_envs, num_cpus, step_us * 1e-6, learns_on_step) == expected
+
+
+def test_dearer_environments_never_have_fewer_workers() -> None:
+    """The number of workers grows with the cost of a step, up to the default."""
+    for num_envs, num_cpus in ((8, 2), (16, 2), (16, 4), (64, 16), (48, 24), (256, 64), (1024, 128)):
+        numbers = [workers_worth(num_envs, num_cpus, 1e-6 * 1.2**power) for power in range(60)]
+        assert numbers == sorted(numbers) and numbers[-1] == default_workers(num_envs, num_cpus)
+
+
+def test_the_cost_of_a_step_decides_the_workers_alone(topology: Any) -> None:
+    """With a known cost, only the workers of a plan differ. It decides nothing if the user names the workers, beside a
+    GPU, and with several learners."""
+    for cores in (["0", "1"], ["0", "1", "2", "3"]):
+        cheap, dear, unknown = (make_plan(topology(cores), 16, step_s=step_s) for step_s in (1e-5, 1e-3, None))
+        assert len(cheap.worker_cpus) == 1 and cheap.warnings == () and dear.worker_cpus == unknown.worker_cpus
+        threads = {(plan.sampling_threads, plan.learning_threads) for plan in (cheap, dear, unknown)}
+        assert len(threads) == 1  # which decide how sums are rounded
+        assert make_plan(topology(cores), 16, 1).sampling_threads == cheap.sampling_threads  # as it is resumed
+        assert cheap.lines()[1] == "workers     1, of 16 environments: 8 of each group, on 0; a step of one takes 10 us"
+        for options in ({"num_workers": 2}, {"on_gpu": True}):
+            assert make_plan(topology(cores), 16, **options, step_s=1e-5) == make_plan(topology(cores), 16, **options)
+    several = [make_plans(topology(EIGHT), 32, gpu_nodes=[None] * 2, step_s=step_s) for step_s in (1e-5, None)]
+    assert several[0] == several[1]
+    (few,) = make_plan(topology(EIGHT), 4, step_s=1e-2).warnings
+    assert few == "envs=4 keep 4 of 16 logical CPUs busy; --envs 32 would use them all"
 
 
 @needs_pinning

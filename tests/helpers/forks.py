@@ -130,8 +130,8 @@ FORKING_LAUNCHER = forking(SIMULATORS, fork_server.main)
 _FORKING_PROBE = forking(probe.__name__, probe._main)
 
 
-def probe_spec(env: EnvConfig, timeout_s: float = 60.0) -> EnvSpec:
+def probe_spec(env: EnvConfig, timeout_s: float = 60.0, is_timed: bool = False) -> EnvSpec:
     """Does what `accel_rl.envs.probe.probe_spec` does, in a fork of this process."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(spawning, "subprocess", _FORKING_PROBE)
-        return probe.probe_spec(env, timeout_s)
+        return probe.probe_spec(env, timeout_s, is_timed)

@@ -243,6 +243,14 @@ class Slow(Counting):
         return super().step(action)
 
 
+class SlowReset(Counting):
+    """Counting whose resets take 20 ms."""
+
+    def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
+        time.sleep(0.02)
+        return super().reset(**options)
+
+
 class BoxAction(Counting):
     """An environment with continuous actions between -1 and 2, observed as they arrive: [*action] float32."""
 

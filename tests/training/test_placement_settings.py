@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,18 @@ from accel_rl.algos import Algo
 from accel_rl.algos.base import Stats
 from accel_rl.algos.dqn import DQN
 from accel_rl.cli import main
+from accel_rl.config.sources import read_settings
 from accel_rl.errors import UsageError
 from accel_rl.hardware.placement import Plan
 from accel_rl.hardware.topology import CpuTopology, available_cpus, show_cpus
 from accel_rl.rollout import Rollout
+from accel_rl.run_folder.directory import reopen
 from accel_rl.settings import resolve as resolving
 from accel_rl.settings.resolve import resolve
 from accel_rl.training.build import check, sampler_config
 from accel_rl.updates import Update
+from tests.helpers import forks
+from tests.helpers.runs import TINY_RUN, assert_same_policy, rows_without_time
 
 ONLINE = sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else [0]
 
@@ -59,6 +64,80 @@ def test_settings_decide_how_many_workers_and_threads() -> None:
     ):
         with pytest.raises(UsageError, match=message):
             plan_of(**settings)
+
+
+FOUR = CpuTopology(tuple((cpu,) for cpu in range(4)), (0,) * 4, 4)
+
+
+@pytest.fixture
+def four_cpus_and_a_cost(monkeypatch: Any) -> Any:
+    """Has four logical CPUs. The test sets the seconds of a step of CartPole."""
+    monkeypatch.setattr(resolving, "read_topology", lambda _: FOUR)
+    probe_spec = resolving.probe_spec
+
+    def set_step_s(step_s: float) -> None:
+        def probed(env: Any, timeout_s: float, is_timed: bool) -> Any:
+            is_cartpole = env.env_id == TINY["env"]
+            return replace(probe_spec(env, timeout_s), step_s=step_s if is_timed and is_cartpole else None)
+
+        monkeypatch.setattr(resolving, "probe_spec", probed)
+
+    return set_step_s
+
+
+def test_cheap_environments_have_one_worker(four_cpus_and_a_cost: Any) -> None:
+    """A cheap environment has one worker and a dear one all logical CPUs, unless the user names sampler or workers."""
+    for step_s, num_workers in ((1e-5, 1), (1e-3, 4)):
+        four_cpus_and_a_cost(step_s)
+        config = resolve(TINY)
+        assert config.run.sampler == "alternating"
+        assert (config.workers, config.as_dict()["workers"]) == (num_workers, num_workers)
+        assert config.plan.lines()[1].endswith(f"; a step of one takes {step_s * 1e6:.0f} us")
+    four_cpus_and_a_cost(1e-5)
+    for settings, named in (
+        ({"workers": 2}, 2),
+        ({"envs_per_worker": 2}, 4),
+        ({"sampler": "alternating"}, 4),
+        ({"sampler": "serial"}, 0),
+        ({"eval_steps": 1000}, 4),  # the number of its environments depends on the workers
+        ({"env": "pong"}, 4),
+        ({"algo": "ga3c"}, 0),
+    ):
+        assert resolve(TINY | settings).workers == named, settings
+
+
+def test_an_environment_that_sleeps_has_all_workers(monkeypatch: Any) -> None:
+    """An environment whose steps take a millisecond is timed, and has a worker on each logical CPU."""
+    monkeypatch.setattr(resolving, "read_topology", lambda _: FOUR)
+    monkeypatch.setattr(resolving, "probe_spec", forks.probe_spec)
+    config = resolve({**TINY, "env": "tests.helpers.toy_envs:Slow", "env_options": {"step_s": 0.001}})
+    assert config.workers == 4 and config.plan.step_s is not None
+
+
+def test_a_resumed_run_keeps_its_plan(four_cpus_and_a_cost: Any, tmp_path: Path) -> None:
+    """A run that is resumed has the workers that it was started with, whatever a step costs by then."""
+    four_cpus_and_a_cost(1e-5)
+    run = tmp_path / "run"
+    settings = {**TINY, "steps": 40, "horizon": 5, "eval_interval_steps": 0, "tensorboard": False, "report": False}
+    accel_rl.train("a2c", **settings, out=run)
+    assert read_settings(run)["workers"] == 1
+    four_cpus_and_a_cost(1e-3)
+    config, state = reopen(run, {"steps": 80}, None, None)
+    assert config.workers == 1 and state["spec"].step_s is None
+    assert reopen(run, {"workers": 2, "steps": 80}, None, None)[0].workers == 2
+
+
+@pytest.mark.parametrize("algo", ["a2c", "ppo", "dqn"])
+def test_results_do_not_depend_on_the_plan(algo: str, tmp_path: Path) -> None:
+    """One worker, two workers and the serial sampler train the same policy, bit for bit."""
+    settings = {**TINY_RUN, "workers": None, "envs": 4, "steps": 60, "horizon": 5, "decorrelation_steps": 3}
+    dqn = {"warmup_steps": 40, "batch_size": 20, "training_intensity": 2, "steps": 80}
+    settings |= {"ppo": {"minibatches": 2, "epochs": 2}, "dqn": dqn}.get(algo, {})
+    plans = ({"workers": 1}, {"workers": 2}, {"sampler": "serial"})
+    runs = [accel_rl.train(algo, **settings | plan, out=tmp_path / str(i)) for i, plan in enumerate(plans)]
+    for run in runs[1:]:
+        assert_same_policy(runs[0], run, "policy.safetensors")
+        assert rows_without_time(runs[0]) == rows_without_time(run)
 
 
 class Plain(Algo):
@@ -189,7 +268,7 @@ def test_a_restricted_process_keeps_to_its_logical_cpus() -> None:
     result = run()
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith(f"CPUs        {last} (of ")
-    assert f"workers     1, of 16 environments: 8 of each group, on {last}\n" in result.stdout
+    assert f"workers     1, of 16 environments: 8 of each group, on {last}; a step of one takes " in result.stdout
     result = run("--cpus", ONLINE[0])
     assert result.returncode == 2
     assert f"of these, {ONLINE[0]} do not; {last} are allowed to this process" in result.stderr
