@@ -29,6 +29,7 @@ from accel_rl.errors import RunError
 
 RESET = ("observation", "info")
 STEP = ("observation", "reward", "terminated", "truncated", "info")
+NUMBERS = frozenset([bool, int, float, np.bool_, np.float32, np.float64])
 
 
 class GymSimulator:
@@ -43,6 +44,9 @@ class GymSimulator:
         self._reset_seed: int | None = int(seed.generate_state(1)[0] >> 1)
         self._env = make_gym_env(config, self._reset_seed)
         self._action_space = self._env.action_space
+        self._first_action = (
+            int(self._action_space.start) if isinstance(self._action_space, gymnasium.spaces.Discrete) else None
+        )
         self._layouts = layout(self._env.observation_space), layout(self._action_space)
         sources = config.mask_sources
         if sources is None:
@@ -75,6 +79,8 @@ class GymSimulator:
 
     def _number(self, name: str, value: Any) -> Any:
         """Returns a number from a step, which may come as an array of one. Raises RunError for anything else."""
+        if type(value) in NUMBERS:
+            return value
         array = np.asarray(value)
         if array.size != 1 and array.ndim:
             raise RunError(
@@ -96,8 +102,9 @@ class GymSimulator:
                 )
 
     def _to_env(self, action: Any) -> Any:
-        sent = to_env_action(action, self._action_space)
-        return int(sent) if isinstance(self._action_space, gymnasium.spaces.Discrete) else sent
+        if self._first_action is not None:
+            return int(action) + self._first_action
+        return to_env_action(action, self._action_space)
 
     def _write(self, observation: Any, info: Any, row: Array, terminated: Any = False, truncated: Any = False) -> None:
         """Writes an observation and its mask. Raises RunError if either does not fit, or numbers are not finite."""

@@ -364,7 +364,7 @@ def to_env_action(action: Any, space: Space) -> Any:
     if isinstance(space, spaces.Discrete):
         return action + space.start
     if isinstance(space, spaces.Box):
-        return np.asarray(np.clip(action, space.low, space.high), space.dtype)
+        return np.asarray(action.clip(space.low, space.high), space.dtype)
     return np.asarray(action + getattr(space, "start", 0), space.dtype)
 
 
