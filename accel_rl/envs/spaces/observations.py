@@ -19,7 +19,7 @@ from accel_rl.envs.spaces.conversion import (
     wrong_part,
 )
 from accel_rl.envs.spaces.masks import space_without_mask, without_mask
-from accel_rl.envs.spaces.row_writers import row_writer
+from accel_rl.envs.spaces.row_writers import RowWriter, row_writer
 
 LARGEST = float(np.finfo(np.float32).max)
 
@@ -59,7 +59,8 @@ class Observed:
         self.spec = make_spec(self._declared_space, action_space, mask_sources)
         self._is_float = np.issubdtype(self.spec.row_dtype, np.floating)
         self._write_declared = row_writer(self.space)
-        self._can_overflow = any(np.issubdtype(part.space.dtype, np.float64) for part in parts_of(self.space))
+        if any(np.issubdtype(part.space.dtype, np.float64) for part in parts_of(self.space)):
+            self._write_declared = _ignoring_overflow(self._write_declared)
 
     def part_of(self, observation: Any) -> Any:
         """Returns the remaining parts of an observation, or of a batch of them."""
@@ -79,7 +80,7 @@ class Observed:
     def convert(self, observation: Any, row: NDArray[Any]) -> str | None:
         """Writes an observation's remaining parts into a row, or describes why they do not fit or are not finite."""
         observation = self.part_of(observation)
-        if self._is_written(observation, row):
+        if self._write_declared(observation, row) and (not self._is_float or all_finite(row)):
             return None
         if problem := find_mismatch(observation, self.space):
             return problem
@@ -87,15 +88,16 @@ class Observed:
         wrong = self.write(found, row)
         return None if wrong is None else f"{self.wrong_part(wrong)} {not_finite(found[wrong][0])}"
 
-    def _is_written(self, observation: Any, row: NDArray[Any]) -> bool:
-        """Writes an observation that is exactly as declared and finite; returns False for any other."""
-        if self._can_overflow:
-            with np.errstate(over="ignore"):
-                is_written = self._write_declared(observation, row)
-        else:
-            is_written = self._write_declared(observation, row)
-        return is_written and (not self._is_float or all_finite(row))
-
     def wrong_part(self, wrong: NDArray[np.bool_]) -> str:
         """Describes the first part with numbers marked as wrong in an observation's row."""
         return wrong_part(wrong, self._declared_space)
+
+
+def _ignoring_overflow(write: RowWriter) -> RowWriter:
+    """Returns a writer without numpy's warning of numbers beyond float32's range, which the caller reports."""
+
+    def write_quietly(observation: Any, row: NDArray[Any]) -> bool:
+        with np.errstate(over="ignore"):
+            return write(observation, row)
+
+    return write_quietly

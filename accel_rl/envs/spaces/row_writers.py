@@ -12,6 +12,8 @@ from accel_rl.envs.spaces.pictures import channels_first, is_picture
 
 RowWriter = Callable[[Any, NDArray[Any]], bool]
 
+_WHOLE_NUMBERS = (int, np.integer)
+
 
 def row_writer(space: Space) -> RowWriter:
     """Returns a function that writes an observation into a row [*row_shape], with the numbers of `to_row`.
@@ -96,7 +98,7 @@ def _one_hot_writer(space: spaces.Discrete, columns: slice) -> RowWriter:
     first, num_choices = int(space.start), int(space.n)
 
     def write(observation: Any, row: NDArray[Any]) -> bool:
-        if not isinstance(observation, int | np.integer) or not 0 <= (index := int(observation) - first) < num_choices:
+        if not isinstance(observation, _WHOLE_NUMBERS) or not 0 <= (index := int(observation) - first) < num_choices:
             return False
         row[columns] = 0
         row[columns.start + index] = 1
