@@ -85,18 +85,20 @@ def _memory_of(generator: random.Random) -> Any:
 
 
 def _read(generator: random.Random) -> Any:
-    return (_memory_of(generator).raw, generator.gauss_next) if _knows_memory else generator.getstate()  # type: ignore[attr-defined]
+    memory = _memory if generator is _generator else _memory_of(generator)
+    return (memory.raw, generator.gauss_next) if _knows_memory else generator.getstate()  # type: ignore[attr-defined]
 
 
 def _write(state: Any) -> None:
     """Puts a state from `_read` into the generator of the module `random`."""
     if _knows_memory:
-        _memory_of(_generator).raw, _generator.gauss_next = state
+        _memory.raw, _generator.gauss_next = state
     else:
         _generator.setstate(state)
 
 
-_index, *_key = np.frombuffer(_memory_of(_generator).raw, np.uint32).tolist()
+_memory = _memory_of(_generator)
+_index, *_key = np.frombuffer(_memory.raw, np.uint32).tolist()
 _knows_memory = (*_key, _index) == _generator.getstate()[1]
 _current = GlobalGenerators()
 _only_simulates = False

@@ -29,6 +29,8 @@ from accel_rl.errors import RunError
 
 RESET = ("observation", "info")
 STEP = ("observation", "reward", "terminated", "truncated", "info")
+_NUMBERS = frozenset([bool, int, np.bool_, np.float32, np.float64])
+_SEQUENCES = (tuple, list)
 
 
 class GymSimulator:
@@ -43,6 +45,9 @@ class GymSimulator:
         self._reset_seed: int | None = int(seed.generate_state(1)[0] >> 1)
         self._env = make_gym_env(config, self._reset_seed)
         self._action_space = self._env.action_space
+        self._first_action = (
+            int(self._action_space.start) if isinstance(self._action_space, gymnasium.spaces.Discrete) else None
+        )
         self._layouts = layout(self._env.observation_space), layout(self._action_space)
         sources = config.mask_sources
         if sources is None:
@@ -58,23 +63,27 @@ class GymSimulator:
         self._check_spaces()
         self._write(observation, info, row)
         space, seen = self.spec.observation_space, self.spec.observation_in(row)
-        if not space.contains(seen):
-            assert isinstance(space, gymnasium.spaces.Box)
-            part = self._observed.wrong_part((seen < space.low) | (seen > space.high))
+        if isinstance(space, gymnasium.spaces.Box) and (wrong := (seen < space.low) | (seen > space.high)).any():
+            part = self._observed.wrong_part(wrong)
             raise RunError(f"the first observation of an episode{part} is out of the declared bounds: {observation}")
 
     def step(self, action: Any, row: Array) -> Outcome:
         observation, reward, terminated, truncated, info = call(self._env, "step", STEP, self._to_env(action))
         self._steps += 1
-        reward = float(self._number("reward", reward))
-        terminated, truncated = self._number("terminated", terminated), self._number("truncated", truncated)
+        if type(reward) is not float:
+            reward = float(self._number("reward", reward))
+        if type(terminated) is not bool or type(truncated) is not bool:
+            terminated = bool(self._number("terminated", terminated))
+            truncated = bool(self._number("truncated", truncated))
         if not -LARGEST <= reward <= LARGEST:
             raise RunError(f"the reward at step {self._steps} of the episode {not_finite(reward)}")
         self._write(observation, info, row, terminated, truncated)
-        return Outcome(reward, reward, bool(terminated), bool(truncated), bool(terminated or truncated))
+        return Outcome(reward, reward, terminated, truncated, terminated or truncated)
 
     def _number(self, name: str, value: Any) -> Any:
         """Returns a number from a step, which may come as an array of one. Raises RunError for anything else."""
+        if type(value) in _NUMBERS:
+            return value
         array = np.asarray(value)
         if array.size != 1 and array.ndim:
             raise RunError(
@@ -96,16 +105,19 @@ class GymSimulator:
                 )
 
     def _to_env(self, action: Any) -> Any:
-        sent = to_env_action(action, self._action_space)
-        return int(sent) if isinstance(self._action_space, gymnasium.spaces.Discrete) else sent
+        if self._first_action is not None:
+            return int(action) + self._first_action
+        return to_env_action(action, self._action_space)
 
-    def _write(self, observation: Any, info: Any, row: Array, terminated: Any = False, truncated: Any = False) -> None:
+    def _write(
+        self, observation: Any, info: Any, row: Array, terminated: bool = False, truncated: bool = False
+    ) -> None:
         """Writes an observation and its mask. Raises RunError if either does not fit, or numbers are not finite."""
         observed = self._observed
         if observed.mask_source:
             has_none = terminated and observed.mask_source == "method"  # the method may fail by then
             mask = None if has_none else read_mask(observed.mask_source, self._env, observation, info)
-            self._write_mask(mask, row, bool(terminated or truncated))
+            self._write_mask(mask, row, terminated or truncated)
             row = self.spec.observation_in(row)
         if problem := observed.convert(observation, row):
             raise RunError(f"the observation at step {self._steps} of the episode{problem}")
@@ -166,7 +178,7 @@ def call(env: Any, method: str, parts: tuple[str, ...], *arguments: Any, **optio
         could_not_unpack = f"(expected {len(parts)}" in str(error)
         if not (could_not_unpack and frame.f_globals["__name__"].startswith("gymnasium.")):  # a wrapper of gymnasium's
             raise
-    if not isinstance(returned, tuple | list) or len(returned) != len(parts):
+    if not isinstance(returned, _SEQUENCES) or len(returned) != len(parts):
         raise RunError(
             f"{method}() did not return ({', '.join(parts)}), as gymnasium's API has it since 0.26; return exactly "
             "these"

@@ -270,12 +270,24 @@ class BatchSimulator(EnvBatch):
 
     @with_own_generators
     def _step_each(self, t: int) -> None:
-        for column in range(self.num_envs):
+        # Locals, and views of one step: this loop may take as long as a small environment.
+        actions, rewards, ages, rows = self._action[t], self._reward[t], self._ages[t + 1], self._rows[t + 1]
+        scores, lengths, age = self._score, self._length, self._age
+        for column, simulator in enumerate(self.simulators):
             self._heartbeat(self.first_env + column)
             if self._waiting[column]:
                 continue
             try:
-                self._step_env(t, column)
+                outcome = simulator.step(actions[column], rows[column])
+                reward, score, terminated, truncated, game_over, _ = outcome
+                if reward:
+                    rewards[column] = reward
+                scores[column] += score
+                lengths[column] += 1
+                age[column] += 1
+                if terminated or truncated or game_over:
+                    self._end_episode(t, column, outcome)
+                ages[column] = age[column]
             except Exception:
                 self._treat_failure(t, column)
 
@@ -326,17 +338,6 @@ class BatchSimulator(EnvBatch):
             if not self.config.restart_on_error:
                 raise
             self._note_failure(column, self._failure(column, None))
-
-    def _step_env(self, t: int, column: int) -> None:
-        outcome = self.simulators[column].step(self._action[t, column], self._rows[t + 1][column])
-        if outcome.reward:
-            self._reward[t, column] = outcome.reward
-        self._score[column] += outcome.score
-        self._length[column] += 1
-        self._age[column] += 1
-        if outcome.terminated or outcome.truncated or outcome.game_over:
-            self._end_episode(t, column, outcome)
-        self._ages[t + 1, column] = self._age[column]
 
     def _step_native(self, t: int, native: NativeBatch) -> None:
         """Steps all environments in one call, then treats the episodes that have ended."""

@@ -6,6 +6,7 @@ learned from, such as texts. Actions are of the same types; those of a Dict or T
 spec.py: stored_action).
 """
 
+import functools
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
@@ -134,8 +135,13 @@ def layout(space: Space) -> str:
     if isinstance(space, _NESTED):
         return f"{type(space).__name__}({', '.join(f'{key}: {layout(child)}' for key, child in _children(space))})"
     if isinstance(space, spaces.Box):
-        return f"Box({space.shape}, {space.dtype})"
+        return f"Box({space.shape}, {_name(space.dtype)})"
     return str(space) if isinstance(space, _LEAVES) else type(space).__name__
+
+
+@functools.cache  # numpy takes microseconds for it, and each reset asks
+def _name(dtype: np.dtype[Any]) -> str:
+    return str(dtype)
 
 
 def check_action_space(space: Space, env_id: str, name: str = "") -> None:
@@ -364,7 +370,7 @@ def to_env_action(action: Any, space: Space) -> Any:
     if isinstance(space, spaces.Discrete):
         return action + space.start
     if isinstance(space, spaces.Box):
-        return np.asarray(np.clip(action, space.low, space.high), space.dtype)
+        return np.asarray(action.clip(space.low, space.high), space.dtype)
     return np.asarray(action + getattr(space, "start", 0), space.dtype)
 
 

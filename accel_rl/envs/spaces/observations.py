@@ -12,12 +12,14 @@ from accel_rl.envs.spaces.conversion import (
     find_mismatch,
     learnable,
     make_spec,
+    parts_of,
     remaining,
     remaining_space,
     to_row,
     wrong_part,
 )
 from accel_rl.envs.spaces.masks import space_without_mask, without_mask
+from accel_rl.envs.spaces.row_writers import RowWriter, row_writer
 
 LARGEST = float(np.finfo(np.float32).max)
 
@@ -27,6 +29,11 @@ def not_finite(value: float) -> str:
     if math.isfinite(value):
         return f"is {value:g}, beyond the largest number of float32, {LARGEST:.4g}: scale it"
     return f"is not finite: {value}"
+
+
+def all_finite(numbers: NDArray[Any]) -> bool:
+    """Returns whether all numbers are finite: for a few of them three times as fast as `np.isfinite(numbers).all()`."""
+    return 0 not in np.isfinite(numbers).tobytes()
 
 
 class Observed:
@@ -51,6 +58,9 @@ class Observed:
         self.space = remaining_space(self._declared_space)
         self.spec = make_spec(self._declared_space, action_space, mask_sources)
         self._is_float = np.issubdtype(self.spec.row_dtype, np.floating)
+        self._write_declared = row_writer(self.space)
+        if any(np.issubdtype(part.space.dtype, np.float64) for part in parts_of(self.space)):
+            self._write_declared = _ignoring_overflow(self._write_declared)
 
     def part_of(self, observation: Any) -> Any:
         """Returns the remaining parts of an observation, or of a batch of them."""
@@ -65,13 +75,13 @@ class Observed:
         else:
             with np.errstate(over="ignore"):  # the caller reports numbers beyond float32's range
                 seen[...] = found
-        if not self._is_float or (is_finite := np.isfinite(seen)).all():
-            return None
-        return np.asarray(~is_finite)
+        return None if not self._is_float or all_finite(seen) else ~np.isfinite(seen)
 
     def convert(self, observation: Any, row: NDArray[Any]) -> str | None:
         """Writes an observation's remaining parts into a row, or describes why they do not fit or are not finite."""
         observation = self.part_of(observation)
+        if self._write_declared(observation, row) and (not self._is_float or all_finite(row)):
+            return None
         if problem := find_mismatch(observation, self.space):
             return problem
         found = to_row(observation, self.space)
@@ -81,3 +91,13 @@ class Observed:
     def wrong_part(self, wrong: NDArray[np.bool_]) -> str:
         """Describes the first part with numbers marked as wrong in an observation's row."""
         return wrong_part(wrong, self._declared_space)
+
+
+def _ignoring_overflow(write: RowWriter) -> RowWriter:
+    """Returns a writer without numpy's warning of numbers beyond float32's range, which the caller reports."""
+
+    def write_quietly(observation: Any, row: NDArray[Any]) -> bool:
+        with np.errstate(over="ignore"):
+            return write(observation, row)
+
+    return write_quietly
