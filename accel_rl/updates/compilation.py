@@ -79,9 +79,41 @@ def digest_path(path: Path) -> Path:
 def is_whole(path: Path) -> bool:
     """Tells whether there is a file of machine code, as it was written. Raises OSError if it cannot be read."""
     try:
-        return hashlib.sha256(path.read_bytes()).hexdigest() == digest_path(path).read_text()
+        return hashlib.sha256(path.read_bytes()).hexdigest().encode() == digest_path(path).read_bytes()
     except FileNotFoundError:
         return False
+
+
+def failure_path(path: Path) -> Path:
+    """Returns where the reason lies why a file of machine code could not be made."""
+    return path.with_suffix(".failed")
+
+
+def recall_failure(path: Path) -> str:
+    """Returns why an earlier compilation has failed, or "". Raises OSError if that cannot be read."""
+    try:
+        return failure_path(path).read_text(errors="replace").strip()
+    except FileNotFoundError:
+        return ""
+
+
+def remember_failure(path: Path, reason: str) -> None:
+    """Keeps a reason that will be the same in the next run, so that it does not try again."""
+    with contextlib.suppress(OSError), tempfile.TemporaryDirectory(dir=path.parent, prefix=".compiling-") as folder:
+        file = Path(folder, "failed")
+        file.write_text(reason)
+        file.rename(failure_path(path))
+
+
+def find_compiler() -> str:
+    """Returns the C++ compiler that Inductor uses. Exits with a reason if there is none."""
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    try:
+        return get_cpp_compiler()
+    except InvalidCxxCompiler:
+        sys.exit(f"there is no C++ compiler (CXX={os.environ.get('CXX', 'g++')})")
 
 
 def main(parent: str, request_file: str, file: str) -> None:
@@ -90,12 +122,20 @@ def main(parent: str, request_file: str, file: str) -> None:
     path, request = Path(file), pickle.loads(Path(request_file).read_bytes())
     with path.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if is_whole(path):
-            return  # another process has compiled it meanwhile
+        if is_whole(path) or recall_failure(path):
+            return  # another process has tried it meanwhile
+        find_compiler()
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=".compiling-") as folder:
             os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
             code, digest = Path(folder, "code.so"), Path(folder, "digest")
-            compile_program(request, code)
+            try:
+                compile_program(request, code)
+            except OSError:
+                raise  # such as a full disk, which the next run may not have
+            except Exception as error:
+                reason = f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"
+                remember_failure(path, reason)
+                sys.exit(reason)
             digest.write_text(hashlib.sha256(code.read_bytes()).hexdigest())
             code.rename(path)
             digest.rename(digest_path(path))

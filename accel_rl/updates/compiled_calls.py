@@ -6,14 +6,16 @@ machine code stays on the disk for later runs."""
 import contextlib
 import hashlib
 import logging
+import math
+import operator
 import os
 import pickle
 import platform
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Hashable
-from functools import cache
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +25,18 @@ from torch import Tensor, nn
 from accel_rl.emulator.machine_code import cache_folder
 from accel_rl.errors import UsageError
 from accel_rl.processes.spawning import describe_exit, spawn
-from accel_rl.updates.compilation import Code, Request, is_whole
-from accel_rl.updates.cuda_graphs import Terms, Work, unpack
+from accel_rl.updates.compilation import (
+    Code,
+    Request,
+    digest_path,
+    failure_path,
+    is_whole,
+    recall_failure,
+    remember_failure,
+)
+from accel_rl.updates.cuda_graphs import PackedTerms, Terms, Work, unpacked
 from accel_rl.updates.recording import Recording, record
-from accel_rl.updates.trees import leaves, map_leaves, structure, to_device
+from accel_rl.updates.trees import dtype_of, leaves, map_leaves, structure
 
 logger = logging.getLogger("accel_rl")
 
@@ -37,6 +47,7 @@ FindCode = Callable[[Recording], RunCode | None]
 
 NUM_WARM_UP_CALLS = 2  # run operation by operation before a call is recorded
 MOST_PARAMETERS = 300_000
+NUM_TIMED_CALLS = 20  # of machine code, before it is compared with single operations
 MOST_CALLS = 8  # that are compiled, of different functions or shapes
 LEAST_SPENT_S = 5.0  # of learning before a compilation begins: many runs are ended before
 LEAST_LEFT_S = 60.0  # of learning without machine code: compiling takes 20 to 60 s of a CPU that has other work
@@ -68,18 +79,35 @@ class CompiledCalls:
         self.is_recording = False
         self._calls: dict[Hashable, _Call] = {}
 
-    def __call__(self, key: Hashable, work: Work, arguments: tuple[Any, ...], eager: Callable[[], Terms]) -> Terms:
-        """Returns what eager() returns, or computes the same as unpack(work(*arguments)) by machine code.
+    def __call__(
+        self,
+        key: Hashable,
+        work: Work,
+        parts: Sequence[Any],
+        arguments: tuple[Any, ...],
+        eager: Callable[[Any], Terms],
+        uses: Sequence[Tensor] = (),
+    ) -> list[Terms]:
+        """Returns eager(part) for each part in order, or computes the same as unpack(work(part, *arguments)) by machine
+        code.
 
-        key: the same if and only if work does the same. Other tensors on which work depends change in place only."""
-        whole_key = (key, structure(arguments))
+        key: the same if and only if work does the same. parts: of one structure and shape. uses: tensors on which work
+        depends, too, and that may be replaced by others; all else on which it depends changes in place only."""
+        whole_key = (key, structure(parts[0]), structure(arguments))
         call = self._calls.get(whole_key)
-        self.num_calls += 1
+        self.num_calls += len(parts)
+        if call and not all(map(operator.is_, uses, call.uses)):
+            call.stop()
+            call = self._calls[whole_key] = _Call(self, uses)
+        if call is None and len(self._calls) < MOST_CALLS:
+            call = self._calls[whole_key] = _Call(self, uses)
         if call is None:
-            if len(self._calls) == MOST_CALLS:
-                return eager()
-            call = self._calls[whole_key] = _Call(self)
-        return call(work, arguments, eager)
+            return [eager(part) for part in parts]
+        num_prepared, terms = 0, list[Terms]()
+        while not call.is_ready and num_prepared < len(parts):
+            terms.append(call.prepare(work, (parts[num_prepared], *arguments), partial(eager, parts[num_prepared])))
+            num_prepared += 1
+        return terms + call.run(parts[num_prepared:], arguments)
 
     def forget(self) -> None:
         """Drops all machine code. Call it after replacing a tensor that a function uses."""
@@ -97,15 +125,22 @@ class CompiledCalls:
 class _Call:
     """The calls of one function with arguments of one structure: first operation by operation, later machine code."""
 
-    def __init__(self, owner: CompiledCalls):
-        self._owner, self._share_at_start = owner, owner.share_done
-        self._num_calls, self._seconds = 0, 0.0
+    def __init__(self, owner: CompiledCalls, uses: Sequence[Tensor]):
+        self.uses, self._owner, self._share_at_start = [*uses], owner, owner.share_done
+        self._num_calls, self._seconds, self._fastest_s = 0, 0.0, math.inf
         self._recording: Recording | None = None
         self._compiler: _Compiler | None = None
         self._code: RunCode | None = None
         self._is_checked = self._is_given_up = False
+        self._num_timed, self._fastest_code_s = 0, math.inf
 
-    def __call__(self, work: Work, arguments: tuple[Any, ...], eager: Callable[[], Terms]) -> Terms:
+    @property
+    def is_ready(self) -> bool:
+        """True if there is machine code, and two recordings were the same."""
+        return self._code is not None and self._is_checked
+
+    def prepare(self, work: Work, arguments: tuple[Any, ...], eager: Callable[[], Terms]) -> Terms:
+        """Makes a call before there is machine code, and takes a step towards it."""
         self._num_calls += 1
         if self._recording is None and self._is_due():
             self._take(self._record(work, arguments))
@@ -113,14 +148,31 @@ class _Call:
             self._check(self._recording, self._record(work, arguments))
         if self._recording and not self._code and not self._is_given_up:
             self._advance(self._recording)
-        if self._recording and self._code:
-            self._owner.num_compiled += 1
-            results = iter(self._code(self._recording.bases, leaves(_on_cpu(arguments))))
-            return unpack(map_leaves(lambda _: next(results), self._recording.result))
+        if self._code:
+            return self.run(arguments[:1], arguments[1:])[0]
         started = time.perf_counter()
         terms = eager()
-        self._seconds += time.perf_counter() - started
+        seconds = time.perf_counter() - started
+        self._seconds, self._fastest_s = self._seconds + seconds, min(self._fastest_s, seconds)
         return terms
+
+    def run(self, parts: Sequence[Any], arguments: tuple[Any, ...]) -> list[Terms]:
+        """Makes a call for each part, by machine code."""
+        if not parts:
+            return []
+        assert self._recording and self._code
+        self._owner.num_compiled += len(parts)
+        code, bases, constant = self._code, self._recording.bases, [*map(_contiguous, leaves(arguments))]
+        started = time.perf_counter()
+        results = [code(bases, [*map(_contiguous, leaves(part)), *constant]) for part in parts]
+        if self._num_timed < NUM_TIMED_CALLS and self._owner.when == "auto":
+            self._compare((time.perf_counter() - started) / len(parts), len(parts))
+        return [self._terms(self._recording.result, iter(each)) for each in results]
+
+    def _terms(self, packed: PackedTerms, results: Iterator[Tensor]) -> Terms:
+        """Returns what `unpack` does. Scalars are stacked by the code, so that they are no views of anything."""
+        scalars = {places: next(results) for places in packed.scalars}
+        return unpacked(PackedTerms(scalars, {place: next(results).clone() for place in packed.arrays}))
 
     def stop(self) -> None:
         """Ends a compilation that is under way."""
@@ -133,7 +185,7 @@ class _Call:
     def _record(self, work: Work, arguments: tuple[Any, ...]) -> Recording:
         self._owner.is_recording = True
         try:
-            return record(work, _on_cpu(arguments))
+            return record(work, map_leaves(_contiguous, arguments))
         finally:
             self._owner.is_recording = False
 
@@ -151,6 +203,14 @@ class _Call:
         ours, theirs = ([base.data_ptr() for base in each.bases] for each in (first, second))
         if first.program != second.program or ours != theirs:
             self._give_up("it uses numbers or tensors of its own, which differ from call to call")
+
+    def _compare(self, seconds: float, num_calls: int) -> None:
+        """Goes back to single operations if they are faster: for large batches PyTorch's can be."""
+        self._num_timed += num_calls
+        self._fastest_code_s = min(self._fastest_code_s, seconds)
+        if self._num_timed >= NUM_TIMED_CALLS and self._fastest_code_s > self._fastest_s:
+            ours, theirs = 1e3 * self._fastest_code_s, 1e3 * self._fastest_s
+            self._give_up(f"machine code takes {ours:.2f} ms, single operations {theirs:.2f} ms")
 
     def _advance(self, recording: Recording) -> None:
         """Begins to compile if that saves time; takes the machine code once it is there."""
@@ -195,7 +255,7 @@ class _Compiler:
     """A process that compiles a recorded program. Raises OSError if it cannot be given the program."""
 
     def __init__(self, recording: Recording):
-        path = path_of(recording)
+        self._path = path = path_of(recording)
         path.parent.mkdir(parents=True, exist_ok=True)
         request = Request(recording.program, recording.bases, recording.arguments, torch.get_num_threads())
         self._request, self._said = tempfile.NamedTemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115
@@ -211,6 +271,7 @@ class _Compiler:
             self._process.wait(self._deadline - time.monotonic() if wait else 0)
         if self._process.returncode is None and time.monotonic() > self._deadline:
             self.stop()
+            remember_failure(self._path, f"it takes longer than {TIMEOUT_S / 60:.0f} minutes")
         return self._process.returncode is not None
 
     def stop(self) -> None:
@@ -224,22 +285,25 @@ class _Compiler:
         return lines[-1] if lines else f"the compiler {describe_exit(self._process.returncode)}"
 
 
-def _on_cpu(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Returns arguments as machine code takes them: contiguous tensors."""
-    moved: tuple[Any, ...] = map_leaves(Tensor.contiguous, to_device(arguments, torch.device("cpu")))
-    return moved
+def _contiguous(leaf: Any) -> Tensor:
+    """Returns an argument as machine code takes it."""
+    return leaf.contiguous() if isinstance(leaf, Tensor) else torch.tensor(leaf, dtype=dtype_of(leaf))
 
 
 def load(recording: Recording) -> RunCode | None:
     """Returns the machine code of a recording, or None if there is none on the disk, or it is not whole.
 
-    Raises RuntimeError if PyTorch cannot load it, OSError if it cannot be read, UsageError as `path_of` does."""
+    Raises RuntimeError if PyTorch cannot load it, or could not compile it in an earlier run; OSError if it cannot be
+    read; UsageError as `path_of` does."""
     path = path_of(recording)
-    if not is_whole(path):
-        return None
-    with contextlib.suppress(OSError):
-        os.utime(path)  # it is used, and not to be removed soon
-    return Code(path)
+    if is_whole(path):
+        for used in (path, digest_path(path)):  # and not to be removed soon
+            with contextlib.suppress(OSError):
+                os.utime(used)
+        return Code(path)
+    if reason := recall_failure(path):
+        raise RuntimeError(f"{reason} (to try again, remove {failure_path(path)})")
+    return None
 
 
 def path_of(recording: Recording) -> Path:
