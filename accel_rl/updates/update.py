@@ -67,7 +67,8 @@ class Update:
         self.slice_elements, self.log_norms = slice_elements, log_norms
         self.device = self.parameters.values.device
         self._on_cpu = self.device.type == "cpu"
-        self._graph_is_all = self.exchange.is_capturable and optimizer.capturable
+        fits = self.exchange.is_recordable if self._on_cpu else self.exchange.is_capturable
+        self._graph_is_all = fits and optimizer.capturable
         self._graphs = CudaGraphs(self.device) if cuda_graphs and not self._on_cpu else None
         self.compiled = compiled if self._on_cpu and not log_norms else None
         self._is_in_graph = False  # True: this runs within a graph already, that of `repeat`
