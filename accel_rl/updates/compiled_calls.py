@@ -55,13 +55,25 @@ COMPILATION = "accel_rl.updates.compilation"
 TIMEOUT_S = 900.0  # for a compilation
 
 
-def may_compile(when: str, deterministic: bool, module: nn.Module) -> bool:
-    """Tells whether a run compiles the updates of a network: if it is small, its time goes into calls, and it has no
-    convolutions, which gain nothing. Machine code rounds differently, so deterministic runs use it only on demand."""
-    is_small = sum(parameter.numel() for parameter in module.parameters()) <= MOST_PARAMETERS
-    has_convolutions = any(isinstance(layer, nn.Conv2d) for layer in module.modules())
-    wanted = when == "always" or (when == "auto" and not deterministic)
-    return wanted and is_small and not has_convolutions and hasattr(torch._C, "_aoti")
+def why_not_compiled(when: str, deterministic: bool, module: nn.Module, has_store: bool = False) -> str:
+    """Returns why a run does not compile the updates of a network, or "" if it does.
+
+    A small network's time goes into calls, but convolutions gain nothing. Machine code rounds differently, so
+    deterministic runs use it only on demand. has_store: learners share a central store."""
+    if when == "never":
+        return "it is switched off"
+    if when == "auto" and deterministic:
+        return "machine code rounds differently"
+    if has_store:
+        return "the learners share a central store"
+    parameters = [*module.parameters()]
+    if any(parameter.device.type != "cpu" for parameter in parameters):
+        return "the network is on a GPU"
+    if (count := sum(parameter.numel() for parameter in parameters)) > MOST_PARAMETERS:
+        return f"the network has {count:,} parameters; at most {MOST_PARAMETERS:,} gain from it"
+    if any(isinstance(layer, nn.Conv2d) for layer in module.modules()):
+        return "the network has convolutions, which gain nothing"
+    return "" if hasattr(torch._C, "_aoti") else "this PyTorch cannot run machine code"
 
 
 class CompiledCalls:

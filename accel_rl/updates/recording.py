@@ -96,9 +96,14 @@ def record(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Recordin
 
     arguments: trees of contiguous tensors on the CPU."""
     given = leaves(arguments)
-    with torch.random.fork_rng(devices=[]), _Recorder(given) as recorder:
-        result = function(*arguments)
-        returned = tuple(recorder.refer(leaf) for leaf in leaves(result))
+    recorder, result = _Recorder(given), None
+    returned: tuple[Made | Held, ...] = ()
+    with torch.random.fork_rng(devices=[]), recorder:
+        try:
+            result = function(*arguments)
+            returned = tuple(map(recorder.refer, leaves(result)))
+        except Exception as error:  # if it is the function's own, the next call will raise it
+            recorder.problem = recorder.problem or f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
     changed = {place: recorder.bases[place].clone() for place in recorder.saved}
     for place, saved in recorder.saved.items():
         recorder.bases[place].copy_(saved)
@@ -293,6 +298,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _find_problem(self, function: Any, args: Any, kwargs: Any) -> str:
         name = str(function)
+        if function.namespace != "aten":
+            return f"its operation {name} is not PyTorch's"
         if torch.Tag.data_dependent_output in function.tags:
             return f"it reads a value ({name})"
         is_fixed = name == "aten.index.Tensor" and all(each.dtype == torch.int64 for each in _tensors(args[1]))

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import accel_rl
 from accel_rl.updates import Exchange, Update, compiled_calls
 from accel_rl.updates.compilation import digest_path, failure_path, is_whole, remember_failure
-from accel_rl.updates.compiled_calls import MOST_CALLS, NUM_TIMED_CALLS, CompiledCalls, may_compile, path_of
+from accel_rl.updates.compiled_calls import MOST_CALLS, NUM_TIMED_CALLS, CompiledCalls, path_of, why_not_compiled
 from accel_rl.updates.cuda_graphs import Terms
 from accel_rl.updates.optimizers import Adam
 from accel_rl.updates.recording import Recording, host_call, record
@@ -285,9 +285,26 @@ def is_long(learner: Learner, inputs: Tensor, weight: Tensor) -> Any:
     return learner.loss(inputs, weight)
 
 
+@torch.library.custom_op("accel_rl_tests::doubled", mutates_args=())
+def doubled(inputs: Tensor) -> Tensor:
+    return inputs * 2
+
+
+def has_own_operation(learner: Learner, inputs: Tensor, weight: Tensor) -> Any:
+    return learner.loss(doubled(inputs), weight)
+
+
+def does_not_take_part(learner: Learner, inputs: Tensor, weight: Tensor) -> Any:
+    if learner.update.compiled and learner.update.compiled.is_recording:
+        raise RuntimeError("something of PyTorch's that cannot be recorded")
+    return learner.loss(inputs, weight)
+
+
 @pytest.mark.parametrize(
     ("loss", "reason"),
     [
+        (has_own_operation, "doubled.default is not PyTorch's"),
+        (does_not_take_part, "RuntimeError: something of PyTorch's"),
         (reads, "reads a value"),
         (draws, "draws random numbers"),
         (chooses, "a shape depends on values"),
@@ -335,7 +352,17 @@ def test_an_argument_is_not_a_view_of_what_is_learned() -> None:
 )
 def test_what_is_compiled(when: str, deterministic: bool, layer: nn.Module, compiles: bool) -> None:
     """Small networks without convolutions are compiled; of deterministic runs only those that ask for it."""
-    assert may_compile(when, deterministic, layer) is compiles
+    assert (why_not_compiled(when, deterministic, layer) == "") is compiles
+
+
+def test_learners_with_a_central_store_say_that_they_are_not_compiled(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One line says why --compile always does nothing."""
+    caplog.set_level(logging.WARNING, "accel_rl")
+    settings = {**CARTPOLE, "steps": 64, "update": "central_store", "report": False}
+    accel_rl.train(**settings, algo="a2c", device="cpu", compile="always", out=tmp_path)
+    assert [each.message for each in caplog.records if "the learners share a central store" in each.message]
 
 
 @pytest.mark.parametrize(("seconds", "share", "begins"), [(10.0, 0.1, True), (10.0, 0.5, False), (100.0, 0.9, False)])
@@ -413,6 +440,21 @@ def test_machine_code_is_kept_and_resumes_exactly(compiled: tuple[Path, Path], t
 
 @pytest.mark.slow
 @pytest.mark.multiprocess
+def test_two_learners_run_as_machine_code(tmp_path: Path) -> None:
+    """Two synchronous learners, which compile at once, learn what they learn without. Each piece is compiled once."""
+    cache = tmp_path / "cache"
+    words = ("--steps", 800, "--devices", "cpu,cpu", "--workers", 2)
+    log, ours = train(tmp_path / "ours", cache, *words)
+    assert "runs as machine code" in log and len([*cache.rglob("*.so")]) == 2
+    _, direct = train(tmp_path / "direct", cache, *words, "--compile", "never")
+    found, expected = (load_file(folder / "policy.safetensors") for folder in (ours, direct))
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-4)
+    assert float(rows(ours)[-1]["time/compiled_share"]) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
 @pytest.mark.parametrize("what", ["no compiler", "a file in the place of the cache"])
 def test_a_run_goes_on_without_a_compiler(what: str, tmp_path: Path) -> None:
     """Without a C++ compiler, or a place for machine code, one line says so and the run trains."""
@@ -423,6 +465,7 @@ def test_a_run_goes_on_without_a_compiler(what: str, tmp_path: Path) -> None:
         cache.write_text("")
         log, _ = train(tmp_path / "run", cache, "--steps", 200)
     assert log.count("cannot be compiled, and runs as it does without --compile") == 1
+    assert not [*cache.rglob("*.failed")]  # the next run may have both
 
 
 @pytest.mark.slow
