@@ -38,9 +38,9 @@ def log_description(config: Config, policy: nn.Module) -> None:
     )
     if config.initial:
         logger.info("policy      %s", config.initial.summary)
-    reason = why_not_compiled(run.compile, run.deterministic, policy, config.is_central)
-    if run.compile == "always" and reason:
-        logger.warning("updates are not compiled, though --compile always asks for it: %s", reason)
+    obstacle = why_not_compiled(run.compile, run.deterministic, policy, config.is_central)
+    if run.compile == "always" and obstacle:
+        logger.warning("updates are not compiled, though --compile always asks for it: %s", obstacle)
     game = game_name(config.env.env_id)
     if game:
         simulator, why = choose_simulator(replace(config.env, simulator=run.simulator))
