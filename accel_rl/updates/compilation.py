@@ -138,7 +138,8 @@ def main(parent: str, file: str, count: str) -> None:
 def _compile_once(request: Request, folder: str) -> None:
     """Compiles a program unless another process does or did. Exits with the reason if it cannot. folder: for files that
     are not to be kept."""
-    path, code, digest = request.path, Path(folder, "code.so"), Path(folder, "digest")
+    path, digest = request.path, Path(folder, "digest")
+    code = Path(folder, path.name)  # a library of the same path would count as loaded already
     with path.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if is_whole(path) or recall_failure(path):
