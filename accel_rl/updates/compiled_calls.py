@@ -35,7 +35,7 @@ from accel_rl.updates.compilation import (
     remember_failure,
 )
 from accel_rl.updates.cuda_graphs import PackedTerms, Terms, Work, unpacked
-from accel_rl.updates.recording import Made, Piece, Recording, pieces, record, view
+from accel_rl.updates.recording import Made, Piece, Recording, Steps, pieces, record, view
 from accel_rl.updates.trees import dtype_of, leaves, map_leaves, structure
 
 logger = logging.getLogger("accel_rl")
@@ -239,22 +239,29 @@ class _Call:
 
     def _begin(self) -> None:
         try:
-            self._compiler = _Compiler([piece.recording for piece in self._pieces])
+            self._compiler = _Compiler([piece.recording for piece in self._compiled_pieces()])
         except (OSError, UsageError) as error:
             self._give_up(str(error))
         else:
             logger.info("the update is being compiled, which takes about half a minute")
 
+    def _compiled_pieces(self) -> list[Piece]:
+        """Returns all pieces but the one after the last exchange: learners switch to machine code at different times,
+        and what they make of the sum must be the same to the last bit."""
+        return self._pieces[:-1] or self._pieces
+
     def _find_code(self, recording: Recording) -> bool:
         """Loads the machine code if it is on the disk, and is whole."""
         try:
-            codes = [self._owner.find_code(piece.recording) for piece in self._pieces]
+            codes = [self._owner.find_code(piece.recording) for piece in self._compiled_pieces()]
         except (OSError, RuntimeError, UsageError) as error:
             self._give_up(str(error).splitlines()[0])
             return False
         found = [code for code in codes if code]
         if len(found) == len(codes):
-            self._code = found[0] if len(found) == 1 else partial(run_pieces, self._pieces, found, recording.host_calls)
+            last = self._pieces[-1].recording
+            found += [Steps(last.program, recording.bases)] if recording.host_calls else []
+            self._code = partial(run_pieces, self._pieces, found, recording.host_calls) if found[1:] else found[0]
         if self._code:
             logger.info("the update runs as machine code from here on")
         return self._code is not None

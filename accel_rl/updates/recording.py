@@ -34,7 +34,7 @@ class Held(NamedTuple):
 class Operation(NamedTuple):
     """An operation of PyTorch, such as aten.add.Tensor; tensors in its arguments are Made or Held.
 
-    results: the numbers that its results get; None for one that is an argument, changed in place."""
+    results: the numbers that its results get; None for an argument, changed in place, and for a view of a base."""
 
     name: str
     arguments: Any
@@ -201,6 +201,44 @@ def replay(program: Program, bases: Sequence[Tensor], arguments: Sequence[Tensor
     return [find(reference) for reference in program.results]
 
 
+class Steps:
+    """Runs a program like `replay`, but always on the same bases, with little work besides its operations."""
+
+    def __init__(self, program: Program, bases: Sequence[Tensor]):
+        def resolve(value: Any) -> Any:
+            return view(bases[value.base], *value[1:]) if isinstance(value, Held) else value
+
+        self._results = [resolve(value) for value in program.results]
+        self._steps = [
+            (
+                None if each.name == "aten.detach.default" else operation(each.name),
+                _map(resolve, each.arguments),
+                _map(resolve, each.keywords),
+                bool(_used([each])),
+                each.results,
+            )
+            for each in program.operations
+        ]
+
+    def __call__(self, bases: Sequence[Tensor], arguments: Sequence[Tensor]) -> list[Tensor]:
+        made: dict[int, Tensor] = dict(enumerate(arguments))
+
+        def find(value: Any) -> Any:
+            return made[value.number] if isinstance(value, Made) else value
+
+        with torch.no_grad():
+            for function, given, keywords, uses_made, numbers in self._steps:
+                if uses_made:
+                    given, keywords = _map(find, given), _map(find, keywords)
+                results = function(*given, **keywords) if function else given[0]
+                for number, result in zip(
+                    numbers, results if isinstance(results, list | tuple) else [results], strict=True
+                ):
+                    if number is not None:
+                        made[number] = result
+        return [find(value) for value in self._results]
+
+
 def view(base: Tensor, shape: tuple[int, ...], stride: tuple[int, ...], offset: int) -> Tensor:
     """Returns a view of a base [N]. A compiler does more with a slice than with strides."""
     dense = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
@@ -242,7 +280,9 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         results = function(*args, **kwargs)
         unchanged = {id(tensor) for tensor in _tensors((args, kwargs))}
         flat = results if isinstance(results, list | tuple) else [results]
-        numbers = tuple(None if id(result) in unchanged else self._number(result) for result in flat)
+        numbers = tuple(
+            None if id(result) in unchanged or self._is_held(result) else self._number(result) for result in flat
+        )
         self.operations.append(Operation(str(function), *given, numbers))
         return results
 
@@ -273,6 +313,10 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self.bases[place].dtype != tensor.dtype:
             self.problem = f"it uses a tensor as {tensor.dtype} and as {self.bases[place].dtype}"
         return Held(place, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
+
+    def _is_held(self, result: Any) -> bool:
+        """Tells whether a result is a view of a base. It stays one on both sides of a call of the host."""
+        return isinstance(result, Tensor) and result.numel() > 0 and _address(result) in self._places
 
     def _encode(self, value: Any) -> Any:
         return self.refer(value) if isinstance(value, Tensor) else value

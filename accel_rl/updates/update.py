@@ -140,12 +140,15 @@ class Update:
         def work(part: Any, learning_rate: Tensor, arguments: tuple[Any, ...]) -> PackedTerms:
             return pack(body(self, part, learning_rate, *arguments))
 
+        rate = torch.tensor(learning_rate, dtype=torch.float64)
+        # Learners that sum gradients must round alike; others may have machine code already, which takes a tensor.
+        rate_or_number = rate if self.exchange.sums_gradients else learning_rate
+
         def eager(part: Any) -> Terms:
-            return body(self, part, learning_rate, *arguments)
+            return body(self, part, rate_or_number, *arguments)
 
         self._is_in_graph = True
         try:
-            rate = torch.tensor(learning_rate, dtype=torch.float64)
             return self._by_machine_code(("whole", body), work, parts, (rate, arguments), eager, uses)
         finally:
             self._is_in_graph = False
@@ -222,7 +225,8 @@ class Update:
             if self._graphs:
                 terms = unpack(self._graphs(key, work, (batches, *arguments)))
             else:
-                eager = partial(self._in_slices, losses, num_samples, learning_rate, self._graph_is_all)
+                rate_or_number = rate if self.exchange.sums_gradients else learning_rate  # see _as_a_whole
+                eager = partial(self._in_slices, losses, num_samples, rate_or_number, self._graph_is_all)
                 (terms,) = self._by_machine_code(key, work, [batches], arguments, eager)
         else:
             terms = self._in_slices(losses, num_samples, learning_rate, False, batches)

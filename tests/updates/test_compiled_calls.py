@@ -441,11 +441,11 @@ def test_machine_code_is_kept_and_resumes_exactly(compiled: tuple[Path, Path], t
 @pytest.mark.slow
 @pytest.mark.multiprocess
 def test_two_learners_run_as_machine_code(tmp_path: Path) -> None:
-    """Two synchronous learners, which compile at once, learn what they learn without. Each piece is compiled once."""
+    """Two synchronous learners, which compile at once, learn what they learn without; only one compiles."""
     cache = tmp_path / "cache"
     words = ("--steps", 800, "--devices", "cpu,cpu", "--workers", 2)
     log, ours = train(tmp_path / "ours", cache, *words)
-    assert "runs as machine code" in log and len([*cache.rglob("*.so")]) == 2
+    assert "runs as machine code" in log and len([*cache.rglob("*.so")]) == 1
     _, direct = train(tmp_path / "direct", cache, *words, "--compile", "never")
     found, expected = (load_file(folder / "policy.safetensors") for folder in (ours, direct))
     for name, value in expected.items():
