@@ -138,8 +138,7 @@ class Rollout:
 
     def tensors(self) -> dict[str, Any]:
         """Returns all fields except numbers and games: tensors, or dicts and tuples of tensors."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: value for name, value in values.items() if name not in NOT_TENSORS}
+        return {name: getattr(self, name) for name in _TENSORS}
 
     def for_graphs(self, tensors: dict[str, Any]) -> "Rollout":
         """Returns a rollout with these tensors and without readable games and numbers."""
@@ -219,3 +218,6 @@ class Rollout:
         num_columns = self.observation_rows.shape[1]
         frames, start = self.observation_rows.flatten(0, 1), steps * num_columns + envs
         return blank_young(gather_stacks(frames, start, self.frame_stack, num_columns), self.age[steps, envs])
+
+
+_TENSORS = [field.name for field in fields(Rollout) if field.name not in NOT_TENSORS]

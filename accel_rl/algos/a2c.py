@@ -44,9 +44,14 @@ class A2C(ActorCriticAlgo):
 
     def learn(self, rollout: Rollout, update: Update) -> Stats:
         step, rollout = rollout.first_step, add_final_values(self.policy, rollout, self.settings.discount)
+        return update.once(self.update_on, rollout, self.learning_rate(step), self.scheduled("entropy_weight", step))
+
+    def update_on(
+        self, update: Update, rollout: Rollout, learning_rate: float | Tensor, entropy_weight: float | Tensor
+    ) -> Stats:
+        """Makes the update on a rollout."""
         batch, targets, num_samples = update.graphed(self.prepare, rollout)
-        arguments = (batch, targets, self.scheduled("entropy_weight", step))
-        return update.minimize(self.loss, arguments, num_samples, self.learning_rate(step))
+        return update.minimize(self.loss, (batch, targets, entropy_weight), num_samples, learning_rate)
 
     def prepare(self, rollout: Rollout) -> tuple[Batch, A2CTargets, Tensor]:
         """Returns all steps, their targets, and the number of valid steps."""

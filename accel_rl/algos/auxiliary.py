@@ -25,6 +25,7 @@ from accel_rl.replay.sequences import SequenceBatch, SequenceReplay, WindowBatch
 from accel_rl.replay.transitions import DrawnRows
 from accel_rl.rollout import Rollout
 from accel_rl.updates import Loss, LossPart, Update
+from accel_rl.updates.update import Body
 
 logger = logging.getLogger("accel_rl")
 
@@ -184,6 +185,10 @@ class UpdateWithTasks(Update):
     def repeat(self, *arguments: Any, by_one: bool = False) -> list[Stats]:
         """Repeats one by one: each update draws on the host first, which a graph of several cannot hold."""
         return super().repeat(*arguments, by_one=False)
+
+    def once(self, body: Body, part: Any, learning_rate: float, *arguments: Any, uses: Sequence[Tensor] = ()) -> Stats:
+        """Makes one update, which draws on the host, too."""
+        return body(self, part, learning_rate, *arguments)
 
 
 def tasks_of(update: Update) -> AuxiliaryTasks | None:

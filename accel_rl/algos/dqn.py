@@ -113,20 +113,29 @@ class DQN(QAlgo):
     def learn_batch(self, update: Update) -> Stats:
         """Makes one update from one batch."""
         assert self.replay
-        index, batch, num_samples = self.draw_batch(update)
-        stats = update.minimize(self.loss, (batch,), num_samples, self.learning_rate(self._step))
-        priority = stats.pop("priority")
+        replay, rate, noise = self.replay, self.learning_rate(self._step), self.replay.draw_noise(self.batch_size)
+        beta = torch.tensor(self.settings.importance_exponent(self._step), dtype=torch.float64)  # as probabilities are
+        stats = update.once(self.update_on, noise, rate, replay.ring.rows, beta, uses=replay.replaceable)
+        index, priority = stats.pop("index"), stats.pop("priority")
         if self.settings.prioritized:
-            update.graphed(self.replay.update_priorities, index, priority.to(self.replay.device))
+            update.graphed(replay.update_priorities, index, priority.to(replay.device))
         return stats
 
-    def draw_batch(self, update: Update) -> tuple[Tensor, TransitionBatch, Tensor]:
-        """Draws from the replay; returns indices [batch_size], samples on the network's device, and the valid count."""
+    def update_on(
+        self, update: Update, noise: Tensor, learning_rate: float | Tensor, rows: DrawnRows, beta: Tensor
+    ) -> Stats:
+        """Makes the update on the samples that noise [batch_size] draws; returns their indices, too."""
+        index, batch, num_samples = self.draw_batch(update, noise, rows, beta)
+        return update.minimize(self.loss, (batch,), num_samples, learning_rate) | {"index": index}
+
+    def draw_batch(
+        self, update: Update, noise: Tensor, rows: DrawnRows, beta: Tensor
+    ) -> tuple[Tensor, TransitionBatch, Tensor]:
+        """Draws from these rows of the replay by noise [batch_size]; returns indices [batch_size], samples on the
+        network's device, and the valid count. beta: the exponent of their importance."""
         assert self.replay
-        noise = self.replay.draw_noise(self.batch_size)
-        beta = torch.tensor(self.settings.importance_exponent(self._step), dtype=torch.float64)  # as probabilities are
         index, batch, num_samples, largest = update.graphed(
-            self._choose_batch, noise, self.replay.ring.rows, beta, uses=self.replay.replaceable
+            self._choose_batch, noise, rows, beta, uses=self.replay.replaceable
         )
         batch, (num_samples, largest) = batch.to(self.device), to_device((num_samples, largest), self.device)
         if largest is not None:

@@ -65,15 +65,20 @@ class OnlineQ(QAlgo):
 
     def learn(self, rollout: Rollout, update: Update) -> Stats:
         step, rollout = rollout.first_step, add_final_values(self.target, rollout, self.settings.discount)
-        if self.settings.target == "one_step_sarsa":
-            batch, num_samples, self._last = update.graphed(self._sarsa, rollout, self._last)
-        else:
-            batch, num_samples = update.graphed(self._q, rollout)
         stats = {}
-        if len(batch.action):
-            stats = update.minimize(self.loss, batch, num_samples, self.learning_rate(step))
+        if self.settings.target != "one_step_sarsa":
+            stats = update.once(self.update_on, rollout, self.learning_rate(step))
+        else:
+            batch, num_samples, self._last = update.graphed(self._sarsa, rollout, self._last)
+            if len(batch.action):
+                stats = update.minimize(self.loss, batch, num_samples, self.learning_rate(step))
         self.sync_target(step, update)
         return stats
+
+    def update_on(self, update: Update, rollout: Rollout, learning_rate: float | Tensor) -> Stats:
+        """Makes the update of Q-learning on a rollout."""
+        batch, num_samples = update.graphed(self._q, rollout)
+        return update.minimize(self.loss, batch, num_samples, learning_rate)
 
     def loss(self, observation: Tensor, action: Tensor, td_target: Tensor, valid: Tensor) -> tuple[Tensor, Stats]:
         """Returns `squared_loss` of the current policy; all [N, ...]."""

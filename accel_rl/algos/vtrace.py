@@ -100,20 +100,25 @@ class VTrace(ActorCriticAlgo):
     def on_step(self, t: int, recent: Rollout | None, update: Update) -> Stats:
         """Makes one update from the newest steps of the batch of environments that is due."""
         assert recent
-        return self._update_on(recent, update)
+        return self._learn_from(recent, update)
 
     def learn(self, rollout: Rollout, update: Update) -> Stats:
         """Learns from merged segments. From all other rollouts, `on_step` learns."""
-        return self._update_on(rollout, update) if self.learns_from_segments else {}
+        return self._learn_from(rollout, update) if self.learns_from_segments else {}
 
-    def _update_on(self, rollout: Rollout, update: Update) -> Stats:
+    def _learn_from(self, rollout: Rollout, update: Update) -> Stats:
         step, rollout = rollout.first_step, add_final_values(self.policy, rollout, self.settings.discount)
         # These tensors are columns of the sampler's tensors. Each is copied on its own, so keep only what is needed.
         outputs = {"distribution": rollout.policy_outputs["distribution"]}
         rollout = replace(rollout, reset=rollout.reset[:0], policy_outputs=outputs)
+        return update.once(self.update_on, rollout, self.learning_rate(step), self.scheduled("entropy_weight", step))
+
+    def update_on(
+        self, update: Update, rollout: Rollout, learning_rate: float | Tensor, entropy_weight: float | Tensor
+    ) -> Stats:
+        """Makes the update on a rollout."""
         batch, targets, num_samples = update.graphed(self.prepare, rollout)
-        arguments = (batch, targets, self.scheduled("entropy_weight", step))
-        return update.minimize(self.loss, arguments, num_samples, self.learning_rate(step))
+        return update.minimize(self.loss, (batch, targets, entropy_weight), num_samples, learning_rate)
 
     def prepare(self, rollout: Rollout) -> tuple[Batch, VTraceTargets, Tensor]:
         """Returns sequences, their targets, and the number of valid steps."""

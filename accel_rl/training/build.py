@@ -30,7 +30,7 @@ from accel_rl.training.log import logger
 from accel_rl.training.out_of_memory import advice_on_memory
 from accel_rl.updates import Exchange, Update
 from accel_rl.updates.all_reduce import AllReduce
-from accel_rl.updates.compiled_calls import CompiledCalls, may_compile
+from accel_rl.updates.compiled_calls import CompiledCalls, why_not_compiled
 from accel_rl.updates.flat import FlatParameters
 from accel_rl.updates.optimizers import Optimizer, make_optimizer
 from accel_rl.updates.parameter_store import CentralStore
@@ -211,14 +211,14 @@ def build_update(
         own_state, steps = learners.rule_state == "own", learners.updates_per_exchange
         exchange = StoreExchange(store, own_state=own_state, updates_per_exchange=steps)
     make: Callable[..., Update] = partial(UpdateWithTasks, tasks) if tasks else Update
-    compiles = store is None and may_compile(config.run.compile, config.run.deterministic, module)
+    reason = why_not_compiled(config.run.compile, config.run.deterministic, module, store is not None)
     return make(
         module,
         build_optimizer(config),
         config.algo.clip_grad_norm,
         exchange,
         cuda_graphs=config.run.cuda_graphs,
-        compiled=CompiledCalls(config.run.compile) if compiles else None,
+        compiled=None if reason else CompiledCalls(config.run.compile),
         log_norms=config.run.log_norms,
     )
 

@@ -19,6 +19,7 @@ from accel_rl.models.actor_critic import Encoder
 from accel_rl.models.layers import unaccelerated
 from accel_rl.settings.resolve import Config
 from accel_rl.training.log import goes_on_without, logger
+from accel_rl.updates.compiled_calls import why_not_compiled
 from accel_rl.version import __version__
 
 ON_GPU = {"float32": "float32", "tf32": "TF32", "bf16": "bfloat16, the rest in TF32"}  # by the setting `precision`
@@ -37,6 +38,9 @@ def log_description(config: Config, policy: nn.Module) -> None:
     )
     if config.initial:
         logger.info("policy      %s", config.initial.summary)
+    obstacle = why_not_compiled(run.compile, run.deterministic, policy, config.is_central)
+    if run.compile == "always" and obstacle:
+        logger.warning("updates are not compiled, though --compile always asks for it: %s", obstacle)
     game = game_name(config.env.env_id)
     if game:
         simulator, why = choose_simulator(replace(config.env, simulator=run.simulator))

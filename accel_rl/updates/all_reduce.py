@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -14,6 +15,7 @@ from accel_rl.updates.cuda_graphs import Terms
 from accel_rl.updates.exchange import Exchange
 from accel_rl.updates.flat import FlatParameters
 from accel_rl.updates.optimizers import Optimizer
+from accel_rl.updates.recording import host_call
 from accel_rl.updates.shared_sum import SharedSum
 
 
@@ -62,13 +64,7 @@ class AllReduce(Exchange):
         scalars = {name: value for name, value in sums.items() if not value.dim()}
         tail = parameters.tail(len(scalars) + 1)
         torch.stack([value.to(tail) for value in (*scalars.values(), num_samples)], out=tail)
-        with self._clock:
-            vector = parameters.shared[: len(parameters.gradient) + len(tail)]
-            if self._shared_sum:
-                COLLECTIVES.value += 1
-                self._shared_sum(vector)
-            else:
-                self._call(dist.all_reduce, vector)
+        host_call(self._sum_up, parameters.shared[: len(parameters.gradient) + len(tail)])
         *totals, count = tail.clone().unbind()
         count = count.clamp(min=1)
         parameters.gradient.div_(count)
@@ -76,6 +72,15 @@ class AllReduce(Exchange):
         self.optimizer.apply(parameters.values, parameters.gradient, learning_rate, self.optimizer_state)
         means = {name: total / count for name, total in zip(scalars, totals, strict=True)}
         return sums | means | {"grad_norm": grad_norm}
+
+    def _sum_up(self, vector: Tensor) -> None:
+        """Replaces a part of `parameters.shared` with its sum over all learners."""
+        with self._clock:
+            if self._shared_sum:
+                COLLECTIVES.value += 1
+                self._shared_sum(vector)
+            else:
+                self._call(dist.all_reduce, vector)
 
     def sum(self, value: Tensor) -> Tensor:
         return self._reduce(value, dist.ReduceOp.SUM)
@@ -85,9 +90,12 @@ class AllReduce(Exchange):
 
     def _reduce(self, value: Tensor, operation: Any) -> Tensor:
         result = value.clone()
-        with self._clock:
-            self._call(dist.all_reduce, result, operation)
+        host_call(partial(self._reduce_in_place, operation), result)
         return result
+
+    def _reduce_in_place(self, operation: Any, tensor: Tensor) -> None:
+        with self._clock:
+            self._call(dist.all_reduce, tensor, operation)
 
     def _call(self, collective: Callable[..., Any], tensor: Tensor, *arguments: Any) -> None:
         """Calls a collective of torch.distributed that replaces the tensor's values."""

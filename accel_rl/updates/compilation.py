@@ -1,14 +1,15 @@
 """Makes machine code of a program by PyTorch's compiler, Inductor, in a process of its own:
 
-    python -m accel_rl.updates.compilation PARENT REQUEST CODE
+    python -m accel_rl.updates.compilation PARENT FILE COUNT
 
-REQUEST: a file of `Request`. CODE: the shared library that it writes, once it has computed the same as the program."""
+FILE: so many pickled `Request`s. The machine code of each has to compute what its program does before it is kept."""
 
 import contextlib
 import fcntl
 import hashlib
 import os
 import pickle
+import shutil
 import sys
 import tempfile
 import time
@@ -23,15 +24,17 @@ from accel_rl.updates.recording import Program, replay
 
 RTOL, ATOL = 1e-3, 1e-5  # a wrong compilation is far off
 KEPT_S = 30 * 86_400.0  # machine code that nobody has used for as long is removed
+PASSING = ("OSError", "No space left", "Cannot allocate memory", "Killed")  # in errors that the next run may not have
 
 
 class Request(NamedTuple):
-    """A program, and tensors to try it on. threads: PyTorch's."""
+    """A program, and tensors to try it on. threads: PyTorch's. path: the shared library to write."""
 
     program: Program
     bases: list[Tensor]
     arguments: list[Tensor]
     threads: int
+    path: Path
 
 
 class Code:
@@ -54,7 +57,7 @@ def compile_program(request: Request, path: Path) -> None:
     from torch.fx.experimental.proxy_tensor import make_fx
 
     torch.set_num_threads(request.threads)
-    program, bases, arguments, _ = request
+    program, bases, arguments = request.program, request.bases, request.arguments
     num_bases = len(bases)
 
     def run(*tensors: Tensor) -> list[Tensor]:
@@ -79,30 +82,79 @@ def digest_path(path: Path) -> Path:
 def is_whole(path: Path) -> bool:
     """Tells whether there is a file of machine code, as it was written. Raises OSError if it cannot be read."""
     try:
-        return hashlib.sha256(path.read_bytes()).hexdigest() == digest_path(path).read_text()
+        return hashlib.sha256(path.read_bytes()).hexdigest().encode() == digest_path(path).read_bytes()
     except FileNotFoundError:
         return False
 
 
-def main(parent: str, request_file: str, file: str) -> None:
+def failure_path(path: Path) -> Path:
+    """Returns where the reason lies why a file of machine code could not be made."""
+    return path.with_suffix(".failed")
+
+
+def recall_failure(path: Path) -> str:
+    """Returns why an earlier compilation has failed, or "". Raises OSError if that cannot be read."""
+    try:
+        return failure_path(path).read_text(errors="replace").strip()
+    except FileNotFoundError:
+        return ""
+
+
+def remember_failure(path: Path, reason: str) -> None:
+    """Keeps a reason that will be the same in the next run, so that it does not try again."""
+    with contextlib.suppress(OSError), tempfile.TemporaryDirectory(dir=path.parent, prefix=".compiling-") as folder:
+        file = Path(folder, "failed")
+        file.write_text(reason)
+        file.rename(failure_path(path))
+
+
+def find_compiler() -> str:
+    """Returns the C++ compiler that Inductor uses. Exits with a reason if there is none."""
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    try:
+        return get_cpp_compiler()
+    except InvalidCxxCompiler:
+        sys.exit(f"there is no C++ compiler (CXX={os.environ.get('CXX', 'g++')})")
+
+
+def main(parent: str, file: str, count: str) -> None:
     end_with_parent(int(parent))
     os.nice(10)
-    path, request = Path(file), pickle.loads(Path(request_file).read_bytes())
+    with Path(file).open("rb") as stream:
+        requests: list[Request] = [pickle.load(stream) for _ in range(int(count))]
+    cache = requests[0].path.parent
+    with tempfile.TemporaryDirectory(dir=cache, prefix=".compiling-") as folder:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
+        for request in requests:
+            _compile_once(request, folder)
+    for old in cache.iterdir():
+        with contextlib.suppress(OSError):
+            if time.time() - old.stat().st_mtime > KEPT_S:
+                shutil.rmtree(old) if old.is_dir() else old.unlink()
+
+
+def _compile_once(request: Request, folder: str) -> None:
+    """Compiles a program unless another process does or did. Exits with the reason if it cannot. folder: for files that
+    are not to be kept."""
+    path, digest = request.path, Path(folder, "digest")
+    code = Path(folder, path.name)  # a library of the same path would count as loaded already
     with path.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if is_whole(path):
-            return  # another process has compiled it meanwhile
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".compiling-") as folder:
-            os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
-            code, digest = Path(folder, "code.so"), Path(folder, "digest")
+        if is_whole(path) or recall_failure(path):
+            return  # another process has tried it meanwhile
+        find_compiler()
+        try:
             compile_program(request, code)
-            digest.write_text(hashlib.sha256(code.read_bytes()).hexdigest())
-            code.rename(path)
-            digest.rename(digest_path(path))
-    for old in path.parent.iterdir():
-        with contextlib.suppress(OSError):
-            if old.is_file() and time.time() - old.stat().st_mtime > KEPT_S:
-                old.unlink()
+        except Exception as error:
+            reason = f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"
+            if not isinstance(error, OSError) and not any(each in str(error) for each in PASSING):
+                remember_failure(path, reason)
+            sys.exit(reason)
+        digest.write_text(hashlib.sha256(code.read_bytes()).hexdigest())
+        code.rename(path)
+        digest.rename(digest_path(path))
 
 
 if __name__ == "__main__":

@@ -6,14 +6,16 @@ machine code stays on the disk for later runs."""
 import contextlib
 import hashlib
 import logging
+import math
+import operator
 import os
 import pickle
 import platform
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Hashable
-from functools import cache
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +25,18 @@ from torch import Tensor, nn
 from accel_rl.emulator.machine_code import cache_folder
 from accel_rl.errors import UsageError
 from accel_rl.processes.spawning import describe_exit, spawn
-from accel_rl.updates.compilation import Code, Request, is_whole
-from accel_rl.updates.cuda_graphs import Terms, Work, unpack
-from accel_rl.updates.recording import Recording, record
-from accel_rl.updates.trees import leaves, map_leaves, structure, to_device
+from accel_rl.updates.compilation import (
+    Code,
+    Request,
+    digest_path,
+    failure_path,
+    is_whole,
+    recall_failure,
+    remember_failure,
+)
+from accel_rl.updates.cuda_graphs import PackedTerms, Terms, Work, unpacked
+from accel_rl.updates.recording import Made, Piece, Recording, Steps, pieces, record, view
+from accel_rl.updates.trees import dtype_of, leaves, map_leaves, structure
 
 logger = logging.getLogger("accel_rl")
 
@@ -37,6 +47,7 @@ FindCode = Callable[[Recording], RunCode | None]
 
 NUM_WARM_UP_CALLS = 2  # run operation by operation before a call is recorded
 MOST_PARAMETERS = 300_000
+NUM_TIMED_CALLS = 20  # of machine code, before it is compared with single operations
 MOST_CALLS = 8  # that are compiled, of different functions or shapes
 LEAST_SPENT_S = 5.0  # of learning before a compilation begins: many runs are ended before
 LEAST_LEFT_S = 60.0  # of learning without machine code: compiling takes 20 to 60 s of a CPU that has other work
@@ -44,13 +55,25 @@ COMPILATION = "accel_rl.updates.compilation"
 TIMEOUT_S = 900.0  # for a compilation
 
 
-def may_compile(when: str, deterministic: bool, module: nn.Module) -> bool:
-    """Tells whether a run compiles the updates of a network: if it is small, its time goes into calls, and it has no
-    convolutions, which gain nothing. Machine code rounds differently, so deterministic runs use it only on demand."""
-    is_small = sum(parameter.numel() for parameter in module.parameters()) <= MOST_PARAMETERS
-    has_convolutions = any(isinstance(layer, nn.Conv2d) for layer in module.modules())
-    wanted = when == "always" or (when == "auto" and not deterministic)
-    return wanted and is_small and not has_convolutions and hasattr(torch._C, "_aoti")
+def why_not_compiled(when: str, deterministic: bool, module: nn.Module, has_store: bool = False) -> str:
+    """Returns why a run does not compile the updates of a network, or "" if it does.
+
+    A small network's time goes into calls, but convolutions gain nothing. Machine code rounds differently, so
+    deterministic runs use it only on demand. has_store: learners share a central store."""
+    if when == "never":
+        return "it is switched off"
+    if when == "auto" and deterministic:
+        return "machine code rounds differently"
+    if has_store:
+        return "the learners share a central store"
+    parameters = [*module.parameters()]
+    if any(parameter.device.type != "cpu" for parameter in parameters):
+        return "the network is on a GPU"
+    if (count := sum(parameter.numel() for parameter in parameters)) > MOST_PARAMETERS:
+        return f"the network has {count:,} parameters; at most {MOST_PARAMETERS:,} gain from it"
+    if any(isinstance(layer, nn.Conv2d) for layer in module.modules()):
+        return "the network has convolutions, which gain nothing"
+    return "" if hasattr(torch._C, "_aoti") else "this PyTorch cannot run machine code"
 
 
 class CompiledCalls:
@@ -68,18 +91,35 @@ class CompiledCalls:
         self.is_recording = False
         self._calls: dict[Hashable, _Call] = {}
 
-    def __call__(self, key: Hashable, work: Work, arguments: tuple[Any, ...], eager: Callable[[], Terms]) -> Terms:
-        """Returns what eager() returns, or computes the same as unpack(work(*arguments)) by machine code.
+    def __call__(
+        self,
+        key: Hashable,
+        work: Work,
+        parts: Sequence[Any],
+        arguments: tuple[Any, ...],
+        eager: Callable[[Any], Terms],
+        uses: Sequence[Tensor] = (),
+    ) -> list[Terms]:
+        """Returns eager(part) for each part in order, or computes the same as unpack(work(part, *arguments)) by machine
+        code.
 
-        key: the same if and only if work does the same. Other tensors on which work depends change in place only."""
-        whole_key = (key, structure(arguments))
+        key: the same if and only if work does the same. parts: of one structure and shape. uses: tensors on which work
+        depends, too, and that may be replaced by others; all else on which it depends changes in place only."""
+        whole_key = (key, structure(parts[0]), structure(arguments))
         call = self._calls.get(whole_key)
-        self.num_calls += 1
+        self.num_calls += len(parts)
+        if call and not all(map(operator.is_, uses, call.uses)):
+            call.stop()
+            call = self._calls[whole_key] = _Call(self, uses)
+        if call is None and len(self._calls) < MOST_CALLS:
+            call = self._calls[whole_key] = _Call(self, uses)
         if call is None:
-            if len(self._calls) == MOST_CALLS:
-                return eager()
-            call = self._calls[whole_key] = _Call(self)
-        return call(work, arguments, eager)
+            return [eager(part) for part in parts]
+        num_prepared, terms = 0, list[Terms]()
+        while not call.is_ready and num_prepared < len(parts):
+            terms.append(call.prepare(work, (parts[num_prepared], *arguments), partial(eager, parts[num_prepared])))
+            num_prepared += 1
+        return terms + call.run(parts[num_prepared:], arguments)
 
     def forget(self) -> None:
         """Drops all machine code. Call it after replacing a tensor that a function uses."""
@@ -97,15 +137,23 @@ class CompiledCalls:
 class _Call:
     """The calls of one function with arguments of one structure: first operation by operation, later machine code."""
 
-    def __init__(self, owner: CompiledCalls):
-        self._owner, self._share_at_start = owner, owner.share_done
-        self._num_calls, self._seconds = 0, 0.0
+    def __init__(self, owner: CompiledCalls, uses: Sequence[Tensor]):
+        self.uses, self._owner, self._share_at_start = [*uses], owner, owner.share_done
+        self._num_calls, self._seconds, self._fastest_s = 0, 0.0, math.inf
         self._recording: Recording | None = None
+        self._pieces: list[Piece] = []
         self._compiler: _Compiler | None = None
         self._code: RunCode | None = None
         self._is_checked = self._is_given_up = False
+        self._num_timed, self._fastest_code_s = 0, math.inf
 
-    def __call__(self, work: Work, arguments: tuple[Any, ...], eager: Callable[[], Terms]) -> Terms:
+    @property
+    def is_ready(self) -> bool:
+        """True if there is machine code, and two recordings were the same."""
+        return self._code is not None and self._is_checked
+
+    def prepare(self, work: Work, arguments: tuple[Any, ...], eager: Callable[[], Terms]) -> Terms:
+        """Makes a call before there is machine code, and takes a step towards it."""
         self._num_calls += 1
         if self._recording is None and self._is_due():
             self._take(self._record(work, arguments))
@@ -113,14 +161,31 @@ class _Call:
             self._check(self._recording, self._record(work, arguments))
         if self._recording and not self._code and not self._is_given_up:
             self._advance(self._recording)
-        if self._recording and self._code:
-            self._owner.num_compiled += 1
-            results = iter(self._code(self._recording.bases, leaves(_on_cpu(arguments))))
-            return unpack(map_leaves(lambda _: next(results), self._recording.result))
+        if self._code:
+            return self.run(arguments[:1], arguments[1:])[0]
         started = time.perf_counter()
         terms = eager()
-        self._seconds += time.perf_counter() - started
+        seconds = time.perf_counter() - started
+        self._seconds, self._fastest_s = self._seconds + seconds, min(self._fastest_s, seconds)
         return terms
+
+    def run(self, parts: Sequence[Any], arguments: tuple[Any, ...]) -> list[Terms]:
+        """Makes a call for each part, by machine code."""
+        if not parts:
+            return []
+        assert self._recording and self._code
+        self._owner.num_compiled += len(parts)
+        code, bases, constant = self._code, self._recording.bases, [*map(_contiguous, leaves(arguments))]
+        started = time.perf_counter()
+        results = [code(bases, [*map(_contiguous, leaves(part)), *constant]) for part in parts]
+        if self._num_timed < NUM_TIMED_CALLS and self._owner.when == "auto":
+            self._compare((time.perf_counter() - started) / len(parts), len(parts))
+        return [self._terms(self._recording.result, iter(each)) for each in results]
+
+    def _terms(self, packed: PackedTerms, results: Iterator[Tensor]) -> Terms:
+        """Returns what `unpack` does. Scalars are stacked by the code, so that they are no views of anything."""
+        scalars = {places: next(results) for places in packed.scalars}
+        return unpacked(PackedTerms(scalars, {place: next(results).clone() for place in packed.arrays}))
 
     def stop(self) -> None:
         """Ends a compilation that is under way."""
@@ -133,7 +198,7 @@ class _Call:
     def _record(self, work: Work, arguments: tuple[Any, ...]) -> Recording:
         self._owner.is_recording = True
         try:
-            return record(work, _on_cpu(arguments))
+            return record(work, map_leaves(_contiguous, arguments))
         finally:
             self._owner.is_recording = False
 
@@ -143,6 +208,7 @@ class _Call:
         if recording.problem:
             self._give_up(recording.problem)
         else:
+            self._pieces = pieces(recording)
             self._find_code(recording)
 
     def _check(self, first: Recording, second: Recording) -> None:
@@ -152,31 +218,50 @@ class _Call:
         if first.program != second.program or ours != theirs:
             self._give_up("it uses numbers or tensors of its own, which differ from call to call")
 
+    def _compare(self, seconds: float, num_calls: int) -> None:
+        """Goes back to single operations if they are faster: for large batches PyTorch's can be."""
+        self._num_timed += num_calls
+        self._fastest_code_s = min(self._fastest_code_s, seconds)
+        if self._num_timed >= NUM_TIMED_CALLS and self._fastest_code_s > self._fastest_s:
+            ours, theirs = 1e3 * self._fastest_code_s, 1e3 * self._fastest_s
+            self._give_up(f"machine code takes {ours:.2f} ms, single operations {theirs:.2f} ms")
+
     def _advance(self, recording: Recording) -> None:
         """Begins to compile if that saves time; takes the machine code once it is there."""
         is_needed = self._owner.when == "always"
         is_worth_it = self._seconds > LEAST_SPENT_S and self._left_s() > LEAST_LEFT_S
         if self._compiler is None and (is_needed or is_worth_it):
-            self._begin(recording)
+            self._begin()
         if self._compiler and self._compiler.has_ended(wait=is_needed):
             if not self._find_code(recording) and not self._is_given_up:
                 self._give_up(self._compiler.problem())
             self._compiler = None
 
-    def _begin(self, recording: Recording) -> None:
+    def _begin(self) -> None:
         try:
-            self._compiler = _Compiler(recording)
+            self._compiler = _Compiler([piece.recording for piece in self._compiled_pieces()])
         except (OSError, UsageError) as error:
             self._give_up(str(error))
         else:
             logger.info("the update is being compiled, which takes about half a minute")
 
+    def _compiled_pieces(self) -> list[Piece]:
+        """Returns all pieces but the one after the last exchange: learners switch to machine code at different times,
+        and what they make of the sum must be the same to the last bit."""
+        return self._pieces[:-1] or self._pieces
+
     def _find_code(self, recording: Recording) -> bool:
         """Loads the machine code if it is on the disk, and is whole."""
         try:
-            self._code = self._owner.find_code(recording)
+            codes = [self._owner.find_code(piece.recording) for piece in self._compiled_pieces()]
         except (OSError, RuntimeError, UsageError) as error:
             self._give_up(str(error).splitlines()[0])
+            return False
+        found = [code for code in codes if code]
+        if len(found) == len(codes):
+            last = self._pieces[-1].recording
+            found += [Steps(last.program, recording.bases)] if recording.host_calls else []
+            self._code = partial(run_pieces, self._pieces, found, recording.host_calls) if found[1:] else found[0]
         if self._code:
             logger.info("the update runs as machine code from here on")
         return self._code is not None
@@ -191,18 +276,37 @@ class _Call:
         logger.warning("the update cannot be compiled, and runs as it does without --compile: %s", reason)
 
 
-class _Compiler:
-    """A process that compiles a recorded program. Raises OSError if it cannot be given the program."""
+def run_pieces(
+    parts: Sequence[Piece],
+    codes: Sequence[RunCode],
+    host_calls: Sequence[Callable[[Tensor], None]],
+    bases: list[Tensor],
+    arguments: list[Tensor],
+) -> list[Tensor]:
+    """Runs the pieces of a program, and the functions of the host between them; see `RunCode`."""
+    made, results = dict(enumerate(arguments)), list[Tensor]()
+    for piece, code, call in zip(parts, codes, [*host_calls, None], strict=True):
+        results = code(bases, [made[number] for number in piece.inputs])
+        made.update(zip(piece.outputs, results, strict=False))
+        if call and piece.changed:
+            target = piece.changed
+            call(made[target.number] if isinstance(target, Made) else view(bases[target.base], *target[1:]))
+    return results
 
-    def __init__(self, recording: Recording):
-        path = path_of(recording)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        request = Request(recording.program, recording.bases, recording.arguments, torch.get_num_threads())
+
+class _Compiler:
+    """A process that compiles recorded programs. Raises OSError if it cannot be given them."""
+
+    def __init__(self, recordings: Sequence[Recording]):
+        self._paths = [*map(path_of, recordings)]
+        self._paths[0].parent.mkdir(parents=True, exist_ok=True)
         self._request, self._said = tempfile.NamedTemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115
-        pickle.dump(request, self._request)
+        threads = torch.get_num_threads()
+        for each, path in zip(recordings, self._paths, strict=True):
+            pickle.dump(Request(each.program, each.bases, each.arguments, threads, path), self._request)
         self._request.flush()
         self._deadline = time.monotonic() + TIMEOUT_S
-        words = (os.getpid(), self._request.name, path)
+        words = (os.getpid(), self._request.name, len(recordings))
         self._process = spawn(COMPILATION, *words, stdout=subprocess.DEVNULL, stderr=self._said)
 
     def has_ended(self, wait: bool) -> bool:
@@ -211,6 +315,7 @@ class _Compiler:
             self._process.wait(self._deadline - time.monotonic() if wait else 0)
         if self._process.returncode is None and time.monotonic() > self._deadline:
             self.stop()
+            remember_failure(self._paths[0], f"it takes longer than {TIMEOUT_S / 60:.0f} minutes")
         return self._process.returncode is not None
 
     def stop(self) -> None:
@@ -224,22 +329,25 @@ class _Compiler:
         return lines[-1] if lines else f"the compiler {describe_exit(self._process.returncode)}"
 
 
-def _on_cpu(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Returns arguments as machine code takes them: contiguous tensors."""
-    moved: tuple[Any, ...] = map_leaves(Tensor.contiguous, to_device(arguments, torch.device("cpu")))
-    return moved
+def _contiguous(leaf: Any) -> Tensor:
+    """Returns an argument as machine code takes it."""
+    return leaf.contiguous() if isinstance(leaf, Tensor) else torch.tensor(leaf, dtype=dtype_of(leaf))
 
 
 def load(recording: Recording) -> RunCode | None:
     """Returns the machine code of a recording, or None if there is none on the disk, or it is not whole.
 
-    Raises RuntimeError if PyTorch cannot load it, OSError if it cannot be read, UsageError as `path_of` does."""
+    Raises RuntimeError if PyTorch cannot load it, or could not compile it in an earlier run; OSError if it cannot be
+    read; UsageError as `path_of` does."""
     path = path_of(recording)
-    if not is_whole(path):
-        return None
-    with contextlib.suppress(OSError):
-        os.utime(path)  # it is used, and not to be removed soon
-    return Code(path)
+    if is_whole(path):
+        for used in (path, digest_path(path)):  # and not to be removed soon
+            with contextlib.suppress(OSError):
+                os.utime(used)
+        return Code(path)
+    if reason := recall_failure(path):
+        raise RuntimeError(f"{reason} (to try again, remove {failure_path(path)})")
+    return None
 
 
 def path_of(recording: Recording) -> Path:

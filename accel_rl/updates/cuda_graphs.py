@@ -257,7 +257,7 @@ def pack(terms: Terms) -> PackedTerms:
 
 def unpack(packed: PackedTerms) -> Terms:
     """Returns copies of the terms, in their order."""
-    return _unpacked(map_leaves(torch.clone, packed))
+    return unpacked(map_leaves(torch.clone, packed))
 
 
 def pack_all(updates: Sequence[Terms]) -> PackedTerms:
@@ -272,10 +272,11 @@ def unpack_all(packed: PackedTerms) -> list[Terms]:
     """Returns copies of the terms that `pack_all` packed."""
     copies: PackedTerms = map_leaves(torch.clone, packed)
     num_updates = len(next(iter([*copies.scalars.values(), *copies.arrays.values()])))
-    return [_unpacked(map_leaves(itemgetter(index), copies)) for index in range(num_updates)]
+    return [unpacked(map_leaves(itemgetter(index), copies)) for index in range(num_updates)]
 
 
-def _unpacked(packed: PackedTerms) -> Terms:
+def unpacked(packed: PackedTerms) -> Terms:
+    """Returns the terms, in their order, as views."""
     found = dict(packed.arrays)
     for places, values in packed.scalars.items():
         found |= zip(places, values.unbind(), strict=True)

@@ -26,6 +26,8 @@ class Exchange:
 
     is_capturable: ClassVar[bool] = True
     """True if a CUDA graph can hold `apply`."""
+    is_recordable: ClassVar[bool] = True
+    """True if machine code can hold `apply`: other learners are reached by `recording.host_call` only."""
     sums_gradients: ClassVar[bool] = False
     """True if `apply` sums gradients over learners: then it needs the gradient of a sum of losses, not of a mean."""
 

@@ -37,6 +37,7 @@ class StoreExchange(Exchange):
     """
 
     is_capturable: ClassVar[bool] = False
+    is_recordable: ClassVar[bool] = False
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """Handles nested batches: tensors and numbers in NamedTuples, tuples, lists, dicts, rollouts; None for absent
 values."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import pairwise
 from typing import Any
 
@@ -14,8 +14,30 @@ from accel_rl.rollout import Batch, Rollout
 def leaves(tree: Any) -> list[Any]:
     """Returns all tensors and numbers of a nested batch, in the order of its fields."""
     found: list[Any] = []
-    map_leaves(found.append, tree)
+    _gather(tree, found)
     return found
+
+
+def _gather(tree: Any, found: list[Any]) -> None:
+    if isinstance(tree, Tensor | float | int):
+        found.append(tree)
+    elif tree is not None:
+        for part in _parts(tree):
+            _gather(part, found)
+
+
+def _parts(tree: Any) -> Iterable[Any]:
+    """Returns the parts of a nested batch. Raises TypeError for types that `map_leaves` does not take."""
+    if isinstance(tree, dict):
+        return tree.values()
+    if isinstance(tree, Rollout):
+        return tree.tensors().values()
+    if not isinstance(tree, tuple | list):
+        raise TypeError(
+            f"{type(tree).__name__} in a batch; pass tensors and numbers, in NamedTuples, tuples, lists, dicts and "
+            "rollouts, or None"
+        )
+    return tree
 
 
 def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
@@ -30,12 +52,7 @@ def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
         return {name: map_leaves(function, part) for name, part in tree.items()}
     if isinstance(tree, Rollout):
         return tree.for_graphs(map_leaves(function, tree.tensors()))
-    if not isinstance(tree, tuple | list):
-        raise TypeError(
-            f"{type(tree).__name__} in a batch; pass tensors and numbers, in NamedTuples, tuples, lists, dicts and "
-            "rollouts, or None"
-        )
-    parts = [map_leaves(function, part) for part in tree]
+    parts = [map_leaves(function, part) for part in _parts(tree)]
     return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
 
 

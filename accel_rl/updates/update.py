@@ -67,7 +67,8 @@ class Update:
         self.slice_elements, self.log_norms = slice_elements, log_norms
         self.device = self.parameters.values.device
         self._on_cpu = self.device.type == "cpu"
-        self._graph_is_all = self.exchange.is_capturable and optimizer.capturable
+        fits = self.exchange.is_recordable if self._on_cpu else self.exchange.is_capturable
+        self._graph_is_all = fits and optimizer.capturable
         self._graphs = CudaGraphs(self.device) if cuda_graphs and not self._on_cpu else None
         self.compiled = compiled if self._on_cpu and not log_norms else None
         self._is_in_graph = False  # True: this runs within a graph already, that of `repeat`
@@ -108,27 +109,49 @@ class Update:
         `graphed`. arguments: as in `graphed`. by_one: False for a body that does more on the host, such as drawing."""
         parts = [*parts]
         is_even = len({len(part) for part in parts}) == 1 and len(parts) <= MAX_REPEATED
-        if not (by_one and is_even and self._graphs and self._graph_is_all) or self.log_norms:
-            return [self._update_once(body, part, learning_rate, arguments, by_one) for part in parts]
-        rate, work = torch.tensor(learning_rate, dtype=torch.float64), partial(self._repeat, body)
-        self._refresh()
-        return unpack_all(self._graphs(("repeat", body), work, (torch.stack(parts), rate, arguments)))
+        calls = self._graphs or self.compiled
+        if not (by_one and is_even and calls and self._graph_is_all) or self.log_norms:
+            return [body(self, part, learning_rate, *arguments) for part in parts]
+        if self._graphs:
+            self._refresh()
+            rate, work = torch.tensor(learning_rate, dtype=torch.float64), partial(self._repeat, body)
+            return unpack_all(self._graphs(("repeat", body), work, (torch.stack(parts), rate, arguments)))
+        return self._as_a_whole(body, parts, learning_rate, arguments)
 
-    def _update_once(
-        self, body: Body, part: Tensor, learning_rate: float, arguments: tuple[Any, ...], by_one: bool
-    ) -> Terms:
-        eager = partial(body, self, part, learning_rate, *arguments)
-        if not (self.compiled and by_one and self._graph_is_all):
-            return eager()
-        rate, work = torch.tensor(learning_rate, dtype=torch.float64), partial(self._packed, body)
+    def once(self, body: Body, part: Any, learning_rate: float, *arguments: Any, uses: Sequence[Tensor] = ()) -> Terms:
+        """Returns body(self, part, learning_rate, *arguments), which makes one update; on a CPU, machine code makes it.
+
+        body: as in `repeat`. On a GPU, its calls of `graphed` and `minimize` are a graph each. part: as an argument of
+        `graphed`. uses: as in `graphed`."""
+        if not (self.compiled and self._graph_is_all):
+            return body(self, part, learning_rate, *arguments)
+        return self._as_a_whole(body, [part], learning_rate, arguments, uses)[0]
+
+    def _as_a_whole(
+        self,
+        body: Body,
+        parts: Sequence[Any],
+        learning_rate: float,
+        arguments: tuple[Any, ...],
+        uses: Sequence[Tensor] = (),
+    ) -> list[Terms]:
+        """Makes updates by machine code that does all of body."""
+
+        def work(part: Any, learning_rate: Tensor, arguments: tuple[Any, ...]) -> PackedTerms:
+            return pack(body(self, part, learning_rate, *arguments))
+
+        rate = torch.tensor(learning_rate, dtype=torch.float64)
+        # Learners that sum gradients must round alike; others may have machine code already, which takes a tensor.
+        rate_or_number = rate if self.exchange.sums_gradients else learning_rate
+
+        def eager(part: Any) -> Terms:
+            return body(self, part, rate_or_number, *arguments)
+
         self._is_in_graph = True
         try:
-            return self._by_machine_code(self.compiled, ("repeat", body), work, (part, rate, arguments), eager)
+            return self._by_machine_code(("whole", body), work, parts, (rate, arguments), eager, uses)
         finally:
             self._is_in_graph = False
-
-    def _packed(self, body: Body, part: Tensor, learning_rate: Tensor, arguments: tuple[Any, ...]) -> PackedTerms:
-        return pack(body(self, part, learning_rate, *arguments))
 
     def _repeat(self, body: Body, parts: Tensor, learning_rate: Tensor, arguments: tuple[Any, ...]) -> PackedTerms:
         self._is_in_graph = True
@@ -198,31 +221,32 @@ class Update:
         has_own_graph = bool(self._graphs or (self.compiled and not extra_losses)) and not self._is_in_graph
         if has_own_graph:
             rate = torch.tensor(learning_rate, dtype=torch.float64)
-            key, work, arguments = ("minimize", *losses), partial(self._in_graph, losses), (batches, num_samples, rate)
+            key, work, arguments = ("minimize", *losses), partial(self._in_graph, losses), (num_samples, rate)
             if self._graphs:
-                terms = unpack(self._graphs(key, work, arguments))
+                terms = unpack(self._graphs(key, work, (batches, *arguments)))
             else:
-                assert self.compiled
-                eager = partial(self._in_slices, losses, batches, num_samples, learning_rate, self._graph_is_all)
-                terms = self._by_machine_code(self.compiled, key, work, arguments, eager)
+                rate_or_number = rate if self.exchange.sums_gradients else learning_rate  # see _as_a_whole
+                eager = partial(self._in_slices, losses, num_samples, rate_or_number, self._graph_is_all)
+                (terms,) = self._by_machine_code(key, work, [batches], arguments, eager)
         else:
-            terms = self._in_slices(losses, batches, num_samples, learning_rate, applies=False)
+            terms = self._in_slices(losses, num_samples, learning_rate, False, batches)
         if not (has_own_graph and self._graph_is_all):
             terms = self._apply(terms, num_samples, learning_rate)
         return terms if values_before is None else terms | self.parameters.norms(values_before)
 
-    def _by_machine_code(self, compiled: CompiledCalls, *call: Any) -> Terms:
-        terms = compiled(*call)
+    def _by_machine_code(self, *call: Any) -> list[Terms]:
+        assert self.compiled
+        terms = self.compiled(*call)
         torch.autograd.graph.increment_version(self.parameters.values)  # models/prepared.py reads it
         return terms
 
     def _in_slices(
         self,
         losses: Sequence[Loss],
-        batches: Sequence[Any],
         num_samples: Tensor,
         learning_rate: float | Tensor,
         applies: bool,
+        batches: Sequence[Any],
     ) -> Terms:
         """Computes the gradient, on a CPU in slices of the batch, and applies it, if that is wanted."""
         batch, *others = to_device(batches, self.device)

@@ -88,7 +88,7 @@ def test_returns_are_scaled_as_they_are_drawn() -> None:
             running = 0.5 * running + reward
             returns += [*running]
             running = running * ~done
-    index, batch, _ = algo.draw_batch(update)
+    index, batch, _ = algo.draw_batch(update, algo.replay.draw_noise(6), algo.replay.ring.rows, torch.tensor(0.4))
     reward = algo.replay.ring.gather(index).return_
     assert set(reward.tolist()) <= {10.0 * action + step for action in (0, 1) for step in range(1, 8)}
     torch.testing.assert_close(batch.return_, reward / float(np.std(returns)))

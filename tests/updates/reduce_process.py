@@ -19,8 +19,10 @@ from accel_rl.algos.ppo import standardized
 from accel_rl.models.normalize import RunningMoments
 from accel_rl.updates import Update
 from accel_rl.updates.all_reduce import AllReduce
+from accel_rl.updates.compiled_calls import CompiledCalls
 from accel_rl.updates.optimizers import make_optimizer
 from accel_rl.updates.shared_sum import SharedSum
+from tests.helpers.recorded import replayed
 
 MODULE = "tests.updates.reduce_process"
 NUM_UPDATES, NUM_SAMPLES = 40, 24
@@ -38,6 +40,7 @@ class Case:
     slice_elements: int = 10**6
     through_memory: bool = True
     is_sum: bool = False
+    is_recorded: bool = False  # updates run as recorded programs, as they do as machine code
 
 
 CASES = {
@@ -50,6 +53,7 @@ CASES = {
     "by step": Case(clip=0.05, masked=True, by_step=True),
     "slices": Case(masked=True, slice_elements=20),
     "sum": Case(clip=2.0, masked=True, slice_elements=20, is_sum=True),
+    "recorded": Case("adam", clip=0.05, masked=True, is_recorded=True),
     "by Gloo": Case("adam", clip=0.05, masked=True, through_memory=False),
     **{
         f"all of it, {rule}": Case(rule, 0.5, True, True, True, True, slice_elements=20)
@@ -140,11 +144,16 @@ def together(rank: int, size: int, device: str) -> dict[str, list[dict[str, Tens
     for name, case in CASES.items():
         network = Network(rank).to(device)
         exchange = AllReduce(through_memory=case.through_memory)
-        update = Update(network, make_optimizer(case.rule), case.clip, exchange, slice_elements=case.slice_elements)
+        compiled = CompiledCalls("always", replayed) if case.is_recorded and device == "cpu" else None
+        slices = case.slice_elements
+        update = Update(
+            network, make_optimizer(case.rule), case.clip, exchange, slice_elements=slices, compiled=compiled
+        )
         if device == "cpu" and sys.platform == "linux":
             assert isinstance(exchange._shared_sum, SharedSum) == case.through_memory
         found[name] = learn(update, network, case, rank, size)
         assert update.exchange.read_seconds()["exchange"] > 0
+        assert update.read_compiled_share() == bool(compiled)
     return found
 
 

@@ -1,5 +1,6 @@
 """Updates as recorded programs and as machine code: they learn what operations one by one do."""
 
+import hashlib
 import logging
 from collections.abc import Callable
 from functools import partial
@@ -12,11 +13,14 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import accel_rl
-from accel_rl.updates import Update, compiled_calls
-from accel_rl.updates.compiled_calls import CompiledCalls, may_compile
+from accel_rl.updates import Exchange, Update, compiled_calls
+from accel_rl.updates.compilation import digest_path, failure_path, is_whole, remember_failure
+from accel_rl.updates.compiled_calls import MOST_CALLS, NUM_TIMED_CALLS, CompiledCalls, path_of, why_not_compiled
+from accel_rl.updates.cuda_graphs import Terms
 from accel_rl.updates.optimizers import Adam
-from accel_rl.updates.recording import Recording, record, replay
+from accel_rl.updates.recording import Recording, host_call, record
 from tests.helpers.processes import Command
+from tests.helpers.recorded import replayed
 from tests.helpers.runs import rows
 
 CARTPOLE = {"env": "CartPole-v1", "steps": 768, "envs": 4, "horizon": 16, "sampler": "serial", "decorrelation_steps": 0}
@@ -27,16 +31,19 @@ CASES: dict[str, dict[str, Any]] = {
     "ppo, clipped by minibatch": {"algo": "ppo", "minibatches": 2, "normalize_advantage": "minibatch"},
     "ppo, masks": {"algo": "ppo", "env": "tests.helpers.masked_envs:Masked", "minibatches": 2},
     "ppo, Box": {"algo": "ppo", "env": "Pendulum-v1", "minibatches": 2},
+    "ppo, lstm": {"algo": "ppo_lstm", "horizon": 4, "minibatches": 2},
+    "a2c, lstm": {"algo": "a2c_lstm", "horizon": 4},
     "vtrace": {"algo": "vtrace"},
+    "n_step_q": {"algo": "n_step_q"},
+    "one_step_q": {"algo": "one_step_q"},
+    "one_step_sarsa": {"algo": "one_step_sarsa"},
     "dqn": {"algo": "dqn", "warmup_steps": 300},
+    "dqn, truncated": {"algo": "dqn", "env": "tests.helpers.masked_envs:Masked", "warmup_steps": 300, "n_step": 3},
     "categorical_dqn": {"algo": "categorical_dqn", "warmup_steps": 300},
+    "qr_dqn": {"algo": "qr_dqn", "warmup_steps": 300},
+    "eps_rainbow": {"algo": "eps_rainbow", "warmup_steps": 300},
     "pqn": {"algo": "pqn_16x32", "minibatches": 2},
 }
-
-
-def replayed(recording: Recording) -> compiled_calls.RunCode:
-    """Runs a program by PyTorch's operations, which takes no compiler."""
-    return partial(replay, recording.program)
 
 
 def policy(folder: Path, **settings: Any) -> dict[str, Tensor]:
@@ -58,7 +65,7 @@ def test_programs_learn_what_single_operations_do(case: str, tmp_path: Path, mon
     ours = policy(tmp_path / "compiled", **CASES[case], compile="always")
     assert len(calls) >= 10
     for name, value in expected.items():
-        torch.testing.assert_close(ours[name], value, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(ours[name], value, rtol=1e-5, atol=1e-5)
 
 
 class Learner:
@@ -66,10 +73,12 @@ class Learner:
 
     count = 0
 
-    def __init__(self, find_code: compiled_calls.FindCode, when: str = "always"):
+    def __init__(
+        self, find_code: compiled_calls.FindCode | None, when: str = "always", exchange: Exchange | None = None
+    ):
         torch.manual_seed(1)
         self.layer = nn.Linear(3, 2)
-        self.update = Update(self.layer, Adam(), 0.5, compiled=CompiledCalls(when, find_code))
+        self.update = Update(self.layer, Adam(), 0.5, exchange, compiled=CompiledCalls(when, find_code))
 
     def loss(self, inputs: Tensor, weight: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         outputs = self.layer(inputs)
@@ -94,6 +103,129 @@ def test_numbers_of_a_program_change_with_each_update() -> None:
         assert all(torch.allclose(found[name], expected[name]) for name in expected)
         torch.testing.assert_close(ours.weights, direct.weights)
     assert ours.update.read_compiled_share() == 1 and direct.update.read_compiled_share() == 0
+
+
+class Doubling(Exchange):
+    """An exchange as if another learner had the same gradient and the same sums."""
+
+    calls = 0
+
+    def apply(self, sums: Terms, num_samples: Tensor, learning_rate: float | Tensor) -> Terms:
+        scale = self.sum(self.parameters.gradient.abs().max()).clamp(min=1)
+        host_call(self._double, self.parameters.gradient)
+        return super().apply(sums, num_samples, learning_rate) | {"scale": scale, "half": scale / 2}
+
+    def sum(self, value: Tensor) -> Tensor:
+        result = value.clone()
+        host_call(self._double, result)
+        return result
+
+    def _double(self, tensor: Tensor) -> None:
+        self.calls += 1
+        tensor.mul_(2)
+
+
+def test_learners_exchange_between_the_pieces_of_a_program() -> None:
+    """Each update reaches the other learners as often and with the same values as without; recordings never do."""
+    exchanges = Doubling(), Doubling()
+    direct, ours = (Learner(replayed, exchange=exchange) for exchange in exchanges)
+    direct.update.compiled = None
+    for number in range(4):
+        expected, found = direct.learn(number=number), ours.learn(number=number)
+        assert found.keys() == expected.keys()
+        assert all(torch.allclose(found[name], expected[name]) for name in expected)
+        torch.testing.assert_close(ours.weights, direct.weights)
+    assert [exchange.calls for exchange in exchanges] == [8, 8] and ours.update.read_compiled_share() == 1
+
+
+def test_a_replaced_tensor_is_not_learned_from() -> None:
+    """A program reads the tensors that its update names, also after one of them was replaced."""
+    direct, ours = Learner(replayed), Learner(replayed)
+    direct.update.compiled = None
+    table = torch.arange(12.0).view(4, 3)
+
+    def body(update: Update, index: Tensor, learning_rate: float | Tensor) -> Terms:
+        (inputs,) = update.graphed(lambda rows: (table[rows],), index)
+        loss = ours.loss if update is ours.update else direct.loss
+        return update.minimize(loss, (inputs, 1.0), torch.tensor(len(index)), learning_rate)
+
+    for number in range(5):
+        table = table + (number == 2)
+        for learner in (ours, direct):
+            learner.update.once(body, torch.tensor([number % 4, 0]), 0.1, uses=(table,))
+        torch.testing.assert_close(ours.weights, direct.weights)
+    assert ours.update.read_compiled_share() == 1
+
+
+def test_each_shape_has_its_own_program() -> None:
+    """Batches of many sizes learn what they learn without: the first sizes as programs, all others without."""
+    direct, ours = Learner(replayed), Learner(replayed)
+    direct.update.compiled = None
+    for size in [*range(1, 12)] * 2:
+        for learner in (direct, ours):
+            learner.update.minimize(learner.loss, (torch.ones(size, 3), 1.0), torch.tensor(size), 0.1)
+        torch.testing.assert_close(ours.weights, direct.weights)
+    assert ours.update.read_compiled_share() == pytest.approx(MOST_CALLS / 11)
+
+
+def test_a_failed_compilation_is_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A program that could not be compiled runs as without, says so once, and is not compiled again."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(compiled_calls, "_Compiler", None)  # would raise TypeError
+    recordings: list[Recording] = []
+    Learner(lambda recording: recordings.append(recording) or replayed(recording)).learn()  # type: ignore[func-returns-value]
+    path = path_of(recordings[0])
+    path.parent.mkdir(parents=True)
+    remember_failure(path, "the compiler stumbled")
+    ours, direct = Learner(None), Learner(replayed)
+    direct.update.compiled = None
+    for number in range(3):
+        ours.learn(number=number)
+        direct.learn(number=number)
+    (record_,) = caplog.records
+    assert "the compiler stumbled" in record_.message and str(failure_path(path)) in record_.message
+    assert torch.equal(ours.weights, direct.weights)
+
+
+@pytest.mark.parametrize("damage", ["cut", "other digest", "no text", "no digest"])
+def test_a_damaged_file_is_not_whole(damage: str, tmp_path: Path) -> None:
+    """Machine code is used only as it was written, whatever has happened to the two files."""
+    path = tmp_path / "code.so"
+    path.write_bytes(b"code")
+    digest_path(path).write_text(hashlib.sha256(b"code").hexdigest())
+    assert is_whole(path)
+    if damage == "cut":
+        path.write_bytes(b"cod")
+    elif damage == "no digest":
+        digest_path(path).unlink()
+    else:
+        digest_path(path).write_bytes(b"\xff" if damage == "no text" else b"0" * 64)
+    assert not is_whole(path)
+
+
+@pytest.mark.parametrize(("code_s", "stays"), [(0.5, True), (2.0, False)])
+def test_slower_machine_code_is_left(code_s: float, stays: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Machine code that takes longer than single operations is used for some calls only."""
+    now = [0.0]
+    monkeypatch.setattr(compiled_calls.time, "perf_counter", lambda: now[0])
+
+    def taking(seconds: float, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            now[0] += seconds
+            return function(*arguments)
+
+        return call
+
+    learner = Learner(lambda recording: taking(code_s, replayed(recording)), "auto")
+    loss = learner.loss
+    learner.loss = taking(1.0, loss)  # type: ignore[method-assign]
+    for number in range(4 + NUM_TIMED_CALLS):
+        learner.learn(loss=learner.loss, number=number)
+    learner.update.read_compiled_share()
+    learner.learn(loss=learner.loss)
+    assert learner.update.read_compiled_share() == stays
 
 
 def test_recording_changes_nothing() -> None:
@@ -153,9 +285,26 @@ def is_long(learner: Learner, inputs: Tensor, weight: Tensor) -> Any:
     return learner.loss(inputs, weight)
 
 
+@torch.library.custom_op("accel_rl_tests::doubled", mutates_args=())
+def doubled(inputs: Tensor) -> Tensor:
+    return inputs * 2
+
+
+def has_own_operation(learner: Learner, inputs: Tensor, weight: Tensor) -> Any:
+    return learner.loss(doubled(inputs), weight)
+
+
+def does_not_take_part(learner: Learner, inputs: Tensor, weight: Tensor) -> Any:
+    if learner.update.compiled and learner.update.compiled.is_recording:
+        raise RuntimeError("something of PyTorch's that cannot be recorded")
+    return learner.loss(inputs, weight)
+
+
 @pytest.mark.parametrize(
     ("loss", "reason"),
     [
+        (has_own_operation, "doubled.default is not PyTorch's"),
+        (does_not_take_part, "RuntimeError: something of PyTorch's"),
         (reads, "reads a value"),
         (draws, "draws random numbers"),
         (chooses, "a shape depends on values"),
@@ -203,7 +352,17 @@ def test_an_argument_is_not_a_view_of_what_is_learned() -> None:
 )
 def test_what_is_compiled(when: str, deterministic: bool, layer: nn.Module, compiles: bool) -> None:
     """Small networks without convolutions are compiled; of deterministic runs only those that ask for it."""
-    assert may_compile(when, deterministic, layer) is compiles
+    assert (why_not_compiled(when, deterministic, layer) == "") is compiles
+
+
+def test_learners_with_a_central_store_say_that_they_are_not_compiled(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One line says why --compile always does nothing."""
+    caplog.set_level(logging.WARNING, "accel_rl")
+    settings = {**CARTPOLE, "steps": 64, "update": "central_store", "report": False}
+    accel_rl.train(**settings, algo="a2c", device="cpu", compile="always", out=tmp_path)
+    assert [each.message for each in caplog.records if "the learners share a central store" in each.message]
 
 
 @pytest.mark.parametrize(("seconds", "share", "begins"), [(10.0, 0.1, True), (10.0, 0.5, False), (100.0, 0.9, False)])
@@ -281,6 +440,21 @@ def test_machine_code_is_kept_and_resumes_exactly(compiled: tuple[Path, Path], t
 
 @pytest.mark.slow
 @pytest.mark.multiprocess
+def test_two_learners_run_as_machine_code(tmp_path: Path) -> None:
+    """Two synchronous learners, which compile at once, learn what they learn without; only one compiles."""
+    cache = tmp_path / "cache"
+    words = ("--steps", 800, "--devices", "cpu,cpu", "--workers", 2)
+    log, ours = train(tmp_path / "ours", cache, *words)
+    assert "runs as machine code" in log and len([*cache.rglob("*.so")]) == 1
+    _, direct = train(tmp_path / "direct", cache, *words, "--compile", "never")
+    found, expected = (load_file(folder / "policy.safetensors") for folder in (ours, direct))
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-4)
+    assert float(rows(ours)[-1]["time/compiled_share"]) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
 @pytest.mark.parametrize("what", ["no compiler", "a file in the place of the cache"])
 def test_a_run_goes_on_without_a_compiler(what: str, tmp_path: Path) -> None:
     """Without a C++ compiler, or a place for machine code, one line says so and the run trains."""
@@ -291,6 +465,7 @@ def test_a_run_goes_on_without_a_compiler(what: str, tmp_path: Path) -> None:
         cache.write_text("")
         log, _ = train(tmp_path / "run", cache, "--steps", 200)
     assert log.count("cannot be compiled, and runs as it does without --compile") == 1
+    assert not [*cache.rglob("*.failed")]  # the next run may have both
 
 
 @pytest.mark.slow
