@@ -12,7 +12,7 @@ from accel_rl.errors import RunError
 # Packages of each peer's environment besides this environment's version of torch. All contestants use ale-py.
 PEERS = {
     "stable-baselines3": (
-        *("stable-baselines3==2.9.2", "gymnasium==1.4.0", "numpy==2.4.6", "opencv-python-headless"),
+        *("stable-baselines3==2.9.2", "gymnasium[mujoco]==1.4.0", "numpy==2.4.6", "opencv-python-headless"),
         *("box2d==2.3.10", "minigrid==3.1.0", "mujoco==4.0.0", "pygame-ce"),
     ),
     "sample-factory": ("sample-factory==2.1.1", "gymnasium==0.29.1", "numpy==1.26.4", "opencv-python==4.11.0.86"),
