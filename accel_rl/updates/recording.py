@@ -114,11 +114,12 @@ def record(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Recordin
 
 def pieces(recording: Recording) -> list[Piece]:
     """Cuts a recorded program where it calls functions of the host."""
-    program, bases = recording.program, [base.clone() for base in recording.bases]
+    program = recording.program
     starts = [0, *(at + 1 for at, each in enumerate(program.operations) if each.name == HOST_CALL)]
     if len(starts) == 1:
         return [Piece(recording, tuple(range(program.num_arguments)), (), None)]
     made, found = dict(enumerate(recording.arguments)), list[Piece]()
+    bases = [base.clone() for base in recording.bases]
     for start, stop in zip(starts, [*(start - 1 for start in starts[1:]), len(program.operations)], strict=True):
         operations, later = program.operations[start:stop], program.operations[stop:]
         own = {number for each in operations for number in each.results if number is not None}

@@ -44,7 +44,7 @@ class Update:
         (128 samples by 5 %), since each adds once to the gradient of all weights.
     cuda_graphs: on a GPU, `minimize` becomes one CUDA graph for each loss and shape of batch, and each `graphed`
         function one for each shape of its arguments.
-    compiled: on a CPU, runs `minimize` and the updates of `repeat` as machine code.
+    compiled: on a CPU, runs `minimize` and the updates of `repeat` and `once` as machine code.
     log_norms: `minimize` also returns the norms of each parameter tensor, its gradient and its step, as "norm/...".
     """
 
