@@ -100,7 +100,7 @@ class DeviceServer(ActionServer):
         arguments, act = (self._seen[group][t], noise, recurrent_inputs), self._policy.act
         action, policy_outputs, state = self._graphs(act, act, arguments) if self._graphs else act(*arguments)
         self._chosen[group][t].copy_(action)
-        self._newest = (t, self.groups[group], action, policy_outputs, state)
+        self._newest = (group, t, action, policy_outputs, state)
 
     def _finished_games(self) -> list[Game]:
         arrays = self.shared
