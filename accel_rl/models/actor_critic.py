@@ -6,15 +6,19 @@ import torch
 from torch import Tensor, nn
 
 from accel_rl.envs.spec import EnvSpec
+from accel_rl.models.direct import DirectFunction, Function, direct
 from accel_rl.models.distributions import make_distribution
 from accel_rl.models.layers import accelerate
 from accel_rl.models.masks import allowed_actions, disallow
 from accel_rl.models.normalize import ObservationNorm, PixelNorm
 from accel_rl.models.precision import precision
 from accel_rl.models.recurrent import CORES
-from accel_rl.models.trunks import linear, make_trunk
+from accel_rl.models.trunks import MLP, linear, make_trunk
 from accel_rl.rollout import PolicyStep, RecurrentInputs
 from accel_rl.stacks import interleaved
+
+Outputs = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""Computes parameters [N, P] and value [N] of observation [N, *O]."""
 
 Network = Callable[[EnvSpec], nn.Module]
 """Builds a trunk, observation [N, ...] -> features [N, F]. `--network package.module:factory` names one."""
@@ -38,6 +42,10 @@ class Encoder(nn.Module):
     def features(self, observation: Tensor) -> Tensor:
         """Returns the trunk's features float32 [N, F] of observation [N, *O]."""
         return self.trunk(observation).float()  # type: ignore[no-any-return]
+
+    def direct(self) -> Function | None:
+        """Returns a function that computes `features` of float32 [N, F] on a CPU (see direct.py), if there is one."""
+        return self.trunk.direct() if type(self.trunk) is MLP and self.core is None else None
 
     def convolve(self, observation: Tensor) -> Tensor:
         """Returns the output of the trunk's convolutions float32 [N, F'] of observation [N, *O].
@@ -91,6 +99,7 @@ class ActorCritic(nn.Module):
         """Floats of recurrent state per environment; 0 without a core."""
         self.policy_head = linear(self.encoder.num_outputs, self.distribution.num_outputs, norm=0.01)
         self.value_head = linear(self.encoder.num_outputs, 1)
+        self._direct: DirectFunction[Outputs] = DirectFunction()
         self.auxiliary_heads = nn.ModuleDict()
         """Heads of auxiliary tasks, by the task's name; they do not act."""
 
@@ -158,10 +167,15 @@ class ActorCritic(nn.Module):
         """Returns actions [b, ...], {"distribution": parameters [b, P], "value": [b]}, and the next state.
 
         Noise [b, ...] samples the actions; without noise they are the most likely ones."""
-        parameters, value, state = self.step(observation, recurrent_inputs)
+        if not (self.bf16 or observation.is_cuda) and (compute := self._direct.get(self, self._make_direct)):
+            (parameters, value), state = compute(observation), None
+        else:
+            parameters, value, state = self.step(observation, recurrent_inputs)
         distribution = self.distribution
         action = distribution.mode(parameters) if noise is None else distribution.sample(parameters, noise)
-        return action.reshape(-1, *self.action_shape), {"distribution": parameters, "value": value}, state
+        if action.shape[1:] != self.action_shape:
+            action = action.reshape(-1, *self.action_shape)
+        return action, {"distribution": parameters, "value": value}, state
 
     @torch.inference_mode()
     def predict_auxiliary(self, task: str, observation: Tensor) -> Tensor:
@@ -178,6 +192,22 @@ class ActorCritic(nn.Module):
             allowed = allowed_actions(observation, self.spec)
             q = disallow(q, allowed.view(*allowed.shape, *[1] * (q.dim() - 2)))
         return q.amax(1)
+
+    def _make_direct(self) -> Outputs | None:
+        """Returns a function that computes what `forward` does, without a detour, for acting; None if there is none."""
+        trunks = [encoder.direct() for encoder in self._encoders]
+        if type(self) is not ActorCritic or None in trunks or self.spec.mask_size or isinstance(self.norm, PixelNorm):
+            return None
+        policy_head, value_head = direct(self.policy_head), direct(self.value_head)
+        to_parameters = self.distribution.to_parameters
+        normalize = self.norm.direct if self.norm else Tensor.float
+
+        def compute(observation: Tensor) -> tuple[Tensor, Tensor]:
+            x = normalize(observation).flatten(1)
+            features = [trunk(x) for trunk in trunks]
+            return to_parameters(policy_head(features[0])), value_head(features[-1]).squeeze(-1)
+
+        return compute
 
     def _unroll(self, observation: Tensor, recurrent_inputs: RecurrentInputs) -> tuple[list[Tensor], Tensor]:
         """Returns each core's output [T, B, F], and the state [B, S] after the last step."""

@@ -5,13 +5,16 @@ single learner). Moments are float64, so that rounding does not depend on how sa
 """
 
 from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import UsageError
 from accel_rl.models.layers import ByteConv
+from accel_rl.models.prepared import PreparedTensors
 
 Sum = Callable[[Tensor], Tensor]
 
@@ -78,6 +81,7 @@ class ObservationNorm(nn.Module):
                 "and pictures of bytes can be normalized; switch it off"
             )
         self.spec, self.moments = spec, RunningMoments(spec.observation_shape)
+        self._prepared: PreparedTensors[tuple[Any, Any]] = PreparedTensors()
 
     def forward(self, observation: Tensor) -> Tensor:
         """Returns the normalized observations float32 [N, ...] of observation [N, ...]."""
@@ -86,6 +90,22 @@ class ObservationNorm(nn.Module):
             observation = observation.byte()
         scaled = (observation - moments.mean) / (moments.variance + EPSILON).sqrt()
         return torch.where(moments.count > 0, scaled.clamp(-LIMIT, LIMIT), observation).to(torch.float32)
+
+    def direct(self, observation: Tensor) -> Tensor:
+        """Computes `forward` of vectors on a CPU, for acting: by NumPy, whose calls take less time (see direct.py)."""
+        buffers = self.moments._buffers
+        mean, std = self._prepared.get("std", self._mean_and_std, buffers["mean"], buffers["square"])
+        if std is None:
+            return observation.to(torch.float32)
+        scaled = observation.numpy() - mean
+        scaled /= std
+        np.minimum(np.maximum(scaled, -LIMIT, out=scaled), LIMIT, out=scaled)
+        return torch.from_numpy(scaled.astype(np.float32))
+
+    def _mean_and_std(self) -> tuple[Any, Any]:
+        moments = self.moments
+        std = (moments.variance + EPSILON).sqrt().numpy() if moments.count > 0 else None
+        return moments.mean.numpy().copy(), std
 
     def is_complete(self, first_step: int) -> bool:
         """Returns whether a rollout that began at this agent step of the run adds nothing: all add something."""

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import UsageError
 from accel_rl.models.actor_critic import Encoder, Network
+from accel_rl.models.direct import DirectFunction, Function, direct, in_sequence
 from accel_rl.models.layers import accelerate
 from accel_rl.models.masks import allowed_actions, disallow, nth_allowed
 from accel_rl.models.precision import precision
@@ -77,6 +78,7 @@ class QNetwork(nn.Module):
         else:
             self.head = DuelingHead(num_features, 0, self.num_actions, num_atoms)
         accelerate(self.head)
+        self._direct: DirectFunction[Function] = DirectFunction()
 
     def forward(self, observation: Tensor) -> Tensor:
         """Returns Q [N, A] of observation [N, *O], or logits of distributions or quantiles [N, A, K]. For networks
@@ -127,7 +129,10 @@ class QNetwork(nn.Module):
         """Returns actions [b], {"value": max_a Q [b]} if records_value, and the next state, if there is a core.
 
         Noise [b] that is not negative gives the action; elsewhere, and without noise, actions are greedy."""
-        q, state = self._step(observation, recurrent_inputs)
+        if not (self.bf16 or observation.is_cuda) and (compute := self._direct.get(self, self._make_direct)):
+            q, state = compute(observation), None
+        else:
+            q, state = self._step(observation, recurrent_inputs)
         greedy = q.argmax(-1)
         outputs = {"value": q.amax(-1)} if self.records_value else {}
         if self.spec.mask_size and noise is not None:
@@ -135,6 +140,15 @@ class QNetwork(nn.Module):
             drawn = nth_allowed(allowed, noise % allowed.sum(-1).clamp(min=1))
             return drawn.where(noise >= 0, greedy), outputs, state
         return greedy if noise is None else noise.where(noise >= 0, greedy), outputs, state
+
+    def _make_direct(self) -> Function | None:
+        """Returns a function that computes Q [N, A] without a detour, for acting; None if there is none."""
+        trunk, head = self.encoder.direct(), self.head
+        is_plain = type(self) is QNetwork and isinstance(head, LinearHead) and head.num_atoms == 1
+        if trunk is None or not is_plain or self.support is not None or self.num_quantiles or self.spec.mask_size:
+            return None
+        compute = in_sequence([trunk, direct(head.output)])
+        return lambda observation: compute(observation.flatten(1).float())
 
     def _step(self, observation: Tensor, recurrent_inputs: RecurrentInputs | None) -> tuple[Tensor, Tensor | None]:
         if recurrent_inputs is None:

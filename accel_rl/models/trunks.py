@@ -15,6 +15,7 @@ from accel_rl.envs.spaces.conversion import Part, parts_of, row_space
 from accel_rl.envs.spaces.pictures import is_channels_last, is_picture, is_small, value_range
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import UsageError
+from accel_rl.models.direct import Function, direct, in_sequence
 from accel_rl.models.layers import ByteConv, Conv2d, Linear
 
 ConvLayer = tuple[int, int, int, int | str]
@@ -247,6 +248,7 @@ class MLP(nn.Module):
         space = spec.observation_space
         self.num_classes = int(space.n) if isinstance(space, gymnasium.spaces.Discrete) else 0
         self.first_class = int(space.start) if isinstance(space, gymnasium.spaces.Discrete) else 0
+        self.is_scalar = not spec.observation_shape  # Discrete, or a Box of single numbers
         widths = [self.num_classes or math.prod(spec.observation_shape), *sizes]
         self.layers = nn.Sequential()
         for num_inputs, num_outputs in pairwise(widths):
@@ -259,6 +261,11 @@ class MLP(nn.Module):
         else:
             x = observation.unsqueeze(-1).flatten(1).float()  # rows of scalars have no second axis
         return self.layers(x)  # type: ignore[no-any-return]
+
+    def direct(self) -> Function | None:
+        """Returns a function that computes `forward` of float32 [N, F] (see direct.py); None for large layers."""
+        is_large = any(isinstance(layer, Linear) and not layer.is_small for layer in self.layers)
+        return None if self.is_scalar or is_large else in_sequence([direct(layer) for layer in self.layers])
 
 
 class NestedNet(nn.Module):

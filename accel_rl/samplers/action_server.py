@@ -52,7 +52,7 @@ class ActionServer:
         # The window's rows come first.
         self._rows = {name: torch.as_tensor(arrays[name]) for name in (*PER_STEP, "final_observation")}
         self._policy_outputs: dict[str, Tensor] = {}
-        self._recorded: dict[str, list[tuple[Tensor, ...]]] = {}  # views of these by name, group and step
+        self._output_places: dict[str, list[list[Tensor]]] = {}
         self._recurrent_inputs: RecurrentInputs | None = None
         self._restarts = self.arrays["restarts"].copy()  # at the end of the last rollout
         # Views of what each group sees and does at each step, made once: making one costs as much as using it.
@@ -104,10 +104,7 @@ class ActionServer:
         """Stores the newest results of `act`. It is a separate call so that the environments step during it."""
         group, t, action, policy_outputs, state = self._newest
         for name, value in policy_outputs.items():
-            if name not in self._recorded:
-                rows = self._rows_of_output(name, value)[self.window :]
-                self._recorded[name] = [rows[:, columns].unbind() for columns in self.groups]
-            self._recorded[name][group][t].copy_(value)
+            self._places_of_output(name, value)[group][t].copy_(value)
         if self._recurrent_inputs is not None and state is not None:
             columns = self.groups[group]
             self._recurrent_inputs.state[self.window + t + 1, columns] = state
@@ -201,6 +198,13 @@ class ActionServer:
             shape = (self.window + self.horizon, self.num_envs, *value.shape[1:])
             self._policy_outputs[name] = torch.zeros(shape, dtype=value.dtype, device=self.device)
         return self._policy_outputs[name]
+
+    def _places_of_output(self, name: str, value: Tensor) -> list[list[Tensor]]:
+        """Returns views of a policy output's storage [b, ...], for each group and step."""
+        if name not in self._output_places:
+            rows = self._rows_of_output(name, value)[self.window :]
+            self._output_places[name] = [list(rows[:, columns].unbind()) for columns in self.groups]
+        return self._output_places[name]
 
     def _view(self, t: int, columns: slice) -> Tensor:
         """Returns a view of what the network sees at row t [b, ...], frames of earlier episodes included."""

@@ -22,6 +22,8 @@ from accel_rl.updates.flat import FlatParameters
 from accel_rl.updates.optimizers import SGD
 from tests.helpers.plain import disturbed, gradients, images, plain
 
+pytestmark = pytest.mark.usefixtures("small_products")
+
 FRAMES = EnvSpec(Box(0, 255, (36, 36), np.uint8), Discrete(6), frame_stack=4)
 SHAPE = (4, 36, 36)
 

@@ -14,6 +14,8 @@ from accel_rl.updates import Update
 from accel_rl.updates.optimizers import SGD
 from tests.helpers.plain import assert_acts_as_plain, disturbed, gradients, images, pixels, plain
 
+pytestmark = pytest.mark.usefixtures("small_products")
+
 SHAPE = (3, 22, 24)
 CONVOLUTIONS = ["_convolution_pointwise", "_reorder_convolution_weight"]
 PRODUCTS = ["_linear_pointwise", "_reorder_linear_weight"]

@@ -21,6 +21,8 @@ from accel_rl.updates.optimizers import SGD
 from tests.helpers.freshness import assert_current, assert_fresh, evaluate, learn, make_policy
 from tests.helpers.plain import error
 
+pytestmark = pytest.mark.usefixtures("small_products")
+
 
 @torch.no_grad()
 def add(policy: nn.Module, number: float) -> None:
