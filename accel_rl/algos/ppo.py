@@ -129,6 +129,8 @@ def ppo_loss(
 
         -min(rho A, clip(rho, 1 - c, 1 + c) A)  +  value_weight E  -  entropy_weight H,
 
+        the minimum in the form min(rho A, A + c |A|),
+
         rho = pi(a|s) / pi_old(a|s)
         E = (V(s) - R)^2, or with value_clip d the larger of that and (V_old + clip(V - V_old, -d, d) - R)^2
 
@@ -139,7 +141,7 @@ def ppo_loss(
     log_ratio = outputs.log_probability - old_log_probability
     log_ratio = log_ratio.masked_fill(~valid, 0.0)  # whose exponential may overflow, with a gradient of 0 x infinity
     ratio = log_ratio.exp()
-    surrogate = torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage)
+    surrogate = torch.minimum(ratio * advantage, advantage + clip * advantage.abs())
     error = (outputs.value - return_).square()
     if (most := settings.value_clip) is not None:
         near = old_value + (outputs.value - old_value).clamp(-most, most)

@@ -259,7 +259,7 @@ class MLP(nn.Module):
         if self.num_classes:
             x = nn.functional.one_hot(observation - self.first_class, self.num_classes).float()
         else:
-            x = observation.unsqueeze(-1).flatten(1).float()  # rows of scalars have no second axis
+            x = (observation.unsqueeze(-1) if self.is_scalar else observation.flatten(1)).float()
         return self.layers(x)  # type: ignore[no-any-return]
 
     def direct(self) -> Function | None:

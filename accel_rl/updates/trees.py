@@ -117,6 +117,8 @@ def slices(tree: Any, most_elements: int) -> list[Any]:
     num_samples = max(lengths, default=0)
     largest = max((leaf.numel() for leaf in samples), default=0)
     num_parts = max(1, min(num_samples, -(-largest // most_elements)))
+    if num_parts == 1:
+        return [tree]
     bounds = [part * num_samples // num_parts for part in range(num_parts + 1)]
     return [
         map_leaves(lambda leaf, rows=slice(start, stop): leaf[rows] if leaf.dim() else leaf, tree)  # type: ignore[misc]
