@@ -28,7 +28,7 @@ class Training(accel_rl.tune.training.Training):
         super().__init__(name, config)
         config = self.config
         self.updates = self._steps_before = 0
-        for method in ("step", "minimize", "repeat"):
+        for method in ("step", "minimize", "repeat", "once"):
             setattr(self._update, method, self._counted(getattr(self._update, method)))
         self.facts: dict[str, Any] = {
             "parameters": sum(parameter.numel() for parameter in self.algo.policy.parameters()),

@@ -79,6 +79,10 @@ DQN_ON_VECTORS = SHORT_EXPLORATION | {
     "training_intensity": 8.0,
     "replay_size": 20_000,
     "optimizer": "adam",
+    "network": None,
+    "n_step": 1,
+    "double": False,
+    "normalize_returns": False,
 }
 ON_VECTORS = {
     **{

@@ -195,8 +195,9 @@ class ActorCritic(nn.Module):
 
     def _make_direct(self) -> Outputs | None:
         """Returns a function that computes what `forward` does, without a detour, for acting; None if there is none."""
-        trunks = [encoder.direct() for encoder in self._encoders]
-        if type(self) is not ActorCritic or None in trunks or self.spec.mask_size or isinstance(self.norm, PixelNorm):
+        trunks = [trunk for encoder in self._encoders if (trunk := encoder.direct())]
+        is_plain = type(self) is ActorCritic and len(trunks) == len(self._encoders) and not self.spec.mask_size
+        if not is_plain or isinstance(self.norm, PixelNorm):
             return None
         policy_head, value_head = direct(self.policy_head), direct(self.value_head)
         to_parameters = self.distribution.to_parameters

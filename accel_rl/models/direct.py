@@ -29,7 +29,7 @@ class DirectFunction(Generic[Result]):
         if self._num_hooks != RemovableHandle.next_id or self._has_changed():
             num_hooks = RemovableHandle.next_id  # counts the hooks of all modules
             self._children = [(m._modules, [*m._modules.values()]) for m in network.modules() if m._modules]
-            must_call = _has_any_global_hook() or any(map(has_hooks, network.modules()))
+            must_call = _has_any_global_hook() or any(map(has_hooks, network.modules()))  # type: ignore[no-untyped-call]
             self._function = None if must_call else make()
             self._num_hooks = num_hooks  # last, since several threads may act
         return self._function
@@ -50,7 +50,7 @@ class DirectFunction(Generic[Result]):
 def direct(layer: nn.Module) -> Function:
     """Returns a function that computes what a layer without hooks does in float32 on a CPU."""
     if type(layer) not in (nn.Linear, Linear):
-        return layer.forward  # type: ignore[no-any-return]
+        return layer.forward
     parameters: Any = layer._parameters  # found faster than attributes
     return lambda x: F.linear(x, parameters["weight"], parameters["bias"])
 

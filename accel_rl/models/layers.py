@@ -123,7 +123,7 @@ class Linear(nn.Linear):
 
     def __init__(self, num_inputs: int, num_outputs: int):
         super().__init__(num_inputs, num_outputs)
-        self.prepared = PreparedTensors()
+        self.prepared: PreparedTensors[Operands] = PreparedTensors()
 
     def forward(self, x: Tensor, relu: bool = False) -> Tensor:
         dtype = _dtype_of(x, self.weight) if x.dim() == 2 else None
@@ -203,7 +203,7 @@ class Conv2d(nn.Conv2d):
 
     def __init__(self, *arguments: Any, **options: Any):
         super().__init__(*arguments, **options)
-        self.prepared = PreparedTensors()
+        self.prepared: PreparedTensors[Operands] = PreparedTensors()
 
     def forward(self, image: Tensor, relu: bool = False) -> Tensor:
         dtype = _dtype_of(image, self.weight) if image.dim() == 4 else None

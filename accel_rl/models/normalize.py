@@ -93,7 +93,7 @@ class ObservationNorm(nn.Module):
 
     def direct(self, observation: Tensor) -> Tensor:
         """Computes `forward` of vectors on a CPU, for acting: by NumPy, whose calls take less time (see direct.py)."""
-        buffers = self.moments._buffers
+        buffers: dict[str, Any] = self.moments._buffers
         mean, std = self._prepared.get("std", self._mean_and_std, buffers["mean"], buffers["square"])
         if std is None:
             return observation.to(torch.float32)

@@ -144,8 +144,8 @@ class QNetwork(nn.Module):
     def _make_direct(self) -> Function | None:
         """Returns a function that computes Q [N, A] without a detour, for acting; None if there is none."""
         trunk, head = self.encoder.direct(), self.head
-        is_plain = type(self) is QNetwork and isinstance(head, LinearHead) and head.num_atoms == 1
-        if trunk is None or not is_plain or self.support is not None or self.num_quantiles or self.spec.mask_size:
+        is_plain = type(self) is QNetwork and self.support is None and not (self.num_quantiles or self.spec.mask_size)
+        if trunk is None or not is_plain or not isinstance(head, LinearHead):
             return None
         compute = in_sequence([trunk, direct(head.output)])
         return lambda observation: compute(observation.flatten(1).float())
