@@ -63,7 +63,8 @@ class Ring:
             self.return_valid = per_slot(torch.bool)  # all of these steps are valid
         # The newest frame of each truncated episode's final observation, and the last frames of terminated episodes if
         # rollouts have them. This is another ring, which grows as needed.
-        num_finals = max(1, num_envs * num_rows // 128) if not spec.frame_stack else 1  # machine code has fixed shapes
+        self.is_vector = not spec.frame_stack and len(spec.row_shape) <= 1
+        num_finals = max(1, num_envs * num_rows // 128) if self.is_vector else 1  # machine code has fixed shapes
         self.final_frames = torch.zeros(num_finals, *spec.row_shape, dtype=self.frames.dtype, device=device)
         self.final_index = per_slot(torch.int32)  # into final_frames, for the last steps of these episodes
         self._final_rows: deque[int] = deque()  # for each kept final frame: the last row of its rollout
@@ -225,7 +226,7 @@ class Ring:
 
     def observations(self, index: Tensor, age: Tensor) -> Tensor:
         """Returns the observations [K, *O] at these indices; age [K] determines which frames of a stack are blank."""
-        if not self.spec.frame_stack:
+        if self.is_vector:
             return self.frames.flatten(0, 1)[index]
         env = index // self.num_rows
         start = index + env * self.history  # among all environments' frames, one environment after the other
@@ -234,13 +235,13 @@ class Ring:
             stacks = torch.from_numpy(_sliding_windows(self.frames, size)[start.numpy()])
         else:
             stacks = gather_stacks(self.frames.flatten(0, 1), start, size)
-        return blank_young(stacks, age)
+        return blank_young(stacks, age) if self.spec.frame_stack else stacks.squeeze(1)
 
     def _insert_finals(self, observation: Tensor, last: Tensor, truncated: Tensor) -> None:
         """Writes the final frames of truncated episodes into observation [K, *O]; last [K]: index of the last step."""
         newest = observation[:, -1] if self.spec.frame_stack else observation
         index = self.final_index.flatten()
-        if self.device.type == "cpu" and self.spec.frame_stack:
+        if self.device.type == "cpu" and not self.is_vector:
             rows = truncated.nonzero().squeeze(1)
             if len(rows):
                 newest[rows] = self.final_frames[index[last[rows]].long()]

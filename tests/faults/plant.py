@@ -30,7 +30,7 @@ ROOT = HERE.parents[1]
 RESULTS, README = HERE / "results.json", HERE / "README.md"
 TABLES = "<!-- What follows is written by plant.py. -->\n"
 TEST_TIMEOUT_S, RUN_TIMEOUT_S = 120, 3600  # a fault may make tests hang
-NOT_COPIED = shutil.ignore_patterns(".git", ".venv", ".*_cache", "*.egg-info", "dist", "build")
+NOT_COPIED = shutil.ignore_patterns(".git", ".venv", ".peers", ".*_cache", "*.egg-info", "dist", "build")
 NOT_FOUND, NONE_CHOSEN = 4, 5  # pytest's exit status
 
 # Forks a process for each run after it has imported the slow packages, in which no fault is planted.
