@@ -2,6 +2,7 @@
 which do not change are found out once."""
 
 import contextlib
+import gc
 import importlib.util
 import os
 import signal
@@ -39,6 +40,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if not importlib.util.find_spec("pytest_timeout"):
         config.addinivalue_line("markers", "timeout: has no effect without pytest-timeout")
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Exempts all that collecting has imported and made from garbage collection: it stays until the end."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)
@@ -101,8 +109,8 @@ def probe_once() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def forked_launchers() -> Iterator[None]:
-    """Forks the processes that start simulators from the tests' own one (tests/helpers/forks.py). Those of learners and
-    of commands (tests/helpers/processes.py) are started as users' are."""
+    """Forks the processes that start simulators and learners from the tests' own one (tests/helpers/forks.py). Those of
+    commands (tests/helpers/processes.py) start as users' do."""
     from accel_rl.processes import spawning  # here, as collecting tests does not need it
     from tests.helpers.forks import FORKING_LAUNCHER
 

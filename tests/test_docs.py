@@ -33,6 +33,9 @@ SHORTER = {
 }
 
 
+ONNX = "policy.onnx"
+
+
 class Example(NamedTuple):
     """A block of Python on a page."""
 
@@ -68,20 +71,24 @@ COMPLETE = [example for example in examples() if not example.undefined]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the files that the pages name: a run, and its policy in a file."""
+    """A folder with the run that the pages name."""
     folder = tmp_path_factory.mktemp("docs")
     accel_rl.train(**TINY_SERIAL_RUN, steps=40, out=folder / "run")
-    assert main(["export", str(folder / "run"), "--format", "onnx", "--out", str(folder / "policy.onnx")]) == 0
     return folder
 
 
-@pytest.mark.parametrize("example", COMPLETE, ids=lambda example: f"{example.page}:{example.line}")
+# Loading ONNX takes longer than all other examples.
+EXAMPLES = [pytest.param(each, marks=[pytest.mark.slow] if ONNX in each.code else []) for each in COMPLETE]
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: f"{example.page}:{example.line}")
 def test_complete_examples_run(example: Example, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Complete examples run, and their algorithms, networks and environments train."""
     code = example.code
     for long, short in SHORTER.items():
         code = code.replace(long, short)
     monkeypatch.chdir(folder)
+    assert ONNX not in code or main(["export", "run", "--format", "onnx", "--out", ONNX]) == 0
     monkeypatch.syspath_prepend(str(tmp_path))
     file = tmp_path / f"example_{example.line}.py"
     file.write_text(code)

@@ -73,7 +73,7 @@ OFF_POLICY: dict[str, tuple[Any, EnvSpec, dict[str, Any]]] = {
     "qr_dqn": (QRDQN, VECTORS, {**REPLAY, **ALL, "quantiles": 5}),
 }
 TASKS_OF = {name for name in ON_POLICY if "tasks" in name}
-IN_TEST_SLOW = {*TASKS_OF, "ppo, parts"}
+IN_TEST_SLOW = {*TASKS_OF, "ppo, parts", "ppo, core", "pqn, core"}
 
 
 def some_slow(names: Iterable[str], slow: set[str]) -> list[Any]:
@@ -161,7 +161,7 @@ def assert_learns_alike(cpu: Run, gpu: Run, learn: Callable[[Run, Rollout], Any]
 
 
 @pytest.mark.gpu(fake=True, like_cpu=True)
-@pytest.mark.parametrize("name", some_slow(ON_POLICY, {*IN_TEST_SLOW, "ppo, core", "pqn", "ppo, normalized"}))
+@pytest.mark.parametrize("name", some_slow(ON_POLICY, {*IN_TEST_SLOW, "ppo, normalized"}))
 def test_graphs_learn_what_single_operations_do(name: str) -> None:
     """CUDA graphs on a GPU learn what single operations on a CPU learn, with changing schedules and truncations."""
     fewer = {"epochs": 2} if "epochs" in ON_POLICY[name][2] else {}
@@ -208,7 +208,7 @@ def test_graphs_draw_and_learn_the_same(name: str, replay_device: str) -> None:
     assert len(set(rooms)) >= 3, "the room for final frames grows more than once"
 
 
-@pytest.mark.parametrize("name", some_slow(ON_POLICY, {*IN_TEST_SLOW, "ppo, core"} - {"a2c, tasks"}))
+@pytest.mark.parametrize("name", some_slow(ON_POLICY, IN_TEST_SLOW - {"a2c, tasks"}))
 def test_launches_of_an_update(name: str) -> None:
     """An on-policy update launches few kernels outside of its graphs and never waits."""
     run = Run(name, GPU)

@@ -116,6 +116,7 @@ def test_other_files_are_refused(folder):
         scores.add([folder / "x.json"], "alone", None, None)
 
 
+@pytest.mark.slow
 def test_the_committed_page_is_of_the_committed_scores(tmp_path, monkeypatch):
     monkeypatch.chdir(Path(__file__).parents[2])
     committed = {name: getattr(scores, name).read_text() for name in ("PAGE", "TRIALS")}

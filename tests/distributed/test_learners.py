@@ -222,8 +222,8 @@ def test_one_learner_trains_the_same_with_and_without_a_store(tmp_path: Path, va
     only = {"updates_per_exchange", "locks"}
     settings = {**COMMON, **SHARED[variant]}
     plain = {name: value for name, value in settings.items() if name not in only}
-    alone = accel_rl.train(**plain, steps=160, out=tmp_path / "alone")
-    store = accel_rl.train(**settings, steps=160, update="central_store", out=tmp_path / "store")
+    alone = accel_rl.train(**plain, steps=100, out=tmp_path / "alone")
+    store = accel_rl.train(**settings, steps=100, update="central_store", out=tmp_path / "store")
     table = rows_without_time(store)
     assert {row.pop("train/staleness") for row in table} <= {"0.0", ""}
     assert table == rows_without_time(alone)

@@ -165,6 +165,7 @@ def test_a_driver_that_pins_no_memory_is_named(monkeypatch: Any, capsys: Any) ->
 
 
 @pytest.mark.gpu
+@pytest.mark.slow
 def test_what_is_right_is_verified(capsys: Any) -> None:
     """A right GPU is verified, by name and with the versions."""
     gpu_check.check_gpu({"n-step Q": FAMILIES["n-step Q"]}, {})

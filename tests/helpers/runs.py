@@ -18,6 +18,7 @@ TINY: dict[str, Any] = {
     "eval_interval_steps": 0,
     "tensorboard": False,
     "report": False,
+    "compile": "never",  # no run is long enough to gain; see tests/updates/test_compiled_calls.py
     "sampling_threads": 1,  # the machine may be busy
     "learning_threads": 1,
 }

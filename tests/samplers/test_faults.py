@@ -94,8 +94,7 @@ def test_a_step_that_breaks_ends_the_run(tmp_path: Path, capfd: Any, how: str, f
     """A step that fails ends the run with a message that names its cause, and leaves no process."""
     before, run = psutil.Process().children(), tmp_path / how
     words = (run, BROKEN, {"how": how, "at_step": 5, "lengths": [0]}, *time_limit(how), *flags)
-    # One that hangs gets a command of its own, which may have to end such a worker when it ends.
-    result = train(*words).finish() if how == "hang" else Result(main(arguments(*words)), *capfd.readouterr())
+    result = Result(main(arguments(*words)), *capfd.readouterr())
     assert_failed(result, run, how, "at action [01]", flags)
     assert psutil.Process().children() == before
 
@@ -404,29 +403,30 @@ def assert_stopped(result: Result, status: int, run: Path) -> dict[str, Any]:
     return state
 
 
-@pytest.mark.parametrize("flags", [(), pytest.param(QUEUED, marks=slow)])
-def test_an_interrupted_run_ends_in_order(tmp_path: Path, flags: tuple[Any, ...]) -> None:
-    """Ctrl-C ends a run soon, with a checkpoint and a pointer to its page; the run can be resumed."""
-    command = train(tmp_path, "CartPole-v1", None, "--log-interval-steps", 100, "--report", *flags, steps=FOREVER)
+@slow
+def test_an_interrupted_queued_run_ends_in_order(tmp_path: Path) -> None:
+    """Ctrl-C ends a run with queues soon, with a checkpoint; the run can be resumed."""
+    command = train(tmp_path, "CartPole-v1", None, "--log-interval-steps", 100, *QUEUED, steps=FOREVER)
     command.wait_for((tmp_path / "progress.csv").exists)
     os.killpg(command.process.pid, signal.SIGINT)  # as a terminal's Ctrl-C does
-    result = command.finish(within_s=30.0)  # 3 s where the machine is not busy
-    steps = assert_stopped(result, 130, tmp_path)["steps"]
-    assert re.search(rf"a page about it so far: \S*accel-rl report {tmp_path}\n", result.err), result.err
-    if flags:  # else test_resume.py goes on with runs
-        accel_rl.train(resume=tmp_path, steps=steps + 40)
-        assert checkpoint.load(tmp_path / "checkpoint.pt")["steps"] >= steps + 40
+    steps = assert_stopped(command.finish(within_s=30.0), 130, tmp_path)["steps"]  # 3 s where the machine is not busy
+    accel_rl.train(resume=tmp_path, steps=steps + 40)
+    assert checkpoint.load(tmp_path / "checkpoint.pt")["steps"] >= steps + 40
 
 
-def test_a_terminated_run_ends_in_order(tmp_path: Path, capfd: Any) -> None:
-    """SIGTERM to every process, as a service manager sends it, ends the run in order."""
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_run_in_order(tmp_path: Path, capfd: Any, number: signal.Signals) -> None:
+    """SIGINT to the command, as by Ctrl-C, or SIGTERM to every process, as by a service manager, ends the run with a
+    checkpoint and a pointer to its page."""
 
     def strike(workers: list[psutil.Process]) -> None:
-        for pid in (os.getpid(), workers[0].ppid(), *(worker.pid for worker in workers)):
-            os.kill(pid, signal.SIGTERM)
+        others = (workers[0].ppid(), *(worker.pid for worker in workers)) if number == signal.SIGTERM else ()
+        for pid in (os.getpid(), *others):
+            os.kill(pid, number)
 
-    status = train_until_struck(tmp_path, strike)
-    assert_stopped(Result(status, *capfd.readouterr()), 143, tmp_path)
+    result = Result(train_until_struck(tmp_path, strike, "--report"), *capfd.readouterr())
+    assert_stopped(result, 128 + number, tmp_path)
+    assert re.search(rf"a page about it so far: \S*accel-rl report {tmp_path}\n", result.err), result.err
 
 
 @slow
@@ -528,7 +528,7 @@ def test_a_gpu_without_enough_memory(tmp_path: Path, monkeypatch: Any, capfd: An
 def test_damaged_and_foreign_checkpoints(tmp_path: Path, capfd: Any) -> None:
     """A damaged or foreign checkpoint is refused with one line that names the file."""
     run = tmp_path / "run"
-    assert main(arguments(run, "CartPole-v1")) == 0
+    assert main(arguments(run, "CartPole-v1", steps=80)) == 0
     file, whole = run / "checkpoint.pt", (run / "checkpoint.pt").read_bytes()
 
     def foreign() -> None:
@@ -547,12 +547,12 @@ def test_damaged_and_foreign_checkpoints(tmp_path: Path, capfd: Any) -> None:
     for name, damage in damages.items():
         damage()
         capfd.readouterr()
-        assert main(["train", "--resume", str(run), "--steps", "800"]) == 2, name
+        assert main(["train", "--resume", str(run), "--steps", "160"]) == 2, name
         result = Result(2, *capfd.readouterr())
         result.assert_one_line(2)
         assert str(file) in result.err, (name, result.err)
     file.write_bytes(whole)
-    assert main(["train", "--resume", str(run), "--steps", "500"]) == 0
+    assert main(["train", "--resume", str(run), "--steps", "96"]) == 0
 
 
 class Foreign:

@@ -1,6 +1,7 @@
 """Tests that policies act by the newest parameters after each kind of update, load, pull and sync."""
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,11 +13,13 @@ from accel_rl.algos.base import frozen_copy
 from accel_rl.updates import Update
 from accel_rl.updates import all_reduce as all_reduce_module
 from accel_rl.updates.all_reduce import AllReduce
+from accel_rl.updates.compiled_calls import CompiledCalls
 from accel_rl.updates.exchange import copy_module
 from accel_rl.updates.flat import FlatParameters
 from accel_rl.updates.foreach import copy_tensors
 from accel_rl.updates.optimizers import OPTIMIZERS, Adam, Optimizer, TorchOptimizer, _torch_names, make_optimizer
 from accel_rl.updates.parameter_store import CentralStore
+from accel_rl.updates.recording import replay
 from accel_rl.updates.store_exchange import StoreExchange, shared_state
 from tests.helpers.freshness import IMAGE, assert_current, assert_fresh, evaluate, learn, make_policy
 from tests.helpers.plain import error
@@ -52,6 +55,22 @@ def test_after_updates_of_torch_optimizers(optimizer: Optimizer) -> None:
         parameter.grad.normal_()
     update.exchange.apply({}, torch.tensor(1), 1.0 if optimizer.name != "Adadelta" else 1000.0)  # type: ignore[attr-defined]
     assert_fresh(policy, before)
+
+
+def test_after_compiled_updates() -> None:
+    """A policy acts by its new parameters after updates by machine code, whose changes PyTorch does not count."""
+    policy = make_policy()
+    compiled = CompiledCalls("always", lambda recording: partial(replay, recording.program))
+    update = Update(policy, Adam(), compiled=compiled)
+
+    def loss(goal: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        return torch.stack([(each - goal).square().sum() for each in policy.parameters()]).sum(), {}
+
+    for _ in range(3):  # the first two are recorded, too, operation by operation
+        before = evaluate(policy)
+        update.minimize(loss, (torch.ones(1),), torch.tensor(1), 0.3)
+        assert_fresh(policy, before)
+    assert update.read_compiled_share() == 1
 
 
 def test_after_loading() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.kills.matrix import LEARNER_LIMIT_S, RESULTS, SIGNALS, WITHIN_S, Cell, cells, make_references, run_in_folder
+from kill_matrix import LEARNER_LIMIT_S, RESULTS, SIGNALS, WITHIN_S, Cell, cells, make_references, run_in_folder
 
 DRAW = random.Random(5)
 # Two cells of each kind of strike.

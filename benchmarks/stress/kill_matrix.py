@@ -1,10 +1,11 @@
 """Strikes every process of a run in every phase, and checks how the run ends or goes on.
 
-    python -m tests.kills.matrix [WORD ...] [--jobs 2] [--again]
+    python benchmarks/stress/kill_matrix.py [WORD ...] [--jobs 2] [--again]
 
 A cell is a run, a phase, a process and a strike: a signal, SIGSTOP for longer than the time limits, or an exception
 that is raised there. With words, only cells run whose names contain them all. Without --again, cells that have passed
-in results.json are not run again. Phases announce themselves (hook/sitecustomize.py). A cell has passed if
+in benchmarks/results/kills.json are not run again. Phases announce themselves (kill_hook/sitecustomize.py). A cell has
+passed if
 
 * the run ends, or goes on to its end, as `expected` says, within 10 s and the time limits that are set (three times
   that, for busy machines),
@@ -34,12 +35,14 @@ import torch
 import accel_rl
 from accel_rl.hardware.description import describe_machine
 from accel_rl.run_folder import checkpoint
-from benchmarks.stress.run_processes import name_processes, processes_of
-from tests.helpers.processes import Command, Result
-from tests.kills.hook.sitecustomize import GO_ON, PHASE, RAISE, SOCKET
+from kill_hook.sitecustomize import GO_ON, PHASE, RAISE, SOCKET
+from run_processes import name_processes, processes_of
 
-HERE = Path(__file__).parent
-RESULTS = HERE / "results.json"
+sys.path.insert(0, str(Path(__file__).parents[2]))  # the folder of tests/
+from tests.helpers.processes import Command, Result
+
+HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks" / "results" / "kills.json"
 LIMIT_S, LEARNER_LIMIT_S = 3.0, 9.0  # for environments and learners; only one that has been struck takes longer
 WITHIN_S = 10.0
 SLOWNESS = 3.0  # factor for busy machines, on which a run starts more slowly
@@ -246,7 +249,7 @@ def run(cell: Cell, folder: Path, references: dict[str, Any]) -> dict[str, Any]:
     temporary.mkdir()
     striker = Striker(cell, folder)
     environment = {PHASE: cell.place[0], SOCKET: striker.path, "TMPDIR": str(temporary), "OMP_NUM_THREADS": "1"}
-    environment["PYTHONPATH"] = os.pathsep.join([str(HERE / "hook"), str(HERE.parents[1])])
+    environment["PYTHONPATH"] = os.pathsep.join([str(HERE / "kill_hook"), str(ROOT)])
     command = Command("train", *words(cell.run), "--out", out, environment=environment)
     try:
         striker.serve(command)
