@@ -7,6 +7,7 @@ import pytest
 from gymnasium import spaces
 
 from accel_rl.envs.spaces.conversion import find_mismatch, make_spec, to_row
+from accel_rl.envs.spaces.observations import Observed
 from accel_rl.envs.spaces.row_writers import row_writer
 
 NESTED = spaces.Dict(
@@ -102,3 +103,15 @@ def test_accepted_observations_have_no_mismatch() -> None:
     """The writer accepts nothing that the general rules refuse."""
     for observation in (nested(), nested(arm={"angles": np.zeros(3), "grip": True})):
         assert written(NESTED, observation) is not None and find_mismatch(observation, NESTED) is None
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("in_dict", [False, True])
+def test_float64_beyond_float32_is_described(in_dict: bool) -> None:
+    """A number of float64 that float32 cannot hold is described in words, without a warning of numpy's."""
+    numbers = spaces.Box(-np.inf, np.inf, (2,), np.float64)
+    observed = Observed(spaces.Dict({"arm": numbers}) if in_dict else numbers, spaces.Discrete(2), (), "toy")
+    row, huge = np.zeros(2, np.float32), np.array([1, 1e300])
+    problem = observed.convert({"arm": huge} if in_dict else huge, row)
+    assert problem is not None and "1e+300" in problem and "float32" in problem
+    assert ("part 'arm'" in problem) == in_dict
