@@ -392,14 +392,15 @@ def test_when_a_compilation_begins(seconds: float, share: float, begins: bool, m
     assert len(begun) == begins
 
 
-SLOW_RUN = ["train", "--algo", "a2c", "--env", "CartPole-v1", "--envs", 4, "--workers", 1, "--device", "cpu"]
+SLOW_RUN = ["train", "--algo", "a2c", "--env", "CartPole-v1", "--envs", 4, "--workers", 1]
 SLOW_RUN += ["--final-games", 0, "--no-report", "--checkpoint-interval-steps", 200, "--compile", "always"]
 
 
 def train(out: Path, cache: Path, *words: object, **variables: str) -> tuple[str, Path]:
     """Returns what a run logs, and its folder."""
     environment = {"XDG_CACHE_HOME": str(cache), **variables}
-    result = Command(*SLOW_RUN, *words, "--out", out, environment=environment).finish(within_s=600)
+    device = () if "--devices" in words else ("--device", "cpu")
+    result = Command(*SLOW_RUN, *device, *words, "--out", out, environment=environment).finish(within_s=600)
     assert result.status == 0, result.err
     return (out / "log.txt").read_text(), out
 
