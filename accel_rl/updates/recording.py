@@ -287,6 +287,10 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.operations.append(Operation(str(function), *given, numbers))
         return results
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else PyTorch imports its tracer at the first operation, which takes a second
+
     def __enter__(self) -> Self:
         _Recorder.current = self
         return super().__enter__()  # type: ignore[no-any-return, no-untyped-call]

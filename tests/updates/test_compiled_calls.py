@@ -2,6 +2,8 @@
 
 import hashlib
 import logging
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -330,6 +332,17 @@ def test_what_is_no_program_runs_as_without(
     assert reason in record_.message
     if loss is not counts:  # recordings count, too
         torch.testing.assert_close(ours.weights, direct.weights)
+
+
+def test_a_recording_imports_no_tracer() -> None:
+    """A run does not import PyTorch's compiler, which takes seconds; the process that compiles does."""
+    program = (
+        "import sys, torch; from accel_rl.updates.recording import record;"
+        "assert not record(lambda x: x // 2, (torch.arange(4.0),)).problem;"
+        "print([name for name in ('torch._dynamo', 'torch._inductor') if name in sys.modules])"
+    )
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert said.stdout == "[]\n"
 
 
 def test_an_argument_is_not_a_view_of_what_is_learned() -> None:
