@@ -44,6 +44,9 @@ class InfiniteGradient:
         stats: Stats = self.update.minimize(steep, batch, *arguments, **options)
         return stats
 
+    def once(self, body: Any, *arguments: Any) -> Any:
+        return body(self, *arguments)
+
 
 class Exploding(A2C):
     """how: loss: rewards become nan; gradient: infinite with a finite loss; raise: an infinite gradient, after which
