@@ -196,6 +196,7 @@ def test_weights_are_cast_once_for_each_update() -> None:
 def test_weights_are_packed_once_for_each_update_and_batch_size(bf16: bool) -> None:
     """Weights are packed once per update and batch size of acting, and never for learning."""
     policy, _, minimize = make(bf16)
+    policy.act(images(SHAPE, 2), None)  # a process's first act also tries the CPU's operations
     for _ in range(2):
         minimize()
         for num_samples in (3, 4):
