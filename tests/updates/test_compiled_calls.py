@@ -405,6 +405,11 @@ def test_when_a_compilation_begins(seconds: float, share: float, begins: bool, m
     assert len(begun) == begins
 
 
+def compiles(test: Callable[..., None]) -> Callable[..., None]:
+    """Marks a test that waits for a compiler."""
+    return pytest.mark.slow(pytest.mark.multiprocess(pytest.mark.timeout(1200)(test)))
+
+
 SLOW_RUN = ["train", "--algo", "a2c", "--env", "CartPole-v1", "--envs", 4, "--workers", 1]
 SLOW_RUN += ["--final-games", 0, "--no-report", "--checkpoint-interval-steps", 200, "--compile", "always"]
 
@@ -427,8 +432,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return run, folder / "cache"
 
 
-@pytest.mark.slow
-@pytest.mark.multiprocess
+@compiles
 def test_machine_code_learns_what_pytorch_does(compiled: tuple[Path, Path], tmp_path: Path) -> None:
     """A compiled run ends with the parameters of one that is not, within rounding; all of its updates are compiled."""
     log, run = train(tmp_path / "run", compiled[1], "--steps", 800, "--compile", "never")
@@ -439,8 +443,7 @@ def test_machine_code_learns_what_pytorch_does(compiled: tuple[Path, Path], tmp_
     assert float(rows(compiled[0])[-1]["time/compiled_share"]) == 1
 
 
-@pytest.mark.slow
-@pytest.mark.multiprocess
+@compiles
 def test_machine_code_is_kept_and_resumes_exactly(compiled: tuple[Path, Path], tmp_path: Path) -> None:
     """A second run finds the machine code, and a resumed one ends bit for bit as one that was not interrupted."""
     log, run = train(tmp_path / "run", compiled[1], "--steps", 400, "--schedule-steps", 800)
@@ -452,8 +455,7 @@ def test_machine_code_is_kept_and_resumes_exactly(compiled: tuple[Path, Path], t
     assert all(torch.equal(ours[name], value) for name, value in expected.items())
 
 
-@pytest.mark.slow
-@pytest.mark.multiprocess
+@compiles
 def test_two_learners_run_as_machine_code(tmp_path: Path) -> None:
     """Two synchronous learners, which compile at once, learn what they learn without; only one compiles."""
     cache = tmp_path / "cache"
@@ -467,8 +469,7 @@ def test_two_learners_run_as_machine_code(tmp_path: Path) -> None:
     assert float(rows(ours)[-1]["time/compiled_share"]) == 1
 
 
-@pytest.mark.slow
-@pytest.mark.multiprocess
+@compiles
 @pytest.mark.parametrize("what", ["no compiler", "a file in the place of the cache"])
 def test_a_run_goes_on_without_a_compiler(what: str, tmp_path: Path) -> None:
     """Without a C++ compiler, or a place for machine code, one line says so and the run trains."""
@@ -482,8 +483,7 @@ def test_a_run_goes_on_without_a_compiler(what: str, tmp_path: Path) -> None:
     assert not [*cache.rglob("*.failed")]  # the next run may have both
 
 
-@pytest.mark.slow
-@pytest.mark.multiprocess
+@compiles
 def test_damaged_machine_code_is_made_anew(compiled: tuple[Path, Path], tmp_path: Path) -> None:
     """A file of machine code that was cut off is not loaded."""
     (code,) = (compiled[1] / "accel_rl" / "updates").glob("*.so")

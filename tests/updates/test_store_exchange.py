@@ -500,7 +500,11 @@ def assert_parameters(update: Update, expected: Tensor) -> None:
 @pytest.mark.parametrize(
     ("rule", "options", "message"),
     [
-        (TorchOptimizer("Adam"), {}, r"state of TorchOptimizer\('Adam'\) does not exist before .* choose one of rmsprop"),
+        (
+            TorchOptimizer("Adam"),
+            {},
+            r"state of TorchOptimizer\('Adam'\) does not exist before .* choose one of rmsprop",
+        ),
         (RMSProp(), {"updates_per_exchange": 2}, "updates_per_exchange=2 is for Adam, not for RMSProp"),
         (TorchOptimizer("Adam"), {"updates_per_exchange": 2}, "is for Adam, not for TorchOptimizer"),
         (Adam(), {"updates_per_exchange": 0}, "updates_per_exchange=0 must be at least 1"),
