@@ -47,13 +47,17 @@ CASES: dict[str, dict[str, Any]] = {
     "pqn": {"algo": "pqn_16x32", "minibatches": 2},
 }
 
+FAST = {"ppo", "ppo, masks", "a2c, lstm", "vtrace", "dqn, truncated", "eps_rainbow"}  # each with parts of its own
+
 
 def policy(folder: Path, **settings: Any) -> dict[str, Tensor]:
     accel_rl.train(**{**CARTPOLE, "device": "cpu", "report": False, **settings}, out=folder)
     return load_file(folder / "policy.safetensors")
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [case if case in FAST else pytest.param(case, marks=pytest.mark.slow) for case in CASES]
+)
 def test_programs_learn_what_single_operations_do(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every algorithm's parameters after a run are the same within rounding, schedules and minibatches included."""
     expected = policy(tmp_path / "eager", **CASES[case], compile="never")
