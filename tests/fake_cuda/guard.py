@@ -17,9 +17,7 @@ def set_guard() -> None:
     """Sets the guard that changes no device, PyTorch's own for tracing without a GPU.
 
     PyTorch sets it in place of a guard that counts 0 devices. A build without CUDA has none at all, and gets one first,
-    which can do nothing but count. Autograd is used before, else it would start a thread for the device, which a
-    fork of this process would miss."""
-    torch.zeros((), requires_grad=True).backward()
+    which can do nothing but count."""
     library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
     guards = (ctypes.c_void_p * (CUDA + 1)).in_dll(library, REGISTRY)
     if guards[CUDA] is None:

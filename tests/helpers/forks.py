@@ -16,12 +16,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-import torch
 
 from accel_rl.envs import probe
 from accel_rl.envs.spec import EnvConfig, EnvSpec
 from accel_rl.processes import fork_server, spawning
-from tests.helpers.processes import LEARNERS, SIMULATORS
+from tests.helpers.processes import SIMULATORS
 
 
 class ForkedProcess:
@@ -118,19 +117,17 @@ def _run(main: Callable[[], None], arguments: Sequence[str], fds: set[int], env:
         os._exit(status)
 
 
-def forking(words: Sequence[str], main: Callable[[], None]) -> Any:
-    """Returns a stand-in for the module subprocess: processes with such a word in their command run main() instead."""
+def forking(word: str, main: Callable[[], None]) -> Any:
+    """Returns a stand-in for the module subprocess: processes with this word in their command run main() instead."""
 
     def popen(command: Sequence[str], **options: Any) -> Any:
-        is_forked = any(word in command for word in words)
-        return ForkedProcess(main, command, **options) if is_forked else subprocess.Popen(command, **options)
+        return ForkedProcess(main, command, **options) if word in command else subprocess.Popen(command, **options)
 
     return type("subprocess", (), {"Popen": staticmethod(popen), "PIPE": subprocess.PIPE})
 
 
-# A process that has used a GPU cannot fork learners.
-FORKING_LAUNCHER = forking([SIMULATORS] if torch.cuda.is_available() else [SIMULATORS, LEARNERS], fork_server.main)
-_FORKING_PROBE = forking([probe.__name__], probe._main)
+FORKING_LAUNCHER = forking(SIMULATORS, fork_server.main)
+_FORKING_PROBE = forking(probe.__name__, probe._main)
 
 
 def probe_spec(env: EnvConfig, timeout_s: float = 60.0, is_timed: bool = False) -> EnvSpec:

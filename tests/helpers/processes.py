@@ -19,7 +19,6 @@ MARKER = "ACCEL_RL_TEST"  # an environment variable that every descendant inheri
 TINY = ["--envs", 4, "--workers", 2, "--eval-interval-steps", 0, "--no-tensorboard", "--no-report", "--device", "cpu"]
 TINY += ["--sampling-threads", 1, "--learning-threads", 1]  # the machine may be busy
 SIMULATORS = "accel_rl.envs.batches.batch_simulator:prepare"  # preparation of the process that starts simulators
-LEARNERS = "accel_rl.distributed.learner_process:main"  # program of the process that starts learners
 
 TIMEOUT_S = 60.0  # the limit of every wait; nothing takes that long
 
@@ -91,7 +90,7 @@ class Command:
 
     def learners(self) -> list[psutil.Process]:
         """Returns the learners' processes where there are several, by rank."""
-        return sorted(self._forked_by(LEARNERS), key=lambda process: process.pid)
+        return sorted(self._forked_by("accel_rl.distributed.learner_process:main"), key=lambda process: process.pid)
 
     def workers(self) -> list[psutil.Process]:
         """Returns the simulator processes."""
