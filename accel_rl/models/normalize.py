@@ -5,7 +5,6 @@ single learner). Moments are float64, so that rounding does not depend on how sa
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +13,6 @@ from torch import Tensor, nn
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import UsageError
 from accel_rl.models.layers import ByteConv
-from accel_rl.models.prepared import PreparedTensors
 
 Sum = Callable[[Tensor], Tensor]
 
@@ -81,7 +79,6 @@ class ObservationNorm(nn.Module):
                 "and pictures of bytes can be normalized; switch it off"
             )
         self.spec, self.moments = spec, RunningMoments(spec.observation_shape)
-        self._prepared: PreparedTensors[tuple[Any, Any]] = PreparedTensors()
 
     def forward(self, observation: Tensor) -> Tensor:
         """Returns the normalized observations float32 [N, ...] of observation [N, ...]."""
@@ -93,19 +90,13 @@ class ObservationNorm(nn.Module):
 
     def direct(self, observation: Tensor) -> Tensor:
         """Computes `forward` of vectors on a CPU, for acting: by NumPy, whose calls take less time (see direct.py)."""
-        buffers: dict[str, Any] = self.moments._buffers
-        mean, std = self._prepared.get("std", self._mean_and_std, buffers["mean"], buffers["square"])
-        if std is None:
+        moments = self.moments
+        if not moments.count:
             return observation.to(torch.float32)
-        scaled = observation.numpy() - mean
-        scaled /= std
+        scaled = observation.numpy() - moments.mean.numpy()
+        scaled /= (moments.variance + EPSILON).sqrt().numpy()
         np.minimum(np.maximum(scaled, -LIMIT, out=scaled), LIMIT, out=scaled)
         return torch.from_numpy(scaled.astype(np.float32))
-
-    def _mean_and_std(self) -> tuple[Any, Any]:
-        moments = self.moments
-        std = (moments.variance + EPSILON).sqrt().numpy() if moments.count > 0 else None
-        return moments.mean.numpy().copy(), std
 
     def is_complete(self, first_step: int) -> bool:
         """Returns whether a rollout that began at this agent step of the run adds nothing: all add something."""
