@@ -29,7 +29,7 @@ from accel_rl.errors import RunError
 
 RESET = ("observation", "info")
 STEP = ("observation", "reward", "terminated", "truncated", "info")
-_NUMBERS = frozenset([bool, int, np.bool_, np.float32, np.float64])
+_NUMBERS = frozenset([bool, np.bool_, np.float32, np.float64])  # not int, which may be too large for any of these
 _SEQUENCES = (tuple, list)
 
 

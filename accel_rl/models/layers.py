@@ -123,7 +123,7 @@ class Linear(nn.Linear):
 
     def __init__(self, num_inputs: int, num_outputs: int):
         super().__init__(num_inputs, num_outputs)
-        self.prepared: PreparedTensors[Operands] = PreparedTensors()
+        self.prepared = PreparedTensors()
 
     def forward(self, x: Tensor, relu: bool = False) -> Tensor:
         dtype = _dtype_of(x, self.weight) if x.dim() == 2 else None
@@ -139,7 +139,7 @@ class Linear(nn.Linear):
 
     @property
     def is_small(self) -> bool:
-        """Whether PyTorch computes in float32."""
+        """True if PyTorch's own product is faster in float32, since a call of oneDNN takes longer than it saves."""
         return self.in_features * self.out_features < LEAST_FLOATS
 
     def _plain(self, x: Tensor, relu: bool) -> Tensor:
@@ -203,7 +203,7 @@ class Conv2d(nn.Conv2d):
 
     def __init__(self, *arguments: Any, **options: Any):
         super().__init__(*arguments, **options)
-        self.prepared: PreparedTensors[Operands] = PreparedTensors()
+        self.prepared = PreparedTensors()
 
     def forward(self, image: Tensor, relu: bool = False) -> Tensor:
         dtype = _dtype_of(image, self.weight) if image.dim() == 4 else None

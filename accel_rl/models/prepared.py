@@ -1,7 +1,7 @@
 """Keeps tensors made from parameters (cast, packed) until the parameters change."""
 
 from collections.abc import Callable, Hashable
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,10 +12,7 @@ Operands = tuple[Tensor, Tensor | None]
 MOST_KEPT = 16  # operands of a layer: a few precisions and batch sizes
 
 
-Prepared = TypeVar("Prepared")
-
-
-class PreparedTensors(Generic[Prepared]):
+class PreparedTensors:
     """The prepared tensors of a layer, made at first use, and again at the first use after its parameters changed.
 
     PyTorch's own counters reveal changes: every operation in place increments them, through any view and through the
@@ -24,7 +21,7 @@ class PreparedTensors(Generic[Prepared]):
     def __init__(self) -> None:
         self._made: dict[Hashable, _Made] = {}
 
-    def get(self, name: Hashable, make: Callable[[], Prepared], weight: Tensor, bias: Tensor | None) -> Prepared:
+    def get(self, name: Hashable, make: Callable[[], Operands], weight: Tensor, bias: Tensor | None) -> Operands:
         """Returns make(), or its earlier result for the same values of weight and bias.
 
         name: distinguishes it from everything else that is made here."""
@@ -35,9 +32,9 @@ class PreparedTensors(Generic[Prepared]):
                 self._made.clear()
             with torch.inference_mode(False), torch.no_grad():  # a later gradient may need it
                 made = self._made[name] = _Made(version, make())
-        return made.result  # type: ignore[no-any-return]
+        return made.operands
 
-    def __deepcopy__(self, memo: object) -> "PreparedTensors[Prepared]":
+    def __deepcopy__(self, memo: object) -> "PreparedTensors":
         return PreparedTensors()
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
@@ -46,7 +43,7 @@ class PreparedTensors(Generic[Prepared]):
 
 class _Made(NamedTuple):
     version: Hashable
-    result: Any
+    operands: Operands
 
 
 def _version(parameter: Tensor) -> tuple[int, int, int]:

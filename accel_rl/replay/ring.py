@@ -246,7 +246,8 @@ class Ring:
             if len(rows):
                 newest[rows] = self.final_frames[index[last[rows]].long()]
             return
-        finals = self.final_frames[index[last].long()]  # of all: a GPU would wait for the count of truncated ones
+        # This reads all rows: to select truncated ones, a GPU would wait for their number, which no program can record.
+        finals = self.final_frames[index[last].long()]
         newest.copy_(finals.where(truncated.view(-1, *[1] * (finals.dim() - 1)), newest))
 
     # ---- checkpoints ----

@@ -47,7 +47,7 @@ FindCode = Callable[[Recording], RunCode | None]
 
 NUM_WARM_UP_CALLS = 2  # run operation by operation before a call is recorded
 MOST_PARAMETERS = 300_000
-NUM_TIMED_CALLS = 20  # of machine code, before it is compared with single operations
+NUM_TIMED_CALLS = 20  # calls of machine code are timed, then compared with single operations
 MOST_CALLS = 8  # that are compiled, of different functions or shapes
 LEAST_SPENT_S = 5.0  # of learning before a compilation begins: many runs are ended before
 LEAST_LEFT_S = 60.0  # of learning without machine code: compiling takes 20 to 60 s of a CPU that has other work
