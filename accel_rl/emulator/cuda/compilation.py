@@ -22,7 +22,7 @@ TRIPLE = "nvptx64-nvidia-cuda"
 PTX_VERSIONS = {"sm_70": "ptx63", "sm_80": "ptx70", "sm_90": "ptx78", "sm_100": "ptx86"}
 
 
-def compile_kernel(kernel: EntryFunction, types: ArgumentTypes, arch: str, block: int = 128) -> str:
+def compile_kernel(kernel: EntryFunction, types: ArgumentTypes, arch: str, block: int = 128, inlining: int = 0) -> str:
     """Returns the PTX of a kernel for an architecture (sm_90).
 
     types: the arguments after `thread`. The kernel's parameters are those of its function, arrays by their fields as in
@@ -42,6 +42,8 @@ def compile_kernel(kernel: EntryFunction, types: ArgumentTypes, arch: str, block
     for variable in module.global_variables:
         variable.linkage = "internal"
     options = llvm.create_pipeline_tuning_options(speed_level=3)
+    if inlining:
+        options.inlining_threshold = inlining
     options.loop_vectorization = options.slp_vectorization = False
     builder = llvm.create_pass_builder(machine, options)
     builder.getModulePassManager().run(module, builder)
