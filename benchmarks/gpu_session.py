@@ -66,7 +66,7 @@ PARTS = {
     "facts": Part("GPU, driver, CPUs, memory, versions, whether memory can be pinned", 40),
     "correctness": Part("`accel-rl doctor --gpu`, and the tests of the GPU code", 125),
     "training": Part("agent steps per second of thirteen settings, and where the time goes", 125),
-    "pong": Part("ppo_small on Pong to its end: minutes to a score of 18", 100),
+    "pong": Part("ppo_small on Pong until it is won: minutes to a score of 18", 120),
     "sampling": Part("steps per second of the sampler alone, by number of environments", 65),
     "learners": Part("two learners on one GPU: all-reduce through shared memory, the central store", 65),
     "scaling": Part("1, 2, 4 and 8 learners, one on each GPU: all-reduce by NCCL, the central store", 120, 2),
