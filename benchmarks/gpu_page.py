@@ -30,7 +30,8 @@ python benchmarks/gpu_session.py --dry-run       # a rehearsal on a fake GPU, wh
 python benchmarks/gpu_session.py --minutes 12    # on a machine with a GPU; fewer minutes leave out the last parts
 ```
 
-It needs a checkout, the package's own requirements and pytest, but no network. Each part has its own process and time
+It needs a checkout, the package's own requirements and pytest, but no network; if the package itself is not installed,
+put `PYTHONPATH=.` before the command. Each part has its own process and time
 limit, and keeps its results if another part fails. A second call runs the parts that are missing. The last line says
 *verified*, or what failed.
 

@@ -3,11 +3,12 @@
 python benchmarks/gpu_session.py [--minutes 8] [--parts correctness training ...] [--out DIR]
 python benchmarks/gpu_session.py --dry-run       rehearses every part on a fake GPU, which computes on the CPU
 
-It needs a checkout, the package's own requirements and pytest. Each part runs in a separate process with a time limit
-and keeps its rows as they come. No part's failure ends the others. Results are one JSON file for each part, in a folder
-of DIR for this GPU, this PyTorch and these sources, and the same folder as one .tar.gz. A second call continues with
-the missing parts; parts that you name run again. The last line says verified, or what failed, with status 0 or 1. All
-parts take about ten minutes on one GPU; --minutes cuts off the last ones. Most valuable parts first:
+It needs a checkout, the package's own requirements and pytest; if the package itself is not installed, put
+`PYTHONPATH=.` before the command. Each part runs in a separate process with a time limit and keeps its rows as they
+come. No part's failure ends the others. Results are one JSON file for each part, in a folder of DIR for this GPU, this
+PyTorch and these sources, and the same folder as one .tar.gz. A second call continues with the missing parts; parts
+that you name run again. The last line says verified, or what failed, with status 0 or 1. All parts take about ten
+minutes on one GPU; --minutes cuts off the last ones. Most valuable parts first:
 
 {parts}
 
