@@ -72,7 +72,7 @@ PARTS = {
     "learners": Part("two learners on one GPU: all-reduce through shared memory, the central store", 65),
     "scaling": Part("1, 2, 4 and 8 learners, one on each GPU: all-reduce by NCCL, the central store", 120, 2),
     "launch": Part("runs/launch_dgx.py on all GPUs", 60, 2),
-    "micro": Part("what an act, an upload and a graph cost", 25),
+    "micro": Part("what an act, an upload and a graph cost; a small update, compiled or not", 80),
     "profile": Part("kernels, gaps and the busy share of PPO, PPO in float32, and Rainbow", 55),
     "switches": Part("PPO with each of its means switched off, and with its network compiled", 100),
     "nccl": Part("NCCL with one process: whether it loads, and can be captured in a graph", 25),
