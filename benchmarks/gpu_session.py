@@ -75,6 +75,7 @@ PARTS = {
     "micro": Part("what an act, an upload and a graph cost; a small update, compiled or not", 80),
     "profile": Part("kernels, gaps and the busy share of PPO, PPO in float32, and Rainbow", 55),
     "switches": Part("PPO with each of its means switched off, and with its network compiled", 100),
+    "emulator": Part("Atari on the GPU: equal to the CPU's, and frames per second", 90),
     "nccl": Part("NCCL with one process: whether it loads, and can be captured in a graph", 25),
     "peers": Part("training beside Stable-Baselines3's: only by `benchmarks/gpu_peers.py`", 360, is_default=False),
 }

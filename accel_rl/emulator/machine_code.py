@@ -224,7 +224,7 @@ def _build_key() -> str:
     parts = [version, importlib.metadata.version("llvmlite"), sys.version]
     parts += [llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()]
     digest = hashlib.sha256("\n".join(parts).encode())
-    for path in sorted(Path(__file__).parent.glob("*.py")):
+    for path in sorted(Path(__file__).parent.rglob("*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 

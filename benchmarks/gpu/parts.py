@@ -1,6 +1,6 @@
 """The process of one part of a GPU session; benchmarks/gpu_session.py starts it.
 
-checks.py, runs.py, speed.py, kernels.py and peers.py have the parts, rows.py has their rows.
+checks.py, runs.py, speed.py, kernels.py, emulator.py and peers.py have the parts, rows.py has their rows.
 """
 
 import platform
@@ -14,7 +14,7 @@ from accel_rl.errors import UsageError
 from accel_rl.hardware.devices import find_device, num_gpus
 from accel_rl.hardware.gpu_driver import find_driver, why_no_gpu
 from accel_rl.version import __version__
-from gpu import checks, kernels, peers, runs, speed
+from gpu import checks, emulator, kernels, peers, runs, speed
 from gpu.rows import Rows, run_part
 
 
@@ -39,7 +39,7 @@ def probe(rows: Rows) -> None:
     rows.put({"name": "probe", **gpu, **versions, "simulator": simulator})
 
 
-MODULES = (checks, runs, speed, kernels, peers)
+MODULES = (checks, runs, speed, kernels, emulator, peers)
 PARTS = {"probe": probe, **{name: part for module in MODULES for name, part in module.PARTS.items()}}
 
 

@@ -1,0 +1,169 @@
+"""Compiles kernels to PTX: Numba makes LLVM's IR as for a CPU, and LLVM's back end for NVIDIA's GPUs does the rest."""
+
+import hashlib
+import importlib
+import importlib.metadata
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from accel_rl.emulator.compiled import EntryFunction
+from accel_rl.emulator.machine_code import ArgumentTypes, cache_folder
+from accel_rl.errors import UsageError
+from accel_rl.processes.child import leave_signals_to_parent
+from accel_rl.processes.spawning import ask_process
+
+TRIPLE = "nvptx64-nvidia-cuda"
+# Of PTX versions and the drivers that take them: 7.8 has sm_90 (CUDA 11.8), 8.6 has sm_100 (CUDA 12.7).
+PTX_VERSIONS = {"sm_70": "ptx63", "sm_80": "ptx70", "sm_90": "ptx78", "sm_100": "ptx86"}
+
+
+def compile_kernel(kernel: EntryFunction, types: ArgumentTypes, arch: str, block: int = 128) -> str:
+    """Returns the PTX of a kernel for an architecture (sm_90).
+
+    types: the arguments after `thread`. The kernel's parameters are those of its function, arrays by their fields as in
+    machine_code.py, eight bytes each."""
+    import llvmlite.binding as llvm
+
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    target = llvm.Target.from_triple(TRIPLE)
+    machine = target.create_target_machine(cpu=arch, features=f"+{PTX_VERSIONS[arch]}", opt=3)
+    text, name = _numba_ir(kernel, types)
+    module = llvm.parse_assembly(_retarget(text, str(machine.target_data)))
+    _add_kernel(module, name, kernel.__name__, block)
+    for function in module.functions:
+        if not function.is_declaration and function.name != kernel.__name__:
+            function.linkage = "internal"
+    for variable in module.global_variables:
+        variable.linkage = "internal"
+    options = llvm.create_pipeline_tuning_options(speed_level=3)
+    options.loop_vectorization = options.slp_vectorization = False
+    builder = llvm.create_pass_builder(machine, options)
+    builder.getModulePassManager().run(module, builder)
+    return str(machine.emit_assembly(module))
+
+
+def _numba_ir(kernel: EntryFunction, types: ArgumentTypes) -> tuple[str, str]:
+    """Returns the IR of a function with all its callees, not optimized, and the function's name in it."""
+    from numba.core import codegen, sigutils
+
+    for name in ("_optimize_final_module", "_finalize_specific"):
+        setattr(codegen.JITCodeLibrary, name, lambda _library: None)
+    codegen.JITCodeLibrary.get_pointer_to_function = _no_address
+    codegen.JITCPUCodegen.set_env = lambda *_: None
+    dispatcher = kernel._numba_type_.dispatcher
+    arguments, _ = sigutils.normalize_signature(f"(int32, {', '.join(types)},)")
+    dispatcher.compile(arguments)
+    compiled = dispatcher.overloads[arguments]
+    return compiled.library.get_llvm_str(), compiled.fndesc.mangled_name
+
+
+def _no_address(library: Any, _name: str) -> int:
+    library._ensure_finalized()  # links the callees
+    return 0  # this process never calls it
+
+
+def _retarget(text: str, layout: str) -> str:
+    """Returns IR for NVIDIA's GPUs; Numba's has no other mark of the CPU than these two lines."""
+    text = re.sub(r'^target triple = .*$', f'target triple = "{TRIPLE}"', text, flags=re.MULTILINE)
+    return re.sub(r'^target datalayout = .*$', f'target datalayout = "{layout}"', text, flags=re.MULTILINE)
+
+
+def _add_kernel(module: Any, name: str, kernel: str, block: int) -> None:
+    """Adds the kernel, which calls Numba's function with the number of its thread."""
+    import llvmlite.binding as llvm
+
+    function = module.get_function(name)
+    types = [str(argument.type) for argument in function.arguments]
+    taken = types[3:]  # without the result's place, the exception's, and the thread
+    parameters = ", ".join(f"{kind} %a{i}" for i, kind in enumerate(taken))
+    values = ", ".join(["ptr %result", "ptr %error", "i32 %thread", *(f"{kind} %a{i}" for i, kind in enumerate(taken))])
+    sregs = {each: f"llvm.nvvm.read.ptx.sreg.{each}.x" for each in ("tid", "ctaid", "ntid")}
+    declared = "\n".join(f'declare i32 @"{sreg}"()' for sreg in sregs.values())
+    text = f"""
+        target triple = "{TRIPLE}"
+        target datalayout = "{module.data_layout}"
+        {declared}
+        declare i32 @"{name}"({", ".join(types)})
+        define ptx_kernel void @{kernel}({parameters}) "nvvm.maxntid"="{block}" {{
+            %result = alloca i64
+            %error = alloca ptr
+            %tid = call i32 @{sregs["tid"]}()
+            %block = call i32 @{sregs["ctaid"]}()
+            %size = call i32 @{sregs["ntid"]}()
+            %first = mul i32 %block, %size
+            %thread = add i32 %first, %tid
+            %status = call i32 @"{name}"({values})
+            ret void
+        }}"""
+    module.link_in(llvm.parse_assembly(text))
+
+
+# ---- kept on the disk ----
+
+
+def kernel_image(kernel: EntryFunction, types: ArgumentTypes, arch: str) -> tuple[bytes, str]:
+    """Returns a kernel's PTX, or cubin where ptxas has been found, and which of both.
+
+    It compiles in a separate process what is not on the disk yet, about 25 s."""
+    path = ptx_path(kernel, types, arch)
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        module, name = kernel.__wrapped__.__module__, kernel.__name__
+        status, data, said = ask_process(__name__, module, name, arch, *types, stderr=subprocess.PIPE)
+        if status or not data:
+            reasons = said.decode(errors="replace").strip().splitlines() or [f"status {status}"]
+            raise UsageError(f"{name} cannot be compiled for {arch}: {reasons[-1]}")
+        unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+        unfinished.write_bytes(data)
+        os.replace(unfinished, path)
+    cubin = path.with_suffix(".cubin")
+    if not cubin.exists() and (ptxas := find_ptxas()):
+        subprocess.run([ptxas, "-v", f"-arch={arch}", path, "-o", cubin], check=False, capture_output=True)
+    if cubin.exists():
+        return cubin.read_bytes(), "cubin"
+    return path.read_bytes(), "ptx"
+
+
+def ptx_path(kernel: EntryFunction, types: ArgumentTypes, arch: str) -> Path:
+    """Returns the file of a kernel's PTX."""
+    source = Path(kernel.__wrapped__.__code__.co_filename)
+    digest = hashlib.sha256(repr(types).encode())
+    for path in sorted(source.parents[1].rglob("*.py")):
+        digest.update(path.read_bytes())
+    return cache_folder() / f"{kernel.__name__}-{arch}-{digest.hexdigest()[:16]}.ptx"
+
+
+def find_ptxas() -> str | None:
+    """Returns the path of NVIDIA's assembler: in the PATH, or in the package nvidia-cuda-nvcc."""
+    if found := shutil.which("ptxas"):
+        return found
+    for folder in importlib.metadata.files("nvidia-cuda-nvcc") or () if _has_nvcc() else ():
+        if folder.name == "ptxas":
+            return str(folder.locate())
+    return None
+
+
+def _has_nvcc() -> bool:
+    try:
+        importlib.metadata.version("nvidia-cuda-nvcc")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def main() -> None:
+    leave_signals_to_parent()
+    answer, module, name, arch, *types = sys.argv[1:]
+    ptx = compile_kernel(getattr(importlib.import_module(module), name), tuple(types), arch)
+    with os.fdopen(int(answer), "wb") as file:
+        file.write(ptx.encode())
+
+
+if __name__ == "__main__":
+    main()

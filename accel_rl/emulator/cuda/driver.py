@@ -1,0 +1,100 @@
+"""Loads kernels into NVIDIA's driver and launches them on PyTorch's current stream.
+
+Tensors on a CPU are allowed, too: then the kernel's entry runs for one thread after another, in a random order if one
+is given. So everything around the kernels can be tested without a GPU.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+
+from accel_rl.emulator.compiled import EntryFunction
+from accel_rl.errors import RunError
+
+BLOCK = 32  # threads: a warp, so that few consoles still use all of a GPU's processors
+_REGISTERS, _LOCAL_BYTES = 4, 3  # numbers of cuFuncGetAttribute
+_ERROR_LOG, _ERROR_LOG_BYTES = 5, 6  # numbers of cuModuleLoadDataEx
+
+
+@cache
+def _driver() -> Any:
+    try:
+        return ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        raise RunError(f"NVIDIA's driver cannot be loaded: {error}") from None
+
+
+def _check(status: int, what: str, log: bytes = b"") -> None:
+    if status:
+        text = ctypes.c_char_p()
+        _driver().cuGetErrorString(status, ctypes.byref(text))
+        said = " ".join((text.value or b"unknown").decode().split())
+        raise RunError(f"{what}: CUDA error {status} ({said}) {log.decode(errors='replace').strip()}".rstrip())
+
+
+class LoadedKernel:
+    """A kernel in the memory of the current GPU. image: a cubin, or PTX, which the driver compiles.
+
+    Raises RunError if the driver refuses it."""
+
+    def __init__(self, name: str, image: bytes):
+        torch.zeros(1, device="cuda")  # makes PyTorch's context the current one
+        self._module, self._function = ctypes.c_void_p(), ctypes.c_void_p()
+        self._image = image + b"\0"
+        log = ctypes.create_string_buffer(8192)
+        options = (ctypes.c_int * 2)(_ERROR_LOG, _ERROR_LOG_BYTES)
+        values = (ctypes.c_void_p * 2)(ctypes.addressof(log), len(log))
+        status = _driver().cuModuleLoadDataEx(ctypes.byref(self._module), self._image, 2, options, values)
+        _check(status, f"loading {name}", log.value)
+        status = _driver().cuModuleGetFunction(ctypes.byref(self._function), self._module, name.encode())
+        _check(status, f"finding {name}")
+        self.registers, self.local_bytes = self._attribute(_REGISTERS), self._attribute(_LOCAL_BYTES)
+
+    def _attribute(self, number: int) -> int:
+        value = ctypes.c_int()
+        _check(_driver().cuFuncGetAttribute(ctypes.byref(value), number, self._function), "asking a kernel")
+        return value.value
+
+    def launch(self, threads: int, arguments: Sequence[Any], block: int = BLOCK) -> None:
+        """Launches at least this many threads; arguments: CUDA tensors and ints, as the entry's after `thread`."""
+        words = (ctypes.c_int64 * 512)(*flat_arguments(arguments))
+        at = ctypes.addressof(words)
+        pointers = (ctypes.c_void_p * 512)(*range(at, at + 8 * 512, 8))
+        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+        grid = -(-threads // block)
+        status = _driver().cuLaunchKernel(self._function, grid, 1, 1, block, 1, 1, 0, stream, pointers, None)
+        _check(status, "launching a kernel")
+
+
+def flat_arguments(arguments: Sequence[Any]) -> list[int]:
+    """Returns a kernel's parameters: ints, and the fields of arrays as Numba passes them (machine_code.py)."""
+    flat: list[int] = []
+    for argument in arguments:
+        if isinstance(argument, torch.Tensor):
+            bytes_each = argument.element_size()
+            flat += [0, 0, argument.numel(), bytes_each, argument.data_ptr(), *argument.shape]
+            flat += [bytes_each * stride for stride in argument.stride()]
+        else:
+            flat.append(int(argument))
+    return flat
+
+
+def types_of(arguments: Sequence[Any]) -> tuple[str, ...]:
+    """Returns the types of arguments as Numba writes them."""
+    return tuple(
+        f"{str(each.dtype).removeprefix('torch.')}[{', '.join([':'] * (each.ndim - 1) + ['::1'])}]"
+        if isinstance(each, torch.Tensor)
+        else "int32"
+        for each in arguments
+    )
+
+
+def run_on_cpu(kernel: EntryFunction, threads: Any, arguments: Sequence[Any]) -> None:
+    """Runs a kernel's entry for each thread in turn. arguments: tensors in the CPU's memory, and ints."""
+    arrays = [each.numpy() if isinstance(each, torch.Tensor) else each for each in arguments]
+    for thread in np.asarray(threads).tolist():
+        kernel(thread, *arrays)
