@@ -3,7 +3,7 @@
 python benchmarks/gpu_page.py [FOLDER ...]
 
 Each FOLDER has results of benchmarks/gpu_session.py (a folder of its --out), and is copied to benchmarks/results/gpu
-first. Without FOLDER, the page is made from the results that are there.
+first. Without FOLDER, the page is made from the results that are there. A folder's note.md is added to its section.
 """
 
 import json
@@ -30,7 +30,8 @@ python benchmarks/gpu_session.py --dry-run       # a rehearsal on a fake GPU, wh
 python benchmarks/gpu_session.py --minutes 12    # on a machine with a GPU; fewer minutes leave out the last parts
 ```
 
-It needs a checkout, the package's own requirements and pytest, but no network. Each part has its own process and time
+It needs a checkout, the package's own requirements and pytest, but no network; if the package itself is not installed,
+put `PYTHONPATH=.` before the command. Each part has its own process and time
 limit, and keeps its results if another part fails. A second call runs the parts that are missing. The last line says
 *verified*, or what failed.
 
@@ -136,7 +137,10 @@ def make_section(folder: Path) -> str:
     facts = {row["name"]: row.get("text", "") for row in parts.get("facts", {"rows": []})["rows"]}
     lines = [f"\n## {identity['gpu']}, PyTorch {identity['torch']}\n"]
     lines.append(f"{describe(identity)}; {describe_versions(identity)}; {first['started'].split()[0]}.\n")
-    lines += [f"{facts[name]}.\n" for name in ("machine", "pinned memory") if name in facts]
+    said = [facts[name] for name in ("machine", "pinned memory") if name in facts]
+    lines += [f"{text[:1].upper()}{text[1:]}.\n" for text in said]
+    if (note := folder / "note.md").exists():
+        lines.append(note.read_text())
     absent = [name for name, part in PARTS.items() if name not in parts and identity["num_gpus"] >= part.least_gpus]
     if absent:
         lines.append(f"Not run: {', '.join(absent)}.\n")

@@ -3,11 +3,12 @@
 python benchmarks/gpu_session.py [--minutes 8] [--parts correctness training ...] [--out DIR]
 python benchmarks/gpu_session.py --dry-run       rehearses every part on a fake GPU, which computes on the CPU
 
-It needs a checkout, the package's own requirements and pytest. Each part runs in a separate process with a time limit
-and keeps its rows as they come. No part's failure ends the others. Results are one JSON file for each part, in a folder
-of DIR for this GPU, this PyTorch and these sources, and the same folder as one .tar.gz. A second call continues with
-the missing parts; parts that you name run again. The last line says verified, or what failed, with status 0 or 1. All
-parts take about ten minutes on one GPU; --minutes cuts off the last ones. Most valuable parts first:
+It needs a checkout, the package's own requirements and pytest; if the package itself is not installed, put
+`PYTHONPATH=.` before the command. Each part runs in a separate process with a time limit and keeps its rows as they
+come. No part's failure ends the others. Results are one JSON file for each part, in a folder of DIR for this GPU, this
+PyTorch and these sources, and the same folder as one .tar.gz. A second call continues with the missing parts; parts
+that you name run again. The last line says verified, or what failed, with status 0 or 1. All parts take about ten
+minutes on one GPU; --minutes cuts off the last ones. Most valuable parts first:
 
 {parts}
 
@@ -66,12 +67,12 @@ PARTS = {
     "facts": Part("GPU, driver, CPUs, memory, versions, whether memory can be pinned", 40),
     "correctness": Part("`accel-rl doctor --gpu`, and the tests of the GPU code", 125),
     "training": Part("agent steps per second of thirteen settings, and where the time goes", 125),
-    "pong": Part("ppo_small on Pong to its end: minutes to a score of 18", 100),
+    "pong": Part("ppo_small on Pong until it is won: minutes to a score of 18", 120),
     "sampling": Part("steps per second of the sampler alone, by number of environments", 65),
     "learners": Part("two learners on one GPU: all-reduce through shared memory, the central store", 65),
     "scaling": Part("1, 2, 4 and 8 learners, one on each GPU: all-reduce by NCCL, the central store", 120, 2),
     "launch": Part("runs/launch_dgx.py on all GPUs", 60, 2),
-    "micro": Part("what an act, an upload and a graph cost", 25),
+    "micro": Part("what an act, an upload and a graph cost; a small update, compiled or not", 80),
     "profile": Part("kernels, gaps and the busy share of PPO, PPO in float32, and Rainbow", 55),
     "switches": Part("PPO with each of its means switched off, and with its network compiled", 100),
     "emulator": Part("Atari on the GPU: equal to the CPU's, and frames per second", 90),

@@ -73,10 +73,13 @@ def ask_doctor(is_dry: bool) -> Row:
     done = subprocess.run([sys.executable, "-m", "accel_rl", "doctor", "--json"], stdout=subprocess.PIPE, text=True)
     if done.returncode:
         raise RuntimeError(f"accel-rl doctor has ended with status {done.returncode}: {done.stdout[-200:]}")
-    report = json.loads(done.stdout)
-    texts = {name: each["text"] for name, each in {**report["self_test"], **report["would_use"]}.items()}
+    return shorten(json.loads(done.stdout))
+
+
+def shorten(report: Row) -> Row:
+    """Returns the self-test, the plan and the problems of the doctor's report."""
     mend = "; ".join(each["what"] for each in report["to_mend"] if each["level"] != "optional")
-    return {**texts, "to_mend": mend or "nothing"}
+    return {**report["self_test"], **report["would_use"], "to_mend": mend or "nothing"}
 
 
 def facts(rows: Rows) -> None:

@@ -19,7 +19,7 @@ DRY: Row = {"envs": 4, "horizon": 4, "workers": 2, "decorrelation_steps": 3, "fr
 
 
 def pong(rows: Rows) -> None:
-    """Trains ppo_small on Pong; a later call starts again if this one is cut off before it has won."""
+    """Trains ppo_small on Pong until it has won; a later call starts again if this one is cut off before."""
     curve: list[list[float]] = []
 
     def row() -> Row:
@@ -27,12 +27,12 @@ def pong(rows: Rows) -> None:
         last = dict(zip(("minutes", "steps", "score"), curve[-1], strict=True)) if curve else {}
         return {"minutes_to_18": won, **last, "curve": curve}
 
-    def on_row(metrics: dict[str, float]) -> None:
+    def on_row(metrics: dict[str, float]) -> bool:
         score = metrics.get("rollout/ep_rew_mean")
         if score is not None and score == score:
             curve.append([metrics["time/time_elapsed"] / 60, metrics["time/total_timesteps"], score])
-            found = row()
-            rows.put({"name": "ppo_small", **found, "complete": found["minutes_to_18"] is not None})
+            rows.put({"name": "ppo_small", **row(), "complete": False})
+        return row()["minutes_to_18"] is not None
 
     settings: Row = {"algo": "ppo_small", "seed": 42, "log_interval_steps": 20_000}
     if rows.is_dry:

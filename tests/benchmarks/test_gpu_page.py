@@ -40,7 +40,7 @@ def test_a_session_becomes_a_section(tmp_path: Path) -> None:
     said = page.read_text()
     assert "## NVIDIA Toy 3, PyTorch 2.0\n\nNVIDIA Toy 3, PyTorch 2.0 (CUDA 13.0), accel_rl 1 (sources abcd); " in said
     assert (
-        "; driver 580.1, Python 3.12.3, NumPy 2.5.2, Atari on the native simulator; 2026-11-27.\n\na CPU, cores: 16.\n"
+        "; driver 580.1, Python 3.12.3, NumPy 2.5.2, Atari on the native simulator; 2026-11-27.\n\nA CPU, cores: 16.\n"
         in said
     )
     assert "Nothing yet" not in said

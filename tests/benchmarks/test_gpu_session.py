@@ -16,6 +16,8 @@ import pytest
 
 import gpu_peers
 import gpu_session
+from accel_rl.doctor.finding import Problem
+from accel_rl.doctor.survey import Report
 from accel_rl.errors import RunError, UsageError
 from accel_rl.settings.resolve import resolve
 from accel_rl.training.build import check
@@ -31,6 +33,22 @@ IN_TEST_SLOW = ("correctness", "learners", "scaling", "launch", "peers", "traini
 
 
 # ---- the parts ----
+
+
+def test_the_doctors_report_is_shortened(capsys: pytest.CaptureFixture[str]) -> None:
+    """The row of the doctor is made from the report that the doctor prints."""
+    report = Report(as_json=True)
+    report.add("machine", "bfloat16", "none")
+    for section, name, problem in (("self-test", "train CartPole-v1", "slow"), ("would use", "workers", "few")):
+        report.add(section, name, f"text of {name}", (Problem("warning", problem, "a command"),))
+    report.add("would use", "server", "not pinned", (Problem("optional", "no server", "a command"),))
+    report.finish(can_train=True)
+    assert checks.shorten(json.loads(capsys.readouterr().out)) == {
+        "train_cartpole_v1": "text of train CartPole-v1",
+        "workers": "text of workers",
+        "server": "not pinned",
+        "to_mend": "slow; few",
+    }
 
 
 @pytest.mark.multiprocess

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from accel_rl.doctor.gpu_check import BF16_TOLERANCES, TOLERANCES, distance
+from accel_rl.doctor.gpu_check import TOLERANCES, distance
 from accel_rl.run_folder import checkpoint
 from accel_rl.settings.resolve import resolve
 from accel_rl.training.build import build_algo
@@ -27,7 +27,6 @@ def assert_learned_alike(settings: dict[str, Any], there: Path, here: Path, tole
     def change(policy: dict[str, torch.Tensor]) -> torch.Tensor:
         return torch.cat([(policy[name] - value.detach()).double().flatten() for name, value in first.items()])
 
-    tolerances = BF16_TOLERANCES if settings.get("precision") == "bf16" else TOLERANCES
-    assert distance(change(found), change(expected)) < tolerances[1]
+    assert distance(change(found), change(expected)) < TOLERANCES[1]
     for name in expected.keys() - first.keys():  # statistics
         torch.testing.assert_close(found[name], expected[name], rtol=1e-4, atol=1e-4, msg=f"{name} differs")
