@@ -3,6 +3,7 @@
 from accel_rl.emulator.compiled import i32, jit
 from accel_rl.emulator.console import NO_LIMIT, begin_action, run_due_frames
 from accel_rl.emulator.cuda.memory import console_state, constant_address, global_address, kernel
+from accel_rl.emulator.cuda.warps import active_lanes, wait_for
 from accel_rl.emulator.frame_making import (
     COLUMN_TAPS,
     COLUMN_TOTAL,
@@ -36,7 +37,9 @@ def play_frames(
         return
     s, screen = console_state(states, thread), global_address(screens[thread])
     reward, before = i32(0), i32(NO_PICTURE)
+    lanes = active_lanes()
     for frame in range(num_frames):
+        wait_for(lanes)
         s[PAINT] = i32(frame >= num_frames - num_painted)
         begin_action(s, actions[thread])
         run_due_frames(s, constant_address(rom), screen, constant_address(rules), program, i32(NO_LIMIT))

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from accel_rl.emulator.compiled import EntryFunction
+from accel_rl.emulator.compiled import EntryFunction, JitFunction
+from accel_rl.emulator.cuda.warps import teach_numba_warps
 from accel_rl.emulator.state import STATE_WORDS
 
 LANES = 32  # consoles of a group
@@ -55,7 +56,9 @@ class Kernel(EntryFunction):
 
     @property
     def _numba_type_(self) -> Any:
+        JitFunction.makes_kernels = True
         teach_numba_memory()
+        teach_numba_warps()
         return super()._numba_type_
 
 
