@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from accel_rl.emulator.compiled import EntryFunction
-from accel_rl.emulator.machine_code import ArgumentTypes, cache_folder
+from accel_rl.emulator.machine_code import ArgumentTypes, cache_folder, check_numba
+from accel_rl.emulator.cuda.memory import Kernel, teach_numba_kernels
 from accel_rl.emulator.cuda.warps import codegen_for_gpu
 from accel_rl.errors import UsageError
 from accel_rl.processes.child import leave_signals_to_parent
@@ -23,7 +23,7 @@ TRIPLE = "nvptx64-nvidia-cuda"
 PTX_VERSIONS = {"sm_70": "ptx63", "sm_80": "ptx70", "sm_90": "ptx78", "sm_100": "ptx86"}
 
 
-def compile_kernel(kernel: EntryFunction, types: ArgumentTypes, arch: str, block: int = 128, inlining: int = 0) -> str:
+def compile_kernel(kernel: Kernel, types: ArgumentTypes, arch: str, block: int = 128, inlining: int = 0) -> str:
     """Returns the PTX of a kernel for an architecture (sm_90).
 
     types: the arguments after `thread`. The kernel's parameters are those of its function, arrays by their fields as in
@@ -54,7 +54,7 @@ def compile_kernel(kernel: EntryFunction, types: ArgumentTypes, arch: str, block
     return str(machine.emit_assembly(module))
 
 
-def _numba_ir(kernel: EntryFunction, types: ArgumentTypes) -> tuple[str, str]:
+def _numba_ir(kernel: Kernel, types: ArgumentTypes) -> tuple[str, str]:
     """Returns the IR of a function with all its callees, not optimized, and the function's name in it."""
     from numba.core import codegen, sigutils
 
@@ -62,7 +62,8 @@ def _numba_ir(kernel: EntryFunction, types: ArgumentTypes) -> tuple[str, str]:
         setattr(codegen.JITCodeLibrary, name, lambda _library: None)
     codegen.JITCodeLibrary.get_pointer_to_function = _no_address
     codegen.JITCPUCodegen.set_env = lambda *_: None
-    dispatcher = kernel._numba_type_.dispatcher
+    teach_numba_kernels()
+    dispatcher = kernel.body._numba_type_.dispatcher
     arguments, _ = sigutils.normalize_signature(f"(int32, {', '.join(types)},)")
     dispatcher.compile(arguments)
     compiled = dispatcher.overloads[arguments]
@@ -124,12 +125,15 @@ def _add_kernel(module: Any, name: str, kernel: str, block: int) -> None:
 # ---- kept on the disk ----
 
 
-def kernel_image(kernel: EntryFunction, types: ArgumentTypes, arch: str) -> tuple[bytes, str]:
-    """Returns a kernel's PTX, or cubin where ptxas has been found, and which of both.
+def kernel_images(kernel: Kernel, types: ArgumentTypes, arch: str) -> list[bytes]:
+    """Returns a kernel's PTX, which a driver compiles, after a cubin if there is NVIDIA's assembler or was one.
 
-    It compiles in a separate process what is not on the disk yet, about 25 s."""
+    Compiles in a separate process what is not on the disk yet, which takes about 25 s. Raises UsageError if that
+    fails."""
     path = ptx_path(kernel, types, arch)
     if not path.exists():
+        _say(f"compiling the Atari emulator ({kernel.__name__}) for {arch}, once ...")
+        check_numba()
         path.parent.mkdir(parents=True, exist_ok=True)
         module, name = kernel.__wrapped__.__module__, kernel.__name__
         status, data, said = ask_process(__name__, module, name, arch, *types, stderr=subprocess.PIPE)
@@ -141,13 +145,11 @@ def kernel_image(kernel: EntryFunction, types: ArgumentTypes, arch: str) -> tupl
         os.replace(unfinished, path)
     cubin = path.with_suffix(".cubin")
     if not cubin.exists() and (ptxas := find_ptxas()):
-        subprocess.run([ptxas, "-v", f"-arch={arch}", path, "-o", cubin], check=False, capture_output=True)
-    if cubin.exists():
-        return cubin.read_bytes(), "cubin"
-    return path.read_bytes(), "ptx"
+        subprocess.run([ptxas, f"-arch={arch}", path, "-o", cubin], check=False, capture_output=True)
+    return [each.read_bytes() for each in (cubin, path) if each.exists()]
 
 
-def ptx_path(kernel: EntryFunction, types: ArgumentTypes, arch: str) -> Path:
+def ptx_path(kernel: Kernel, types: ArgumentTypes, arch: str) -> Path:
     """Returns the file of a kernel's PTX."""
     source = Path(kernel.__wrapped__.__code__.co_filename)
     digest = hashlib.sha256(repr(types).encode())
@@ -172,6 +174,10 @@ def _has_nvcc() -> bool:
     except importlib.metadata.PackageNotFoundError:
         return False
     return True
+
+
+def _say(message: str) -> None:
+    print(f"accel_rl.emulator: {message}", file=sys.stderr, flush=True)
 
 
 def main() -> None:

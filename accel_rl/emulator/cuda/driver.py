@@ -5,15 +5,15 @@ is given. So everything around the kernels can be tested without a GPU.
 """
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
 
-from accel_rl.emulator.compiled import EntryFunction
-from accel_rl.emulator.cuda.memory import LANES
+from accel_rl.emulator.cuda.compilation import kernel_images
+from accel_rl.emulator.cuda.memory import LANES, Kernel
 from accel_rl.errors import RunError
 
 BLOCK = 32  # threads: a warp, so that few consoles still use all of a GPU's processors
@@ -96,8 +96,44 @@ def types_of(arguments: Sequence[Any]) -> tuple[str, ...]:
     )
 
 
-def run_on_cpu(kernel: EntryFunction, threads: Any, arguments: Sequence[Any]) -> None:
-    """Runs a kernel's entry for each thread in turn. arguments: tensors in the CPU's memory, and ints."""
+def run_on_cpu(kernel: Kernel, threads: Any, arguments: Sequence[Any]) -> None:
+    """Runs a kernel for each of these threads in turn. arguments: tensors in the CPU's memory, and ints."""
     arrays = [each.numpy() if isinstance(each, torch.Tensor) else each for each in arguments]
-    for thread in np.asarray(threads).tolist():
-        kernel(thread, *arrays)
+    kernel(np.ascontiguousarray(threads, np.int32), *arrays)
+
+
+class Launcher:
+    """Launches a kernel where its tensors are: on the GPU, or thread by thread on the CPU.
+
+    It is compiled, if needed, and loaded at the first launch with tensors of these types. order: returns the order of
+    the threads on the CPU for a number of threads; None: one after another."""
+
+    def __init__(self, kernel: Kernel, order: Callable[[int], Any] | None = None):
+        self._kernel, self._order = kernel, order or np.arange
+        self.loaded: dict[tuple[str, ...], LoadedKernel] = {}
+        """By the arguments' types"""
+
+    def __call__(self, threads: int, *arguments: Any, block: int = BLOCK, lanes: int = LANES) -> None:
+        if not next(each for each in arguments if isinstance(each, torch.Tensor)).is_cuda:
+            run_on_cpu(self._kernel, self._order(threads), arguments)
+            return
+        types = types_of(arguments)
+        if types not in self.loaded:
+            self.load(types)
+        self.loaded[types].launch(threads, arguments, block, lanes)
+
+    def load(self, types: tuple[str, ...]) -> LoadedKernel:
+        """Loads the kernel for these types."""
+        images, error = kernel_images(self._kernel, types, arch()), None
+        for image in images:
+            try:
+                self.loaded[types] = LoadedKernel(self._kernel.__name__, image)
+                return self.loaded[types]
+            except RunError as refusal:  # a cubin of another version than the driver's: its PTX follows
+                error = refusal
+        raise error or RunError(f"there is no image of {self._kernel.__name__}")
+
+
+def arch() -> str:
+    """Returns the architecture of the current GPU, as in sm_90."""
+    return "sm_{}{}".format(*torch.cuda.get_device_capability())

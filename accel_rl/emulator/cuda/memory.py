@@ -4,6 +4,7 @@ Word w of console c lies at word 32 w + c % 32 of group c // 32. The threads of 
 128 bytes in a row, and the distance from word to word is a constant, which costs nothing in an address.
 """
 
+import inspect
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -52,14 +53,31 @@ def constant_address(array: Any) -> Any:
 
 
 class Kernel(EntryFunction):
-    """An entry whose first argument is the number of a thread; a GPU runs it for many threads at once."""
+    """A function of the number of a thread and other arguments, which a GPU runs for many threads at once.
+
+    On a CPU it is an entry: it takes the numbers of the threads, int32, and runs one after another in this order."""
+
+    def __init__(self, function: Callable[..., Any]):
+        self.body = JitFunction(function)
+        names = ", ".join([*inspect.signature(function).parameters][1:])
+        source = f"def grid(threads, {names}):\n for i in range(threads.shape[0]):\n  body(threads[i], {names})"
+        scope: dict[str, Any] = {"body": self.body}
+        exec(compile(source, function.__code__.co_filename, "exec"), scope)
+        grid = scope["grid"]
+        grid.__name__, grid.__module__, grid.__doc__ = function.__name__, function.__module__, function.__doc__
+        super().__init__(grid)
 
     @property
     def _numba_type_(self) -> Any:
-        JitFunction.makes_kernels = True
-        teach_numba_memory()
-        teach_numba_warps()
+        teach_numba_kernels()
         return super()._numba_type_
+
+
+def teach_numba_kernels() -> None:
+    """Makes this process compile functions as kernels call them."""
+    JitFunction.makes_kernels = True
+    teach_numba_memory()
+    teach_numba_warps()
 
 
 def kernel(function: Callable[..., Any]) -> Any:

@@ -1,0 +1,209 @@
+"""Steps thousands of consoles on an NVIDIA GPU; nothing but launches passes between host and GPU."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from accel_rl.emulator import state as words
+from accel_rl.emulator import vector_steps
+from accel_rl.emulator.consoles import check_integers, _seeded_generator
+from accel_rl.emulator.cuda import kernels
+from accel_rl.emulator.cuda.driver import Launcher
+from accel_rl.emulator.cuda.memory import LANES, interleave, separate
+from accel_rl.emulator.frame_making import FramePlan
+from accel_rl.emulator.mt19937 import GENERATOR_WORDS
+from accel_rl.emulator.pcg64 import to_words
+from accel_rl.emulator.registers import LINE_PIXELS
+from accel_rl.emulator.state import STATE_WORDS
+from accel_rl.emulator.steps import PICTURE
+from accel_rl.emulator.vector_env import AtariVectorEnv
+from accel_rl.emulator.vector_steps import ENDED, TERMINATED, TRUNCATED
+from accel_rl.errors import UsageError
+
+PIXEL_BLOCK = 128  # threads of a block of the kernels for pixels
+MIB = 2**20
+
+
+class CudaStep(NamedTuple):
+    """The results of a step, tensors on the device that the next step overwrites.
+
+    observations: uint8 [n, stack_num, img_height, img_width], oldest frame first. rewards, lives: int32 [n].
+    terminated, truncated: bool [n]."""
+
+    observations: Tensor
+    rewards: Tensor
+    terminated: Tensor
+    truncated: Tensor
+    lives: Tensor
+
+
+class CudaAtari:
+    """Steps num_envs copies of one Atari 2600 game on a GPU, each frame equal to ale-py's.
+
+    Options, rewards, ends and observations are those of AtariVectorEnv with grey frames: a step after a game's end
+    starts the next one, whose reward is 0. It begins at one of num_starts prepared starts, which an AtariVectorEnv
+    has made on the CPU, drawn at random by each environment's own generator.
+
+    device: "cuda", or "cpu", where the same kernels run one thread after another. seed: of starts, of the choice among
+    them, and of sticky actions. lanes: the threads of each warp of 32 that are used; 0: fewer for few environments.
+
+    Raises UsageError for options that do not exist and for more environments than memory has room for."""
+
+    def __init__(
+        self,
+        game: str | Path,
+        num_envs: int,
+        *,
+        device: str | torch.device = "cuda",
+        seed: int = 0,
+        num_starts: int = 256,
+        lanes: int = 0,
+        img_height: int = 84,
+        img_width: int = 84,
+        stack_num: int = 4,
+        frameskip: int = 4,
+        order: Callable[[int], Any] | None = None,
+        **options: Any,
+    ):
+        check_integers(1, num_envs=num_envs, num_starts=num_starts)
+        check_integers(0, seed=seed, lanes=lanes)
+        if lanes > LANES:
+            raise UsageError(f"lanes={lanes} must be at most {LANES}, the threads of a warp")
+        self.num_envs, self.device, self.seed = num_envs, torch.device(device), seed
+        self.lanes = lanes or LANES
+        sizes = {"img_height": img_height, "img_width": img_width, "stack_num": stack_num, "frameskip": frameskip}
+        for name in ("grayscale", "continuous", "batch_size", "autoreset_mode", "decorrelation_steps"):
+            if name in options:
+                raise UsageError(f"CudaAtari has no option {name}")
+        starter = AtariVectorEnv(str(game), num_starts, **sizes, **options)  # it checks the options, too
+        try:
+            starter.reset(seed=seed)
+            chunks = starter._chunks
+            rules, program = chunks[0].rules, chunks[0]._program
+            start_states = np.concatenate([chunk._states for chunk in chunks])
+            start_screens = np.concatenate([chunk._screens for chunk in chunks])[:, : 2 * PICTURE]
+            grey, rom, settings = chunks[0].grey_palette(), chunks[0].rom, starter.step_options
+            self.action_numbers = torch.as_tensor(chunks[0].action_numbers, device=self.device)
+            """ale-py's numbers of the actions 0, 1, ..."""
+        finally:
+            starter.close()
+        plan = FramePlan(rules.height, (img_height, img_width), color=False)
+        if plan.enlarges:
+            raise UsageError(f"img_height={img_height}, img_width={img_width}: at most {rules.height} and {LINE_PIXELS}")
+        pixels = LINE_PIXELS * rules.height
+        self._check_memory(3 * PICTURE + pixels + stack_num * img_height * img_width + 4 * STATE_WORDS)
+
+        def put(array: Any) -> Tensor:
+            return torch.tensor(np.ascontiguousarray(array), device=self.device)
+
+        newest = start_states[:, words.FRAME_BUFFER, None] * PICTURE + np.arange(pixels)
+        self._start_shown = put(grey[np.take_along_axis(start_screens, newest, 1)])
+        self._start_states, self._start_screens = put(start_states), put(start_screens).view(torch.int32)
+        self._rom, self._rules, self._program = put(rom), put(rules.code), put(program)
+        self._options, self._maker, self._palette = put(settings), put(plan.maker), put(grey)
+        self._repeats = bool(start_states[0, words.REPEATS])
+        zeros = torch.zeros
+        ints = {"dtype": torch.int32, "device": self.device}
+        bytes_ = {"dtype": torch.uint8, "device": self.device}
+        self._states = zeros(-(-num_envs // LANES) * LANES * STATE_WORDS, **ints)
+        self._screens = zeros((num_envs, 3 * PICTURE), **bytes_)
+        self._shown = zeros((num_envs, pixels), **bytes_)
+        self._observations = zeros((num_envs, stack_num, img_height, img_width), **bytes_)
+        self._actions, self._rewards, self._events, self._lives, self.starts = zeros((5, num_envs), **ints).unbind()
+        """starts: the prepared start that each environment has begun in the last step; -1: none"""
+        self._pictures = zeros((num_envs, 2), **ints)
+        self._step, self._start = Launcher(kernels.step_consoles, order), Launcher(kernels.start_consoles, order)
+        self._show = Launcher(kernels.show_pictures, order)
+        self._observe = Launcher(kernels.make_observations, order)
+        self.seed_envs(seed)
+
+    @property
+    def num_actions(self) -> int:
+        """The number of actions: a step takes 0 to num_actions - 1."""
+        return len(self.action_numbers)
+
+    def seed_envs(self, seed: int) -> None:
+        """Seeds each environment's generators: that of its starts and that of its sticky actions."""
+        states = self.states()
+        for env in range(self.num_envs):
+            generator = np.random.Generator(np.random.PCG64([seed, env]))
+            states[env, words.AGENT_GENERATOR : words.AGENT_GENERATOR + 10] = to_words(generator)
+        generators = slice(words.ACTION_GENERATOR, words.ACTION_GENERATOR + GENERATOR_WORDS)
+        if self._repeats:
+            states[:, generators] = [_seeded_generator((seed + env) % 2**32) for env in range(self.num_envs)]
+        else:  # numbers are drawn, but decide nothing
+            states[:, generators] = _seeded_generator(seed)
+        self._set_states(states)
+
+    def reset(self, mask: Tensor | None = None) -> CudaStep:
+        """Starts a game in each environment, or in those of a mask, bool [n]; the others stay as they are."""
+        if mask is None:
+            self._events.fill_(ENDED)
+        else:
+            self._events.masked_fill_(mask, ENDED)
+        return self._advance(0)
+
+    def step(self, actions: Tensor) -> CudaStep:
+        """Plays a step in each environment; actions: integers [n] on the device, 0 to num_actions - 1.
+
+        The host does not wait. An action out of this range counts as the nearest one."""
+        torch.index_select(
+            self.action_numbers, 0, actions.long().clamp(0, len(self.action_numbers) - 1), out=self._actions
+        )
+        return self._advance(1)
+
+    def _advance(self, plays: int) -> CudaStep:
+        n, pixels = self.num_envs, self._observations[0, 0].numel()
+        self._step(
+            *(n, n, plays, self._actions, self._states, self._rom, self._screens, self._rules, self._program),
+            *(self._options, len(self._start_states), self._rewards, self._events, self._pictures, self.starts),
+            self._lives,
+            lanes=self.lanes,
+        )
+        self._start(
+            *(n * kernels.START_THREADS, n, self.starts, self._states, self._screens.view(torch.int32), self._shown),
+            *(self._start_states, self._start_screens, self._start_shown, self._lives),
+            block=PIXEL_BLOCK,
+        )
+        arguments = (n, self._screens, self._pictures, self._palette, self._shown)
+        self._show(self._shown.numel(), *arguments, block=PIXEL_BLOCK)
+        stack = self._observations.shape[1]
+        arguments = (n, plays, self.starts, self._shown, self._maker, stack, self._observations.view(n, -1))
+        self._observe(n * pixels, *arguments, block=PIXEL_BLOCK)
+        terminated, truncated = (self._events & TERMINATED) > 0, (self._events & TRUNCATED) > 0
+        return CudaStep(self._observations, self._rewards, terminated, truncated, self._lives)
+
+    def states(self) -> np.ndarray:
+        """Returns a copy of the consoles' states, int32 [n, STATE_WORDS]; state.py explains them."""
+        return separate(self._states.cpu().numpy(), self.num_envs)
+
+    def _set_states(self, states: np.ndarray) -> None:
+        self._states.copy_(torch.from_numpy(interleave(states)))
+
+    def get_state(self) -> dict[str, Tensor]:
+        """Returns copies of all that decides how the environments go on, in the host's memory."""
+        return {name: getattr(self, name).cpu().clone() for name in self._KEPT}
+
+    def set_state(self, state: dict[str, Tensor]) -> None:
+        """Restores what get_state has returned. Raises UsageError for a state of another number of environments."""
+        if state["_events"].shape != self._events.shape:
+            raise UsageError(f"a state of {len(state['_events'])} environments does not fit {self.num_envs}")
+        for name in self._KEPT:
+            getattr(self, name).copy_(state[name])
+
+    _KEPT = ("_states", "_screens", "_shown", "_observations", "_events", "_lives")
+
+    def _check_memory(self, bytes_each: int) -> None:
+        """Raises UsageError if the GPU has no room for the environments, with the number that fits."""
+        if self.device.type != "cuda":
+            return
+        free, _ = torch.cuda.mem_get_info(self.device)
+        if self.num_envs * bytes_each > free:
+            raise UsageError(
+                f"{self.num_envs} environments need {self.num_envs * bytes_each // MIB} MiB of the GPU, but "
+                f"{free // MIB} MiB are free, enough for {free // bytes_each // LANES * LANES}"
+            )
