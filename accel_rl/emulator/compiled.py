@@ -25,7 +25,12 @@ OPTIONS = {"error_model": "numpy", "_nrt": False, "no_cpython_wrapper": True, "n
 
 
 class JitFunction:
-    """A function that only compiled functions call; Numba treats it as its own."""
+    """A function that only compiled functions call; Numba treats it as its own.
+
+    in_kernels: the function that kernels of a GPU call in its place; None: this one."""
+
+    in_kernels: "JitFunction | None" = None
+    makes_kernels = False  # whether this process compiles kernels
 
     def __init__(self, function: Callable[..., Any]):
         self.__doc__, self.__name__, self.__wrapped__ = function.__doc__, function.__name__, function
@@ -35,6 +40,8 @@ class JitFunction:
     def _numba_type_(self) -> Any:
         import numba
 
+        if self.in_kernels is not None and JitFunction.makes_kernels:
+            return self.in_kernels._numba_type_
         _teach_numba_address()
         teach_numba_intrinsics()
         if self._dispatcher is None:

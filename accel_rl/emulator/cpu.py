@@ -19,8 +19,9 @@ u32 = np.uint32
 
 
 @jit
-def run(s, rom, screen, max_instructions):
-    """Runs the program until the frame ends (s[STOP] is set) or this many instructions are executed."""
+def run(s, rom, screen, max_instructions, end_cycle=None):
+    """Runs the program until the frame ends (s[STOP] is set), this many instructions are executed or, where a GPU's
+    threads wait for each other (cuda/warps.py), a time is reached."""
     if s[STOP]:
         return
     a, x, y, pc, carry = s[A], s[X], s[Y], s[PC], s[C]
@@ -30,6 +31,9 @@ def run(s, rom, screen, max_instructions):
     slice_word, slice_start = i32(SLICE), i32(0)
     left = i32(max_instructions)
     while left > 0:
+        if end_cycle is not None:
+            if cycles >= end_cycle:
+                break
         left = i32(left - 1)
 
         # Fetch three bytes at once where reading has no side effect.

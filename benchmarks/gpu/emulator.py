@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -35,10 +36,10 @@ from gpu.rows import Row, Rows
 SPEED_GAMES = ("pong", "breakout", "space_invaders", "seaquest")
 EXACT_GAMES = (
     *SPEED_GAMES,
-    *("qbert", "ms_pacman", "beam_rider", "enduro"),  # 4K; F8 from beam_rider on
-    *("montezuma_revenge", "robotank"),  # E0, FE
+    *("qbert", "ms_pacman", "beam_rider", "enduro"),
+    *("montezuma_revenge", "robotank"),  # cartridges E0, FE
 )
-SIZES = (16384, 1024, 4096, 65536)
+SIZES = (16384, 65536, 4096, 1024)
 EXACT_ENVS, EXACT_FRAMES = 512, 200
 NUM_STARTS, START_FRAMES, CHECKED_FRAMES = 128, 1024, 20
 FRAME_SKIP, FRAME_SIZE = 4, (84, 84)
@@ -55,24 +56,27 @@ def emulator(rows: Rows) -> None:
         return
     thread = threading.Thread(target=BatchAtari, args=("pong", 1), daemon=True)
     thread.start()
-    for name, states in (("interleaved", (0,)), ("one after another", (0, 0))):
-        rows.add(f"play_frames, states {name}", load_play_frames, len(states))
+    rows.add("play_frames", load_play_frames, 1)
     rows.add("make_pictures", load_make_pictures)
     for game in SPEED_GAMES:
         rows.add(f"{game}, prepared", compare_prepared, game)
-    for size in SIZES:
-        rows.add(f"pong, {size} consoles", measure, "pong", size)
-    rows.add("pong, 16384 consoles in step", measure_frames, "pong", 16384, 1)
-    for block in (64, 128):
-        rows.add(f"pong, 16384 consoles, blocks of {block}", partial(measure_frames, "pong", 16384, block=block))
-    for size in (16384, 65536):
-        rows.add(f"pong, {size} consoles, one after another", partial(measure_frames, "pong", size, layout=2))
-    for game in SPEED_GAMES[1:]:
-        for size in SIZES:
+    for size in SIZES[:2]:
+        for game in SPEED_GAMES:
             rows.add(f"{game}, {size} consoles", measure, game, size)
+    rows.add("pong, 16384 consoles in step", measure_frames, "pong", 16384, 1)
+    for game in ("pong", "seaquest"):
+        for size, lanes in ((16384, 16), (16384, 8), (65536, 16), (4096, 8), (4096, 4)):
+            name = f"{game}, {size} consoles, {lanes} a warp"
+            rows.add(name, partial(measure_frames, game, size, lanes=lanes))
+    for path in sorted(cache_folder().glob("variant-*.cubin")):
+        for game, size in (("pong", 16384), ("seaquest", 16384), ("pong", 65536)):
+            rows.add(f"{game}, {size} consoles, {path.stem}", measure_variant, path, game, size)
     thread.join()
     for game in EXACT_GAMES:
         rows.add(f"{game} exact", compare, game)
+    for size in SIZES[2:]:
+        for game in SPEED_GAMES:
+            rows.add(f"{game}, {size} consoles", measure, game, size)
 
 
 # ---- kernels ----
@@ -85,7 +89,7 @@ class Launcher:
 
     def __init__(self, kernel: EntryFunction):
         self._kernel = kernel
-        self._loaded: dict[tuple[str, ...], LoadedKernel] = {}
+        self.loaded: dict[tuple[str, ...], LoadedKernel] = {}
 
     def load(self, types: tuple[str, ...]) -> Row:
         """Loads the kernel for these types; returns what it takes."""
@@ -99,7 +103,7 @@ class Launcher:
             print(error)
             image, kind = ptx_path(self._kernel, types, arch()).read_bytes(), f"ptx, as the {kind} was refused"
             loaded = LoadedKernel(name, image)
-        self._loaded[types] = loaded
+        self.loaded[types] = loaded
         return {
             "image": kind,
             "kib": len(image) // 1024,
@@ -109,15 +113,15 @@ class Launcher:
             "local_bytes": loaded.local_bytes,
         }
 
-    def __call__(self, threads: int, *arguments: Any, block: int = BLOCK) -> None:
+    def __call__(self, threads: int, *arguments: Any, block: int = BLOCK, lanes: int = LANES) -> None:
         if not next(each for each in arguments if isinstance(each, Tensor)).is_cuda:
             order = np.random.default_rng(threads).permutation(threads)
             run_on_cpu(self._kernel, order, arguments)
             return
         types = types_of(arguments)
-        if types not in self._loaded:
+        if types not in self.loaded:
             self.load(types)
-        self._loaded[types].launch(threads, arguments, block)
+        self.loaded[types].launch(threads, arguments, block, lanes)
 
 
 play_frames = Launcher(kernels.play_frames)
@@ -154,9 +158,9 @@ class GpuConsoles:
     states: int32 [n, STATE_WORDS], a tensor or array. screens: uint8 [n, 3 * PICTURE]; None: black ones. layout: the
     dimensions of the states, 1 if they are interleaved, else 2."""
 
-    def __init__(self, batch: Any, states: Any, screens: Any, device: str, layout: int = 1, block: int = BLOCK):
+    def __init__(self, batch: Any, states: Any, screens: Any, device: str, layout: int = 1, lanes: int = LANES):
         put = partial(torch.as_tensor, device=device)
-        self.num_envs, self.layout, self.block = len(states), layout, block
+        self.num_envs, self.layout, self.lanes = len(states), layout, lanes
         self.device = device
         states = put(states)
         if layout == 1:
@@ -176,7 +180,7 @@ class GpuConsoles:
         """Plays frames with self.actions, ale-py's numbers."""
         arguments = (self.num_envs, num_frames, num_painted, self.actions, self.states, self.rom, self.screens)
         arguments += (self.rules, self.program, self.rewards, self.pictures)
-        play_frames(self.num_envs, *arguments, block=self.block)
+        play_frames(self.num_envs, *arguments, lanes=self.lanes)
 
     def draw(self) -> None:
         """Makes the frames of the last pictures."""
@@ -283,7 +287,7 @@ def measure_frames(
     num_starts: int = NUM_STARTS,
     num_painted: int = 0,
     layout: int = 1,
-    block: int = BLOCK,
+    lanes: int = LANES,
     is_dry: bool = False,
 ) -> Row:
     """Returns frames per second, and the time of a launch of FRAME_SKIP frames.
@@ -292,7 +296,7 @@ def measure_frames(
     batch, device = prepared(game), "cpu" if is_dry else "cuda"
     which = torch.arange(num_envs, device=device) % num_starts
     states = torch.as_tensor(batch.starts, device=device)[which]
-    consoles = GpuConsoles(batch, states, None, device, layout, block)
+    consoles = GpuConsoles(batch, states, None, device, layout, lanes)
     del states
     numbers = torch.as_tensor(batch.action_numbers, device=device)
     columns = 1 if num_starts == 1 else num_envs
@@ -330,6 +334,16 @@ def measure_frames(
         f"launches{kind}": repeats,
         f"playing{kind}": round(frames / (repeats * FRAME_SKIP * num_envs), 3),
     }
+
+
+def measure_variant(path: Path, game: str, num_envs: int) -> Row:
+    """Measures play_frames as another compiler or other options have made it."""
+    usual = play_frames.loaded[play_types(1)]
+    try:
+        variant = play_frames.loaded[play_types(1)] = LoadedKernel("play_frames", path.read_bytes())
+        return {**measure_frames(game, num_envs), "registers": variant.registers, "local_bytes": variant.local_bytes}
+    finally:
+        play_frames.loaded[play_types(1)] = usual
 
 
 # ---- exactness ----
@@ -402,7 +416,6 @@ def main(arguments: Sequence[str]) -> None:
         for kernel, types in (
             (kernels.make_pictures, PICTURE_TYPES),
             (kernels.play_frames, play_types(1)),
-            (kernels.play_frames, play_types(2)),
         ):
             image, kind = kernel_image(kernel, types, name)
             print(kernel.__name__, name, kind, len(image))

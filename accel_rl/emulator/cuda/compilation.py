@@ -13,6 +13,7 @@ from typing import Any
 
 from accel_rl.emulator.compiled import EntryFunction
 from accel_rl.emulator.machine_code import ArgumentTypes, cache_folder
+from accel_rl.emulator.cuda.warps import codegen_for_gpu
 from accel_rl.errors import UsageError
 from accel_rl.processes.child import leave_signals_to_parent
 from accel_rl.processes.spawning import ask_process
@@ -22,7 +23,7 @@ TRIPLE = "nvptx64-nvidia-cuda"
 PTX_VERSIONS = {"sm_70": "ptx63", "sm_80": "ptx70", "sm_90": "ptx78", "sm_100": "ptx86"}
 
 
-def compile_kernel(kernel: EntryFunction, types: ArgumentTypes, arch: str, block: int = 128) -> str:
+def compile_kernel(kernel: EntryFunction, types: ArgumentTypes, arch: str, block: int = 128, inlining: int = 0) -> str:
     """Returns the PTX of a kernel for an architecture (sm_90).
 
     types: the arguments after `thread`. The kernel's parameters are those of its function, arrays by their fields as in
@@ -33,15 +34,20 @@ def compile_kernel(kernel: EntryFunction, types: ArgumentTypes, arch: str, block
     llvm.initialize_all_asmprinters()
     target = llvm.Target.from_triple(TRIPLE)
     machine = target.create_target_machine(cpu=arch, features=f"+{PTX_VERSIONS[arch]}", opt=3)
+    codegen_for_gpu()
     text, name = _numba_ir(kernel, types)
     module = llvm.parse_assembly(_retarget(text, str(machine.target_data)))
     _add_kernel(module, name, kernel.__name__, block)
     for function in module.functions:
         if not function.is_declaration and function.name != kernel.__name__:
             function.linkage = "internal"
+        if not function.is_declaration:
+            function.add_function_attribute("convergent")  # LLVM removes it where no lane waits for another
     for variable in module.global_variables:
         variable.linkage = "internal"
     options = llvm.create_pipeline_tuning_options(speed_level=3)
+    if inlining:
+        options.inlining_threshold = inlining
     options.loop_vectorization = options.slp_vectorization = False
     builder = llvm.create_pass_builder(machine, options)
     builder.getModulePassManager().run(module, builder)
@@ -75,13 +81,15 @@ def _retarget(text: str, layout: str) -> str:
 
 
 def _add_kernel(module: Any, name: str, kernel: str, block: int) -> None:
-    """Adds the kernel, which calls Numba's function with the number of its thread."""
+    """Adds the kernel, which calls Numba's function with the number of its thread.
+
+    Its first parameter says how many lanes of each warp are used: few threads are faster if they share fewer warps."""
     import llvmlite.binding as llvm
 
     function = module.get_function(name)
     types = [str(argument.type) for argument in function.arguments]
     taken = types[3:]  # without the result's place, the exception's, and the thread
-    parameters = ", ".join(f"{kind} %a{i}" for i, kind in enumerate(taken))
+    parameters = ", ".join(["i32 %lanes", *(f"{kind} %a{i}" for i, kind in enumerate(taken))])
     values = ", ".join(["ptr %result", "ptr %error", "i32 %thread", *(f"{kind} %a{i}" for i, kind in enumerate(taken))])
     sregs = {each: f"llvm.nvvm.read.ptx.sreg.{each}.x" for each in ("tid", "ctaid", "ntid")}
     declared = "\n".join(f'declare i32 @"{sreg}"()' for sreg in sregs.values())
@@ -97,8 +105,17 @@ def _add_kernel(module: Any, name: str, kernel: str, block: int) -> None:
             %block = call i32 @{sregs["ctaid"]}()
             %size = call i32 @{sregs["ntid"]}()
             %first = mul i32 %block, %size
-            %thread = add i32 %first, %tid
+            %place = add i32 %first, %tid
+            %warp = lshr i32 %place, 5
+            %lane = and i32 %place, 31
+            %used = icmp ult i32 %lane, %lanes
+            br i1 %used, label %go, label %end
+        go:
+            %before = mul i32 %warp, %lanes
+            %thread = add i32 %before, %lane
             %status = call i32 @"{name}"({values})
+            br label %end
+        end:
             ret void
         }}"""
     module.link_in(llvm.parse_assembly(text))

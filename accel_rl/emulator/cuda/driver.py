@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from accel_rl.emulator.compiled import EntryFunction
+from accel_rl.emulator.cuda.memory import LANES
 from accel_rl.errors import RunError
 
 BLOCK = 32  # threads: a warp, so that few consoles still use all of a GPU's processors
@@ -59,13 +60,15 @@ class LoadedKernel:
         _check(_driver().cuFuncGetAttribute(ctypes.byref(value), number, self._function), "asking a kernel")
         return value.value
 
-    def launch(self, threads: int, arguments: Sequence[Any], block: int = BLOCK) -> None:
-        """Launches at least this many threads; arguments: CUDA tensors and ints, as the entry's after `thread`."""
-        words = (ctypes.c_int64 * 512)(*flat_arguments(arguments))
+    def launch(self, threads: int, arguments: Sequence[Any], block: int = BLOCK, lanes: int = LANES) -> None:
+        """Launches at least this many threads; arguments: CUDA tensors and ints, as the entry's after `thread`.
+
+        lanes: the threads of each warp of 32 that are used."""
+        words = (ctypes.c_int64 * 512)(lanes, *flat_arguments(arguments))
         at = ctypes.addressof(words)
         pointers = (ctypes.c_void_p * 512)(*range(at, at + 8 * 512, 8))
         stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-        grid = -(-threads // block)
+        grid = -(-(-(-threads // lanes) * LANES) // block)
         status = _driver().cuLaunchKernel(self._function, grid, 1, 1, block, 1, 1, 0, stream, pointers, None)
         _check(status, "launching a kernel")
 

@@ -1,8 +1,9 @@
 """The kernels' bodies: what one thread does. On a CPU, an entry called for each thread in turn does the same."""
 
-from accel_rl.emulator.compiled import address, i32, jit
+from accel_rl.emulator.compiled import i32, jit
 from accel_rl.emulator.console import NO_LIMIT, begin_action, run_due_frames
-from accel_rl.emulator.cuda.memory import console_state, kernel
+from accel_rl.emulator.cuda.memory import console_state, constant_address, global_address, kernel
+from accel_rl.emulator.cuda.warps import active_lanes, wait_for
 from accel_rl.emulator.frame_making import (
     COLUMN_TAPS,
     COLUMN_TOTAL,
@@ -34,12 +35,14 @@ def play_frames(
     there is none."""
     if thread >= num_envs:
         return
-    s, screen = console_state(states, thread), address(screens[thread])
+    s, screen = console_state(states, thread), global_address(screens[thread])
     reward, before = i32(0), i32(NO_PICTURE)
+    lanes = active_lanes()
     for frame in range(num_frames):
+        wait_for(lanes)
         s[PAINT] = i32(frame >= num_frames - num_painted)
         begin_action(s, actions[thread])
-        run_due_frames(s, address(rom), screen, address(rules), program, i32(NO_LIMIT))
+        run_due_frames(s, constant_address(rom), screen, constant_address(rules), program, i32(NO_LIMIT))
         reward += s[REWARD]
         if frame == num_frames - 2 and num_painted > 1:
             before = _keep_picture(s, screen)
@@ -71,7 +74,7 @@ def make_pictures(thread, num_envs, screens, pictures, palette, maker, frames):
     pixel = i32(thread - console * pixels)
     row = i32(pixel // maker[WIDTH])
     column = i32(pixel - row * maker[WIDTH])
-    screen, colours, plan = address(screens[console]), address(palette), address(maker)
+    screen, colours, plan = constant_address(screens[console]), constant_address(palette), constant_address(maker)
     newest, before = pictures[console, 0], pictures[console, 1]
     if before < 0:
         before = newest

@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from accel_rl.emulator.compiled import EntryFunction, address
+from accel_rl.emulator.compiled import EntryFunction, JitFunction
+from accel_rl.emulator.cuda.warps import teach_numba_warps
 from accel_rl.emulator.state import STATE_WORDS
 
 LANES = 32  # consoles of a group
+GLOBAL = 1  # LLVM's address space of a GPU's global memory; on a CPU all are the same
 Ints = npt.NDArray[np.int32]
 
 
@@ -39,12 +41,24 @@ def console_state(states: Any, console: Any) -> Any:
     raise NotImplementedError
 
 
+def global_address(array: Any) -> Any:
+    """Returns an array without its shape, as compiled.address does, in a GPU's global memory."""
+    raise NotImplementedError
+
+
+def constant_address(array: Any) -> Any:
+    """Returns an array without its shape that no thread of a launch writes to, in a GPU's global memory."""
+    raise NotImplementedError
+
+
 class Kernel(EntryFunction):
     """An entry whose first argument is the number of a thread; a GPU runs it for many threads at once."""
 
     @property
     def _numba_type_(self) -> Any:
+        JitFunction.makes_kernels = True
         teach_numba_memory()
+        teach_numba_warps()
         return super()._numba_type_
 
 
@@ -62,60 +76,84 @@ def teach_numba_memory() -> None:
     from numba import extending, types
     from numba.core.typing.templates import AbstractTemplate, infer_global, signature
 
-    int32, int64 = ir.IntType(32), ir.IntType(64)
+    class GlobalPointer(types.Type):  # type: ignore[misc]
+        """A pointer to items in global memory that are `stride` items apart."""
 
-    class LanePointer(types.Type):  # type: ignore[misc]
-        """A pointer to int32 that are LANES words apart."""
+        def __init__(self, dtype: Any, stride: int = 1, is_constant: bool = False):
+            self.dtype, self.stride, self.is_constant = dtype, stride, is_constant
+            super().__init__(f"GlobalPointer({dtype}, {stride}, {is_constant})")
 
-    lane_pointer = LanePointer("LanePointer")
-
-    @extending.register_model(LanePointer)
-    class LanePointerModel(extending.models.PrimitiveModel):  # type: ignore[misc]
+    @extending.register_model(GlobalPointer)
+    class GlobalPointerModel(extending.models.PrimitiveModel):  # type: ignore[misc]
         def __init__(self, manager: Any, kind: Any):
-            super().__init__(manager, kind, int32.as_pointer())
+            super().__init__(manager, kind, manager.lookup(kind.dtype).get_data_type().as_pointer(GLOBAL))
 
     @infer_global(operator.getitem)
     class GetItem(AbstractTemplate):  # type: ignore[misc]
         def generic(self, arguments: Any, _keywords: Any) -> Any:
             pointer, index = arguments
-            if isinstance(pointer, LanePointer) and isinstance(index, types.Integer):
-                return signature(types.int32, pointer, index)
+            if isinstance(pointer, GlobalPointer) and isinstance(index, types.Integer):
+                return signature(pointer.dtype, pointer, index)
             return None
 
     @infer_global(operator.setitem)
     class SetItem(AbstractTemplate):  # type: ignore[misc]
         def generic(self, arguments: Any, _keywords: Any) -> Any:
             pointer, index, _ = arguments
-            if isinstance(pointer, LanePointer) and isinstance(index, types.Integer):
-                return signature(types.none, pointer, index, types.int32)
+            if isinstance(pointer, GlobalPointer) and isinstance(index, types.Integer):
+                return signature(types.none, pointer, index, pointer.dtype)
             return None
 
-    def element(context: Any, builder: Any, pointer: Any, index: Any, kind: Any) -> Any:
-        words = builder.mul(context.cast(builder, index, kind, types.int32), int32(LANES), flags=["nsw"])
-        return builder.gep(pointer, [words], inbounds=True)
+    def element(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pointer, index = signature.args[:2]
+        place = context.cast(builder, arguments[1], index, types.int32)
+        if pointer.stride > 1:
+            place = builder.mul(place, ir.IntType(32)(pointer.stride), flags=["nsw"])
+        return builder.gep(arguments[0], [place], inbounds=True)
 
-    @extending.lower_builtin(operator.getitem, LanePointer, types.Integer)  # type: ignore[untyped-decorator]
+    @extending.lower_builtin(operator.getitem, GlobalPointer, types.Integer)  # type: ignore[untyped-decorator]
     def get_item(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.load(element(context, builder, *arguments, signature.args[1]))
+        value = builder.load(element(context, builder, signature, arguments))
+        if signature.args[0].is_constant:
+            value.set_metadata("invariant.load", builder.module.add_metadata([]))
+        return value
 
-    @extending.lower_builtin(operator.setitem, LanePointer, types.Integer, types.Any)  # type: ignore[untyped-decorator]
+    @extending.lower_builtin(operator.setitem, GlobalPointer, types.Integer, types.Any)  # type: ignore[untyped-decorator]
     def set_item(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        pointer, index, value = arguments
-        builder.store(value, element(context, builder, pointer, index, signature.args[1]))
+        builder.store(arguments[2], element(context, builder, signature, arguments))
+
+    def to_global(builder: Any, pointer: Any) -> Any:
+        return builder.addrspacecast(pointer, pointer.type.pointee.as_pointer(GLOBAL))
 
     @extending.intrinsic  # type: ignore[untyped-decorator]
     def interleaved(_context: Any, states: Any, console: Any) -> Any:
         def start(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            int64 = ir.IntType(64)
             data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
             number = context.cast(builder, arguments[1], signature.args[1], types.int64)
             group = builder.lshr(number, int64(LANES.bit_length() - 1))
             lane = builder.and_(number, int64(LANES - 1))
-            return builder.gep(data, [builder.add(builder.mul(group, int64(LANES * STATE_WORDS)), lane)])
+            first = builder.gep(data, [builder.add(builder.mul(group, int64(LANES * STATE_WORDS)), lane)])
+            return to_global(builder, first)
 
-        return lane_pointer(states, console), start
+        return GlobalPointer(types.int32, LANES)(states, console), start
+
+    def data_of(is_constant: bool) -> Any:
+        @extending.intrinsic  # type: ignore[untyped-decorator]
+        def data_pointer(_context: Any, array: Any) -> Any:
+            def data(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+                return to_global(builder, context.make_array(signature.args[0])(context, builder, arguments[0]).data)
+
+            return GlobalPointer(array.dtype, 1, is_constant)(array), data
+
+        return data_pointer
+
+    changing, constant = data_of(False), data_of(True)
+    extending.overload(global_address)(lambda array: lambda array: changing(array))
+    extending.overload(constant_address)(lambda array: lambda array: constant(array))
 
     @extending.overload(console_state)  # type: ignore[untyped-decorator]
     def type_console_state(states, console):  # type: ignore[no-untyped-def]
         if states.ndim == 1:
             return lambda states, console: interleaved(states, console)
-        return lambda states, console: address(states[console])
+        return lambda states, console: changing(states[console])
