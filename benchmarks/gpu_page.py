@@ -39,8 +39,9 @@ limit, and keeps its results if another part fails. A second call runs the parts
 |---|---|
 """
 INSTRUCTIONS = """
-Each combination of GPU, PyTorch version and source code has its own folder of results. `python benchmarks/gpu_page.py
-FOLDER` adds a folder to `benchmarks/results/gpu` and writes this page. If you have a GPU that is not listed here,
+Each combination of GPU, PyTorch version and source code has its own folder of results, of which this page shows each
+part's newest. `python benchmarks/gpu_page.py FOLDER` adds a folder to `benchmarks/results/gpu` and writes this page. If
+you have a GPU that is not listed here,
 please run the program and send us its folder.
 
 `make test-gpu` runs only the tests of the GPU code, on real GPUs. Without the development packages, use `python -m
@@ -123,31 +124,41 @@ def add(folder: Path, results: Path) -> None:
 def make_page(results: Path = RESULTS) -> str:
     """Returns the page for these results."""
     listed = "".join(f"| {name} | {part.purpose} |\n" for name, part in PARTS.items())
-    folders = sorted(path for path in results.glob("*") if path.is_dir())
-    sections = "".join(map(make_section, folders)) if folders else NOTHING
+    machines: dict[tuple[Any, ...], list[Path]] = {}
+    for folder in sorted(path for path in results.glob("*") if path.is_dir()):
+        identity = next(iter(read_results(folder).values()))["identity"]
+        machines.setdefault((identity["gpu"], identity["num_gpus"], identity["torch"]), []).append(folder)
+    sections = "".join(map(make_section, machines.values())) or NOTHING
     compared = "" if any(results.glob("*/peers.json")) else NOT_COMPARED
     return INTRODUCTION + listed + INSTRUCTIONS + PEERS + compared + sections
 
 
-def make_section(folder: Path) -> str:
-    """Returns one session's section: its machine, and a table for each part."""
-    parts = read_results(folder)
-    first = next(iter(parts.values()))
+def make_section(folders: Sequence[Path]) -> str:
+    """Returns the section of one machine: what it is, and a table of each part's newest results."""
+    sessions = [read_results(folder) for folder in folders]
+    parts = {
+        name: max((each[name] for each in sessions if name in each), key=lambda part: part["started"])
+        for name in PARTS
+        if any(name in each for each in sessions)
+    }
+    first = parts.get("facts", next(iter(parts.values())))
     identity = first["identity"]
     facts = {row["name"]: row.get("text", "") for row in parts.get("facts", {"rows": []})["rows"]}
     lines = [f"\n## {identity['gpu']}, PyTorch {identity['torch']}\n"]
     lines.append(f"{describe(identity)}; {describe_versions(identity)}; {first['started'].split()[0]}.\n")
     said = [facts[name] for name in ("machine", "pinned memory") if name in facts]
     lines += [f"{text[:1].upper()}{text[1:]}.\n" for text in said]
-    if (note := folder / "note.md").exists():
-        lines.append(note.read_text())
+    lines += [note.read_text() for folder in folders if (note := folder / "note.md").exists()]
     absent = [name for name, part in PARTS.items() if name not in parts and identity["num_gpus"] >= part.least_gpus]
     if absent:
         lines.append(f"Not run: {', '.join(absent)}.\n")
     for name, part in parts.items():
         if name not in ("install", "facts"):
             state = "" if part["status"] == "complete" else f" {part['status']} {part['reason']}".rstrip() + "."
-            lines.append(f"**{name}**: {PARTS[name].purpose}.{state}\n\n{format_rows(name, part['rows'])}\n")
+            sources = part["identity"]["sources"]
+            later = "" if sources == identity["sources"] else f" (sources {sources})"
+            table = format_rows(name, part["rows"])
+            lines.append(f"**{name}**: {PARTS[name].purpose}{later}.{state}\n\n{table}\n")
     return "\n".join(lines)
 
 

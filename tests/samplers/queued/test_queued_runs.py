@@ -165,7 +165,12 @@ def test_a_run_is_that_of_the_cpu(case: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("case", ["vectors", "pixels"])
 def test_predictors_on_a_gpu_act_with_what_was_published(case: str) -> None:
     """Each action on a GPU is computed with the parameters of the version that it names."""
-    settings = {**(CARTPOLE if case == "vectors" else PONG), "predictors": 2, "learning_rate": 0.1}
+    settings = {
+        **(CARTPOLE if case == "vectors" else PONG),
+        "predictors": 2,
+        "learning_rate": 0.1,
+        "precision": "float32",
+    }
     there, here = (resolve({**settings, "device": device}) for device in ("cuda:0", "cpu"))
     algo, update = build_algo_and_update(there)
     policy = build_algo_and_update(here)[0].policy
