@@ -15,21 +15,19 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from accel_rl.emulator.batch import BatchAtari
-from accel_rl.emulator.compiled import EntryFunction
 from accel_rl.emulator.cuda import kernels
-from accel_rl.emulator.cuda.compilation import kernel_image, ptx_path
-from accel_rl.emulator.cuda.driver import BLOCK, LoadedKernel, run_on_cpu, types_of
-from accel_rl.emulator.cuda.memory import LANES, separate
+from accel_rl.emulator.cuda.atari import CudaAtari
+from accel_rl.emulator.cuda.compilation import kernel_images
+from accel_rl.emulator.cuda.driver import Launcher, LoadedKernel, load
+from accel_rl.emulator.cuda.memory import LANES, Kernel, separate
 from accel_rl.emulator.frame_making import FramePlan
 from accel_rl.emulator.machine_code import cache_folder
 from accel_rl.emulator.palette import grey_palette
 from accel_rl.emulator.registers import LINE_PIXELS
 from accel_rl.emulator.state import FRAME, STATE_WORDS
 from accel_rl.emulator.steps import PICTURE
-from accel_rl.errors import RunError
 from accel_rl.hardware.topology import available_cpus
 from gpu.rows import Row, Rows
 
@@ -56,8 +54,8 @@ def emulator(rows: Rows) -> None:
         return
     thread = threading.Thread(target=BatchAtari, args=("pong", 1), daemon=True)
     thread.start()
-    rows.add("play_frames", load_play_frames, 1)
-    rows.add("make_pictures", load_make_pictures)
+    for kernel in kernels.KERNELS:
+        rows.add(kernel.__name__, load_kernel, kernel)
     for game in SPEED_GAMES:
         rows.add(f"{game}, prepared", compare_prepared, game)
     for size in SIZES[:2]:
@@ -72,6 +70,8 @@ def emulator(rows: Rows) -> None:
         for game, size in (("pong", 16384), ("seaquest", 16384), ("pong", 65536)):
             rows.add(f"{game}, {size} consoles, {path.stem}", measure_variant, path, game, size)
     thread.join()
+    for size in SIZES[:3]:
+        rows.add(f"pong, CudaAtari, {size} environments", measure_env, "pong", size)
     for game in EXACT_GAMES:
         rows.add(f"{game} exact", compare, game)
     for size in SIZES[2:]:
@@ -81,72 +81,17 @@ def emulator(rows: Rows) -> None:
 
 # ---- kernels ----
 
-
-class Launcher:
-    """Launches a kernel on the GPU, or runs its threads one after another on the CPU, where its tensors are.
-
-    Loads it at the first launch."""
-
-    def __init__(self, kernel: EntryFunction):
-        self._kernel = kernel
-        self.loaded: dict[tuple[str, ...], LoadedKernel] = {}
-
-    def load(self, types: tuple[str, ...]) -> Row:
-        """Loads the kernel for these types; returns what it takes."""
-        start = time.perf_counter()
-        image, kind = kernel_image(self._kernel, types, arch())
-        made = time.perf_counter()
-        name = self._kernel.__name__
-        try:
-            loaded = LoadedKernel(name, image)
-        except RunError as error:  # a cubin of another version than the driver's
-            print(error)
-            image, kind = ptx_path(self._kernel, types, arch()).read_bytes(), f"ptx, as the {kind} was refused"
-            loaded = LoadedKernel(name, image)
-        self.loaded[types] = loaded
-        return {
-            "image": kind,
-            "kib": len(image) // 1024,
-            "compile_s": round(made - start, 2),
-            "load_s": round(time.perf_counter() - made, 2),
-            "registers": loaded.registers,
-            "local_bytes": loaded.local_bytes,
-        }
-
-    def __call__(self, threads: int, *arguments: Any, block: int = BLOCK, lanes: int = LANES) -> None:
-        if not next(each for each in arguments if isinstance(each, Tensor)).is_cuda:
-            order = np.random.default_rng(threads).permutation(threads)
-            run_on_cpu(self._kernel, order, arguments)
-            return
-        types = types_of(arguments)
-        if types not in self.loaded:
-            self.load(types)
-        self.loaded[types].launch(threads, arguments, block, lanes)
-
-
 play_frames = Launcher(kernels.play_frames)
-make_pictures = Launcher(kernels.make_pictures)
-INTS, BYTES, INTS_2D, BYTES_2D = "int32[::1]", "uint8[::1]", "int32[:, ::1]", "uint8[:, ::1]"
-PICTURE_TYPES = ("int32", BYTES_2D, INTS_2D, BYTES, INTS, BYTES_2D)
+show_pictures = Launcher(kernels.show_pictures)
+make_observations = Launcher(kernels.make_observations)
 
 
-def play_types(layout: int) -> tuple[str, ...]:
-    """Returns play_frames' types. layout: the dimensions of the states, 1 if they are interleaved, else 2."""
-    states = INTS if layout == 1 else INTS_2D
-    return ("int32", "int32", "int32", INTS, states, BYTES, BYTES_2D, INTS, INTS_2D, INTS, INTS_2D)
-
-
-def load_play_frames(layout: int) -> Row:
-    return play_frames.load(play_types(layout))
-
-
-def load_make_pictures() -> Row:
-    return make_pictures.load(PICTURE_TYPES)
-
-
-def arch() -> str:
-    """Returns the architecture of the current GPU, as in sm_90."""
-    return "sm_{}{}".format(*torch.cuda.get_device_capability())
+def load_kernel(kernel: Kernel) -> Row:
+    """Loads a kernel; returns what it takes."""
+    start = time.perf_counter()
+    loaded = load(kernel)
+    seconds = round(time.perf_counter() - start, 2)
+    return {"load_s": seconds, "registers": loaded.registers, "local_bytes": loaded.local_bytes}
 
 
 # ---- consoles on the GPU ----
@@ -155,26 +100,25 @@ def arch() -> str:
 class GpuConsoles:
     """Consoles of one game in the memory of a device: arrays, and the launches of their kernels.
 
-    states: int32 [n, STATE_WORDS], a tensor or array. screens: uint8 [n, 3 * PICTURE]; None: black ones. layout: the
-    dimensions of the states, 1 if they are interleaved, else 2."""
+    states: int32 [n, STATE_WORDS], a tensor or array; n: a multiple of LANES. screens: uint8 [n, 3 * PICTURE]; None:
+    black ones."""
 
-    def __init__(self, batch: Any, states: Any, screens: Any, device: str, layout: int = 1, lanes: int = LANES):
+    def __init__(self, batch: Any, states: Any, screens: Any, device: str, lanes: int = LANES):
         put = partial(torch.as_tensor, device=device)
-        self.num_envs, self.layout, self.lanes = len(states), layout, lanes
+        self.num_envs, self.lanes = len(states), lanes
         self.device = device
-        states = put(states)
-        if layout == 1:
-            states = states.view(-1, LANES, STATE_WORDS).transpose(1, 2).contiguous().view(-1)
-        self.states = states
+        self.states = put(states).view(-1, LANES, STATE_WORDS).transpose(1, 2).contiguous().view(-1)
         n = self.num_envs
-        self.screens = torch.zeros((n, 3 * PICTURE), dtype=torch.uint8, device=device) if screens is None else put(screens)
+        black = partial(torch.zeros, dtype=torch.uint8, device=device)
+        self.screens = black((n, 3 * PICTURE)) if screens is None else put(screens)
+        self.shown, self.frames = black((n, LINE_PIXELS * batch.height)), black((n, FRAME_SIZE[0] * FRAME_SIZE[1]))
         self.rom, self.rules, self.program = put(batch.rom.copy()), put(batch.rules), put(batch.program)
         self.actions = torch.zeros(n, dtype=torch.int32, device=device)
         self.rewards = torch.zeros(n, dtype=torch.int32, device=device)
         self.pictures = torch.zeros((n, 2), dtype=torch.int32, device=device)
         plan = FramePlan(batch.height, FRAME_SIZE, color=False)
         self.maker, self.palette = put(plan.maker), put(grey_palette(False).copy())
-        self.frames = torch.zeros((n, FRAME_SIZE[0] * FRAME_SIZE[1]), dtype=torch.uint8, device=device)
+        self.no_starts = torch.full((n,), -1, dtype=torch.int32, device=device)
 
     def play(self, num_frames: int, num_painted: int = 0) -> None:
         """Plays frames with self.actions, ale-py's numbers."""
@@ -184,18 +128,18 @@ class GpuConsoles:
 
     def draw(self) -> None:
         """Makes the frames of the last pictures."""
-        arguments = (self.num_envs, self.screens, self.pictures, self.palette, self.maker, self.frames)
-        make_pictures(self.num_envs * self.frames.shape[1], *arguments, block=128)
+        arguments = (self.num_envs, self.screens, self.pictures, self.palette, self.shown)
+        show_pictures(self.shown.numel(), *arguments, block=128)
+        arguments = (self.num_envs, 1, self.no_starts, self.shown, self.maker, 1, self.frames)
+        make_observations(self.frames.numel(), *arguments, block=128)
 
     def states_on_cpu(self) -> np.ndarray:
         """Returns the states, int32 [n, STATE_WORDS]."""
-        states = self.states.cpu().numpy()
-        return separate(states, self.num_envs) if self.layout == 1 else states
+        return separate(self.states.cpu().numpy(), self.num_envs)
 
     def frame_count(self) -> int:
         """Returns the sum of all consoles' frames since they were switched on."""
-        words = self.states.view(-1, STATE_WORDS, LANES)[:, FRAME] if self.layout == 1 else self.states[:, FRAME]
-        return int(words.sum(dtype=torch.int64))
+        return int(self.states.view(-1, STATE_WORDS, LANES)[:, FRAME].sum(dtype=torch.int64))
 
 
 # ---- prepared starts ----
@@ -286,7 +230,6 @@ def measure_frames(
     num_envs: int,
     num_starts: int = NUM_STARTS,
     num_painted: int = 0,
-    layout: int = 1,
     lanes: int = LANES,
     is_dry: bool = False,
 ) -> Row:
@@ -296,7 +239,7 @@ def measure_frames(
     batch, device = prepared(game), "cpu" if is_dry else "cuda"
     which = torch.arange(num_envs, device=device) % num_starts
     states = torch.as_tensor(batch.starts, device=device)[which]
-    consoles = GpuConsoles(batch, states, None, device, layout, lanes)
+    consoles = GpuConsoles(batch, states, None, device, lanes)
     del states
     numbers = torch.as_tensor(batch.action_numbers, device=device)
     columns = 1 if num_starts == 1 else num_envs
@@ -338,12 +281,31 @@ def measure_frames(
 
 def measure_variant(path: Path, game: str, num_envs: int) -> Row:
     """Measures play_frames as another compiler or other options have made it."""
-    usual = play_frames.loaded[play_types(1)]
+    usual = play_frames.loaded
     try:
-        variant = play_frames.loaded[play_types(1)] = LoadedKernel("play_frames", path.read_bytes())
+        variant = play_frames.loaded = LoadedKernel("play_frames", path.read_bytes())
         return {**measure_frames(game, num_envs), "registers": variant.registers, "local_bytes": variant.local_bytes}
     finally:
-        play_frames.loaded[play_types(1)] = usual
+        play_frames.loaded = usual
+
+
+def measure_env(game: str, num_envs: int) -> Row:
+    """Returns the agent steps per second of CudaAtari with random actions."""
+    envs = CudaAtari(game, num_envs)
+    envs.reset()
+    actions = torch.randint(envs.num_actions, (64, num_envs), device="cuda")
+
+    def steps(count: int) -> float:
+        start = time.perf_counter()
+        for step in range(count):
+            envs.step(actions[step % 64])
+        torch.cuda.synchronize()
+        return time.perf_counter() - start
+
+    steps(64)  # from the starts apart
+    count = max(2, int(MEASURED_S / steps(1)))
+    seconds = steps(count)
+    return {"steps_per_s": round(num_envs * count / seconds), "step_ms": round(1e3 * seconds / count, 3)}
 
 
 # ---- exactness ----
@@ -413,12 +375,8 @@ PARTS: dict[str, Callable[[Rows], None]] = {"emulator": emulator}
 def main(arguments: Sequence[str]) -> None:
     """Makes kernels for an architecture, and the prepared starts."""
     for name in arguments:
-        for kernel, types in (
-            (kernels.make_pictures, PICTURE_TYPES),
-            (kernels.play_frames, play_types(1)),
-        ):
-            image, kind = kernel_image(kernel, types, name)
-            print(kernel.__name__, name, kind, len(image))
+        for kernel in kernels.KERNELS:
+            print(kernel.__name__, name, *map(len, kernel_images(kernel, name)))
     for game in SPEED_GAMES:
         prepared(game)
         print(game, "prepared")

@@ -1,7 +1,5 @@
 """The GPU's kernels, run as functions of the CPU thread by thread, and as PTX."""
 
-import re
-
 import numpy as np
 import pytest
 
@@ -22,7 +20,7 @@ def shuffled(seed):
     return random.permutation
 
 
-@pytest.mark.parametrize("game, options", [("breakout", {"episodic_life": True}), ("pong", {"maxpool": False})])
+@pytest.mark.parametrize(("game", "options"), [("breakout", {"episodic_life": True}), ("pong", {"maxpool": False})])
 def test_steps_are_those_of_the_vector_environment(game, options):
     """Observations, rewards, ends and lives of each environment, from each of its starts on, are those of
     AtariVectorEnv's environment that has made the start, with the same actions."""
@@ -31,7 +29,7 @@ def test_steps_are_those_of_the_vector_environment(game, options):
     envs = CudaAtari(game, NUM_ENVS, device="cpu", seed=SEED, num_starts=NUM_STARTS, order=shuffled(0), **options)
     table = np.random.default_rng(1).integers(0, envs.num_actions, (STEPS, NUM_STARTS))
     observations, infos = theirs.reset(seed=SEED)
-    results = [(observations, np.zeros(NUM_STARTS), np.zeros((2, NUM_STARTS)), infos["lives"])]
+    results = [(observations, np.zeros(NUM_STARTS), np.zeros((2, NUM_STARTS), bool), infos["lives"])]
     for actions in table:
         observations, rewards, *ends, infos = theirs.step(actions)
         results.append((observations, rewards, np.array(ends), infos["lives"]))
@@ -39,13 +37,13 @@ def test_steps_are_those_of_the_vector_environment(game, options):
     step = envs.reset()
     start, age, num_ends = envs.starts.numpy().copy(), np.zeros(NUM_ENVS, int), 0
     assert len({*start.tolist()}) > 1
-    for t in range(STEPS):
+    for _ in range(STEPS):
         for env in range(NUM_ENVS):
-            expected = [each[..., start[env]] if i == 2 else each[start[env]] for i, each in enumerate(results[age[env]])]
-            np.testing.assert_array_equal(step.observations[env], expected[0])
-            assert step.rewards[env] == expected[1]
-            assert [bool(step.terminated[env]), bool(step.truncated[env])] == [*expected[2]]
-            assert step.lives[env] == expected[3]
+            frames, rewards, ends, lives = results[age[env]]
+            np.testing.assert_array_equal(step.observations[env], frames[start[env]])
+            assert step.rewards[env] == rewards[start[env]]
+            assert [bool(step.terminated[env]), bool(step.truncated[env])] == [*ends[:, start[env]]]
+            assert step.lives[env] == lives[start[env]]
         ended = (step.terminated | step.truncated).numpy()
         num_ends += ended.sum()
         step = envs.step(torch.from_numpy(table[age, start]))

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from accel_rl.emulator import state as words
-from accel_rl.emulator import vector_steps
-from accel_rl.emulator.consoles import check_integers, _seeded_generator
+from accel_rl.emulator.consoles import _seeded_generator, check_integers
 from accel_rl.emulator.cuda import kernels
 from accel_rl.emulator.cuda.driver import Launcher
 from accel_rl.emulator.cuda.memory import LANES, interleave, separate
@@ -93,7 +92,9 @@ class CudaAtari:
             starter.close()
         plan = FramePlan(rules.height, (img_height, img_width), color=False)
         if plan.enlarges:
-            raise UsageError(f"img_height={img_height}, img_width={img_width}: at most {rules.height} and {LINE_PIXELS}")
+            raise UsageError(
+                f"img_height={img_height}, img_width={img_width}: at most {rules.height} and {LINE_PIXELS}"
+            )
         pixels = LINE_PIXELS * rules.height
         self._check_memory(3 * PICTURE + pixels + stack_num * img_height * img_width + 4 * STATE_WORDS)
 

@@ -11,23 +11,24 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from accel_rl.emulator.machine_code import ArgumentTypes, cache_folder, check_numba
 from accel_rl.emulator.cuda.memory import Kernel, teach_numba_kernels
 from accel_rl.emulator.cuda.warps import codegen_for_gpu
+from accel_rl.emulator.machine_code import cache_folder, check_numba
 from accel_rl.errors import UsageError
 from accel_rl.processes.child import leave_signals_to_parent
 from accel_rl.processes.spawning import ask_process
 
 TRIPLE = "nvptx64-nvidia-cuda"
 # Of PTX versions and the drivers that take them: 7.8 has sm_90 (CUDA 11.8), 8.6 has sm_100 (CUDA 12.7).
+MOST_THREADS = 128  # of a block; the registers of a GPU are divided by it
 PTX_VERSIONS = {"sm_70": "ptx63", "sm_80": "ptx70", "sm_90": "ptx78", "sm_100": "ptx86"}
 
 
-def compile_kernel(kernel: Kernel, types: ArgumentTypes, arch: str, block: int = 128, inlining: int = 0) -> str:
+def compile_kernel(kernel: Kernel, arch: str) -> str:
     """Returns the PTX of a kernel for an architecture (sm_90).
 
-    types: the arguments after `thread`. The kernel's parameters are those of its function, arrays by their fields as in
-    machine_code.py, eight bytes each."""
+    Its parameters are the number of lanes that each warp uses, and those of its function after the thread's number:
+    arrays by their fields as in machine_code.py."""
     import llvmlite.binding as llvm
 
     llvm.initialize_all_targets()
@@ -35,9 +36,9 @@ def compile_kernel(kernel: Kernel, types: ArgumentTypes, arch: str, block: int =
     target = llvm.Target.from_triple(TRIPLE)
     machine = target.create_target_machine(cpu=arch, features=f"+{PTX_VERSIONS[arch]}", opt=3)
     codegen_for_gpu()
-    text, name = _numba_ir(kernel, types)
+    text, name = _numba_ir(kernel)
     module = llvm.parse_assembly(_retarget(text, str(machine.target_data)))
-    _add_kernel(module, name, kernel.__name__, block)
+    _add_kernel(module, name, kernel.__name__)
     for function in module.functions:
         if not function.is_declaration and function.name != kernel.__name__:
             function.linkage = "internal"
@@ -46,15 +47,13 @@ def compile_kernel(kernel: Kernel, types: ArgumentTypes, arch: str, block: int =
     for variable in module.global_variables:
         variable.linkage = "internal"
     options = llvm.create_pipeline_tuning_options(speed_level=3)
-    if inlining:
-        options.inlining_threshold = inlining
     options.loop_vectorization = options.slp_vectorization = False
     builder = llvm.create_pass_builder(machine, options)
     builder.getModulePassManager().run(module, builder)
     return str(machine.emit_assembly(module))
 
 
-def _numba_ir(kernel: Kernel, types: ArgumentTypes) -> tuple[str, str]:
+def _numba_ir(kernel: Kernel) -> tuple[str, str]:
     """Returns the IR of a function with all its callees, not optimized, and the function's name in it."""
     from numba.core import codegen, sigutils
 
@@ -64,7 +63,7 @@ def _numba_ir(kernel: Kernel, types: ArgumentTypes) -> tuple[str, str]:
     codegen.JITCPUCodegen.set_env = lambda *_: None
     teach_numba_kernels()
     dispatcher = kernel.body._numba_type_.dispatcher
-    arguments, _ = sigutils.normalize_signature(f"(int32, {', '.join(types)},)")
+    arguments, _ = sigutils.normalize_signature(f"(int32, {', '.join(kernel.types)},)")
     dispatcher.compile(arguments)
     compiled = dispatcher.overloads[arguments]
     return compiled.library.get_llvm_str(), compiled.fndesc.mangled_name
@@ -77,11 +76,11 @@ def _no_address(library: Any, _name: str) -> int:
 
 def _retarget(text: str, layout: str) -> str:
     """Returns IR for NVIDIA's GPUs; Numba's has no other mark of the CPU than these two lines."""
-    text = re.sub(r'^target triple = .*$', f'target triple = "{TRIPLE}"', text, flags=re.MULTILINE)
-    return re.sub(r'^target datalayout = .*$', f'target datalayout = "{layout}"', text, flags=re.MULTILINE)
+    text = re.sub(r"^target triple = .*$", f'target triple = "{TRIPLE}"', text, flags=re.MULTILINE)
+    return re.sub(r"^target datalayout = .*$", f'target datalayout = "{layout}"', text, flags=re.MULTILINE)
 
 
-def _add_kernel(module: Any, name: str, kernel: str, block: int) -> None:
+def _add_kernel(module: Any, name: str, kernel: str) -> None:
     """Adds the kernel, which calls Numba's function with the number of its thread.
 
     Its first parameter says how many lanes of each warp are used: few threads are faster if they share fewer warps."""
@@ -99,7 +98,7 @@ def _add_kernel(module: Any, name: str, kernel: str, block: int) -> None:
         target datalayout = "{module.data_layout}"
         {declared}
         declare i32 @"{name}"({", ".join(types)})
-        define ptx_kernel void @{kernel}({parameters}) "nvvm.maxntid"="{block}" {{
+        define ptx_kernel void @{kernel}({parameters}) "nvvm.maxntid"="{MOST_THREADS}" {{
             %result = alloca i64
             %error = alloca ptr
             %tid = call i32 @{sregs["tid"]}()
@@ -125,18 +124,18 @@ def _add_kernel(module: Any, name: str, kernel: str, block: int) -> None:
 # ---- kept on the disk ----
 
 
-def kernel_images(kernel: Kernel, types: ArgumentTypes, arch: str) -> list[bytes]:
+def kernel_images(kernel: Kernel, arch: str) -> list[bytes]:
     """Returns a kernel's PTX, which a driver compiles, after a cubin if there is NVIDIA's assembler or was one.
 
     Compiles in a separate process what is not on the disk yet, which takes about 25 s. Raises UsageError if that
     fails."""
-    path = ptx_path(kernel, types, arch)
+    path = ptx_path(kernel, arch)
     if not path.exists():
         _say(f"compiling the Atari emulator ({kernel.__name__}) for {arch}, once ...")
         check_numba()
         path.parent.mkdir(parents=True, exist_ok=True)
         module, name = kernel.__wrapped__.__module__, kernel.__name__
-        status, data, said = ask_process(__name__, module, name, arch, *types, stderr=subprocess.PIPE)
+        status, data, said = ask_process(__name__, module, name, arch, stderr=subprocess.PIPE)
         if status or not data:
             reasons = said.decode(errors="replace").strip().splitlines() or [f"status {status}"]
             raise UsageError(f"{name} cannot be compiled for {arch}: {reasons[-1]}")
@@ -149,11 +148,10 @@ def kernel_images(kernel: Kernel, types: ArgumentTypes, arch: str) -> list[bytes
     return [each.read_bytes() for each in (cubin, path) if each.exists()]
 
 
-def ptx_path(kernel: Kernel, types: ArgumentTypes, arch: str) -> Path:
+def ptx_path(kernel: Kernel, arch: str) -> Path:
     """Returns the file of a kernel's PTX."""
-    source = Path(kernel.__wrapped__.__code__.co_filename)
-    digest = hashlib.sha256(repr(types).encode())
-    for path in sorted(source.parents[1].rglob("*.py")):
+    digest = hashlib.sha256((kernel.sources() + Path(__file__).read_text()).encode())
+    for path in sorted(Path(__file__).parents[1].glob("*.py")):
         digest.update(path.read_bytes())
     return cache_folder() / f"{kernel.__name__}-{arch}-{digest.hexdigest()[:16]}.ptx"
 
@@ -182,8 +180,8 @@ def _say(message: str) -> None:
 
 def main() -> None:
     leave_signals_to_parent()
-    answer, module, name, arch, *types = sys.argv[1:]
-    ptx = compile_kernel(getattr(importlib.import_module(module), name), tuple(types), arch)
+    answer, module, name, arch = sys.argv[1:]
+    ptx = compile_kernel(getattr(importlib.import_module(module), name), arch)
     with os.fdopen(int(answer), "wb") as file:
         file.write(ptx.encode())
 

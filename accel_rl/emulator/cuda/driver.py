@@ -4,6 +4,7 @@ Tensors on a CPU are allowed, too: then the kernel's entry runs for one thread a
 is given. So everything around the kernels can be tested without a GPU.
 """
 
+import contextlib
 import ctypes
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -105,33 +106,30 @@ def run_on_cpu(kernel: Kernel, threads: Any, arguments: Sequence[Any]) -> None:
 class Launcher:
     """Launches a kernel where its tensors are: on the GPU, or thread by thread on the CPU.
 
-    It is compiled, if needed, and loaded at the first launch with tensors of these types. order: returns the order of
+    It is compiled, if needed, and loaded at the first launch on a GPU. order: returns the order of
     the threads on the CPU for a number of threads; None: one after another."""
 
     def __init__(self, kernel: Kernel, order: Callable[[int], Any] | None = None):
         self._kernel, self._order = kernel, order or np.arange
-        self.loaded: dict[tuple[str, ...], LoadedKernel] = {}
-        """By the arguments' types"""
+        self.loaded: LoadedKernel | None = None
 
     def __call__(self, threads: int, *arguments: Any, block: int = BLOCK, lanes: int = LANES) -> None:
+        if (types := types_of(arguments)) != self._kernel.types:
+            raise TypeError(f"{self._kernel.__name__} takes {self._kernel.types}, not {types}")
         if not next(each for each in arguments if isinstance(each, torch.Tensor)).is_cuda:
             run_on_cpu(self._kernel, self._order(threads), arguments)
             return
-        types = types_of(arguments)
-        if types not in self.loaded:
-            self.load(types)
-        self.loaded[types].launch(threads, arguments, block, lanes)
+        self.loaded = self.loaded or load(self._kernel)
+        self.loaded.launch(threads, arguments, block, lanes)
 
-    def load(self, types: tuple[str, ...]) -> LoadedKernel:
-        """Loads the kernel for these types."""
-        images, error = kernel_images(self._kernel, types, arch()), None
-        for image in images:
-            try:
-                self.loaded[types] = LoadedKernel(self._kernel.__name__, image)
-                return self.loaded[types]
-            except RunError as refusal:  # a cubin of another version than the driver's: its PTX follows
-                error = refusal
-        raise error or RunError(f"there is no image of {self._kernel.__name__}")
+
+def load(kernel: Kernel) -> LoadedKernel:
+    """Loads a kernel for the current GPU. Raises RunError if its driver refuses it."""
+    *others, last = kernel_images(kernel, arch())
+    for image in others:
+        with contextlib.suppress(RunError):  # a cubin of another version than the driver's
+            return LoadedKernel(kernel.__name__, image)
+    return LoadedKernel(kernel.__name__, last)
 
 
 def arch() -> str:

@@ -2,7 +2,17 @@
 
 from accel_rl.emulator.compiled import i32, jit
 from accel_rl.emulator.console import NO_LIMIT, begin_action, run_due_frames
-from accel_rl.emulator.cuda.memory import console_state, constant_address, global_address, kernel
+from accel_rl.emulator.cuda.memory import (
+    BYTES,
+    BYTES_2D,
+    INT,
+    INTS,
+    INTS_2D,
+    console_state,
+    constant_address,
+    global_address,
+    kernel,
+)
 from accel_rl.emulator.cuda.warps import active_lanes, wait_for
 from accel_rl.emulator.frame_making import (
     COLUMN_TAPS,
@@ -37,7 +47,7 @@ from accel_rl.emulator.steps import KEPT_PICTURE, NO_PICTURE, PICTURE
 from accel_rl.emulator.vector_steps import CLIP_REWARD, ENDED, STARTED, play
 
 
-@kernel
+@kernel(INT, INT, INT, INTS, INTS, BYTES, BYTES_2D, INTS, INTS_2D, INTS, INTS_2D)
 def play_frames(
     thread, num_envs, num_frames, num_painted, actions, states, rom, screens, rules, program, rewards, pictures
 ):  # fmt: skip
@@ -75,7 +85,7 @@ def _keep_picture(s, screen):
     return i32(KEPT_PICTURE)
 
 
-@kernel
+@kernel(INT, INT, INTS, INTS, BYTES, BYTES_2D, INTS, INTS_2D, INTS, INT, INTS, INTS, INTS_2D, INTS, INTS)
 def step_consoles(
     thread, num_envs, plays, actions, states, rom, screens, rules, program, options, num_starts, rewards, events,
     pictures, starts, lives
@@ -108,7 +118,7 @@ def step_consoles(
 START_THREADS = 128  # for each console
 
 
-@kernel
+@kernel(INT, INTS, INTS, INTS_2D, BYTES_2D, INTS_2D, INTS_2D, BYTES_2D, INTS)
 def start_consoles(
     thread, num_envs, starts, states, screens, shown, start_states, start_screens, start_shown, lives
 ):  # fmt: skip
@@ -135,7 +145,7 @@ def start_consoles(
         lives[console] = start_states[start, LIVES]
 
 
-@kernel
+@kernel(INT, BYTES_2D, INTS_2D, BYTES, BYTES_2D)
 def show_pictures(thread, num_envs, screens, pictures, palette, shown):
     """Makes a pixel of the grey screen that a console's step shows: thread = console * pixels + pixel.
 
@@ -154,7 +164,7 @@ def show_pictures(thread, num_envs, screens, pictures, palette, shown):
     shown[console, pixel] = value
 
 
-@kernel
+@kernel(INT, INT, INTS, BYTES_2D, INTS, INT, BYTES_2D)
 def make_observations(thread, num_envs, plays, starts, shown, maker, stack, observations):
     """Makes a pixel of a console's frame and moves those of its older frames: thread = console * pixels + pixel.
 
@@ -162,7 +172,7 @@ def make_observations(thread, num_envs, plays, starts, shown, maker, stack, obse
     older frames are black after a start."""
     pixels = i32(maker[HEIGHT] * maker[WIDTH])
     console = i32(thread // pixels)
-    if console >= num_envs or not plays and starts[console] < 0:
+    if console >= num_envs or (not plays and starts[console] < 0):
         return
     pixel = i32(thread - console * pixels)
     for frame in range(stack - 1):
@@ -210,3 +220,6 @@ def _mean_as_cv2(screen, at, plan, line_weights, column_weights, weighted):
     whole = i32(mean)
     part = mean - f32(whole)
     return i32(whole + (part > f32(0.5) or (part == f32(0.5) and whole & 1)))
+
+
+KERNELS = (play_frames, step_consoles, start_consoles, show_pictures, make_observations)

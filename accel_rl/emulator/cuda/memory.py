@@ -7,6 +7,7 @@ Word w of console c lies at word 32 w + c % 32 of group c // 32. The threads of 
 import inspect
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -38,7 +39,7 @@ def separate(words: Ints, num_envs: int) -> Ints:
 def console_state(states: Any, console: Any) -> Any:
     """Returns the state of one console, in compiled functions only: `s` of all the emulator's functions.
 
-    states: int32 [words], interleaved; or int32 [n, STATE_WORDS]."""
+    states: int32 [words], interleaved."""
     raise NotImplementedError
 
 
@@ -55,10 +56,11 @@ def constant_address(array: Any) -> Any:
 class Kernel(EntryFunction):
     """A function of the number of a thread and other arguments, which a GPU runs for many threads at once.
 
-    On a CPU it is an entry: it takes the numbers of the threads, int32, and runs one after another in this order."""
+    On a CPU it is an entry: it takes the numbers of the threads, int32, and runs one after another in this order.
+    types: those of the arguments after the thread's number, as Numba writes them."""
 
-    def __init__(self, function: Callable[..., Any]):
-        self.body = JitFunction(function)
+    def __init__(self, function: Callable[..., Any], types: tuple[str, ...]):
+        self.body, self.types = JitFunction(function), types
         names = ", ".join([*inspect.signature(function).parameters][1:])
         source = f"def grid(threads, {names}):\n for i in range(threads.shape[0]):\n  body(threads[i], {names})"
         scope: dict[str, Any] = {"body": self.body}
@@ -66,6 +68,9 @@ class Kernel(EntryFunction):
         grid = scope["grid"]
         grid.__name__, grid.__module__, grid.__doc__ = function.__name__, function.__module__, function.__doc__
         super().__init__(grid)
+
+    def sources(self) -> str:
+        return "".join((Path(__file__).parent / f"{name}.py").read_text() for name in ("kernels", "memory", "warps"))
 
     @property
     def _numba_type_(self) -> Any:
@@ -80,9 +85,12 @@ def teach_numba_kernels() -> None:
     teach_numba_warps()
 
 
-def kernel(function: Callable[..., Any]) -> Any:
-    """Marks a function as a kernel."""
-    return Kernel(function)
+INT, INTS, INTS_2D, BYTES, BYTES_2D = "int32", "int32[::1]", "int32[:, ::1]", "uint8[::1]", "uint8[:, ::1]"
+
+
+def kernel(*types: str) -> Callable[[Callable[..., Any]], Kernel]:
+    """Marks a function as a kernel; types: those of its arguments after the thread's number."""
+    return lambda function: Kernel(function, types)
 
 
 @cache
@@ -169,9 +177,4 @@ def teach_numba_memory() -> None:
     changing, constant = data_of(False), data_of(True)
     extending.overload(global_address)(lambda array: lambda array: changing(array))
     extending.overload(constant_address)(lambda array: lambda array: constant(array))
-
-    @extending.overload(console_state)  # type: ignore[untyped-decorator]
-    def type_console_state(states, console):  # type: ignore[no-untyped-def]
-        if states.ndim == 1:
-            return lambda states, console: interleaved(states, console)
-        return lambda states, console: changing(states[console])
+    extending.overload(console_state)(lambda states, console: lambda states, console: interleaved(states, console))

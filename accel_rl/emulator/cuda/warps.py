@@ -12,9 +12,7 @@ from accel_rl.emulator.compiled import JitFunction, i32, jit
 from accel_rl.emulator.cpu import run
 from accel_rl.emulator.picture import draw_until
 from accel_rl.emulator.registers import CLOCKS_PER_LINE
-from accel_rl.emulator.state import CYCLES, INSTRUCTIONS, LEFT_OVER, STOP
-
-COMPLETES_LINES = True  # at their ends, where all lanes do it at once
+from accel_rl.emulator.state import INSTRUCTIONS, LEFT_OVER, STOP
 
 
 def active_lanes() -> int:
@@ -50,8 +48,7 @@ def run_in_step(s, rom, screen, max_instructions):
         running = lanes_with(running, goes_on)
         if not goes_on:
             break
-        if COMPLETES_LINES:
-            draw_until(s, screen, line_end)
+        draw_until(s, screen, line_end)
         line_end = i32(line_end + CLOCKS_PER_LINE)
     wait_for(here)
 
@@ -73,7 +70,7 @@ def teach_numba_warps() -> None:
     import llvmlite.ir as ir
     from numba import extending, types
 
-    int1, int32, void = ir.IntType(1), ir.IntType(32), ir.VoidType()
+    int32, void = ir.IntType(32), ir.VoidType()
 
     def intrinsic(builder: Any, name: str, result: Any, arguments: Any) -> Any:
         kind = ir.FunctionType(result, [each.type for each in arguments])
@@ -99,7 +96,7 @@ def teach_numba_warps() -> None:
     @extending.intrinsic  # type: ignore[untyped-decorator]
     def vote(_context: Any, lanes: Any, condition: Any) -> Any:
         def make(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-            lanes, condition = arguments[0], builder.trunc(arguments[1], int1) if arguments[1].type != int1 else arguments[1]
+            lanes, condition = arguments
             if _for_gpu:
                 return intrinsic(builder, "llvm.nvvm.vote.ballot.sync", int32, [lanes, condition])
             return builder.zext(condition, int32)
