@@ -7,6 +7,8 @@ torch = pytest.importorskip("torch")
 
 from accel_rl.emulator import AtariVectorEnv  # noqa: E402
 from accel_rl.emulator.cuda.atari import CudaAtari  # noqa: E402
+from accel_rl.emulator.cuda.consoles import compare  # noqa: E402
+from accel_rl.emulator.rules import known_games  # noqa: E402
 from accel_rl.emulator.state import RAM  # noqa: E402
 from accel_rl.errors import UsageError  # noqa: E402
 
@@ -94,3 +96,16 @@ def test_wrong_options_are_refused():
     envs = CudaAtari("pong", 2, device="cpu", num_starts=1, **SIZES)
     with pytest.raises(UsageError, match="a state of 1 environments does not fit 2"):
         envs.set_state(CudaAtari("pong", 1, device="cpu", num_starts=1, **SIZES).get_state())
+
+
+@pytest.mark.parametrize("game", ["breakout", "pitfall2"])
+def test_frames_are_those_of_the_cpu(game):
+    """States, rewards and pictures of raw frames with sticky actions, with threads in random order."""
+    assert compare(game, 5, 12, "cpu", shuffled(1)) > 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("game", known_games())
+def test_frames_are_those_of_the_cpu_in_all_games(game):
+    """The same in longer games, with 9 consoles each."""
+    compare(game, 9, 150, "cpu", shuffled(2))

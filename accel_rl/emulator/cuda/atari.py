@@ -11,10 +11,9 @@ from torch import Tensor
 from accel_rl.emulator import state as words
 from accel_rl.emulator.consoles import _seeded_generator, check_integers
 from accel_rl.emulator.cuda import kernels
-from accel_rl.emulator.cuda.driver import Launcher
-from accel_rl.emulator.cuda.memory import LANES, interleave, separate
+from accel_rl.emulator.cuda.driver import Launcher, separate
+from accel_rl.emulator.cuda.memory import LANES
 from accel_rl.emulator.frame_making import FramePlan
-from accel_rl.emulator.mt19937 import GENERATOR_WORDS
 from accel_rl.emulator.pcg64 import to_words
 from accel_rl.emulator.registers import LINE_PIXELS
 from accel_rl.emulator.state import STATE_WORDS
@@ -129,16 +128,18 @@ class CudaAtari:
 
     def seed_envs(self, seed: int) -> None:
         """Seeds each environment's generators: that of its starts and that of its sticky actions."""
-        states = self.states()
-        for env in range(self.num_envs):
-            generator = np.random.Generator(np.random.PCG64([seed, env]))
-            states[env, words.AGENT_GENERATOR : words.AGENT_GENERATOR + 10] = to_words(generator)
-        generators = slice(words.ACTION_GENERATOR, words.ACTION_GENERATOR + GENERATOR_WORDS)
-        if self._repeats:
-            states[:, generators] = [_seeded_generator((seed + env) % 2**32) for env in range(self.num_envs)]
-        else:  # numbers are drawn, but decide nothing
-            states[:, generators] = _seeded_generator(seed)
-        self._set_states(states)
+        agents = [to_words(np.random.Generator(np.random.PCG64([seed, env]))) for env in range(self.num_envs)]
+        self._set_words(words.AGENT_GENERATOR, np.array(agents))
+        # Without sticky actions, numbers are drawn but decide nothing.
+        seeds = [(seed + env) % 2**32 if self._repeats else seed for env in range(self.num_envs)]
+        generators = {each: _seeded_generator(each) for each in {*seeds}}
+        self._set_words(words.ACTION_GENERATOR, np.array([generators[each] for each in seeds]))
+
+    def _set_words(self, first: int, values: np.ndarray) -> None:
+        """Sets some words of each console, from the word `first` on; values: int32 [n, words]."""
+        padded = torch.from_numpy(np.pad(values, ((0, -len(values) % LANES), (0, 0))))
+        place = self._states.view(-1, STATE_WORDS, LANES)[:, first : first + values.shape[1]]
+        place.copy_(padded.view(-1, LANES, values.shape[1]).transpose(1, 2))
 
     def reset(self, mask: Tensor | None = None) -> CudaStep:
         """Starts a game in each environment, or in those of a mask, bool [n]; the others stay as they are."""
@@ -180,10 +181,7 @@ class CudaAtari:
 
     def states(self) -> np.ndarray:
         """Returns a copy of the consoles' states, int32 [n, STATE_WORDS]; state.py explains them."""
-        return separate(self._states.cpu().numpy(), self.num_envs)
-
-    def _set_states(self, states: np.ndarray) -> None:
-        self._states.copy_(torch.from_numpy(interleave(states)))
+        return np.asarray(separate(self._states, self.num_envs).cpu())
 
     def get_state(self) -> dict[str, Tensor]:
         """Returns copies of all that decides how the environments go on, in the host's memory."""

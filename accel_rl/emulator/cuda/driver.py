@@ -15,6 +15,7 @@ import torch
 
 from accel_rl.emulator.cuda.compilation import kernel_images
 from accel_rl.emulator.cuda.memory import LANES, Kernel
+from accel_rl.emulator.state import STATE_WORDS
 from accel_rl.errors import RunError
 
 BLOCK = 32  # threads: a warp, so that few consoles still use all of a GPU's processors
@@ -74,6 +75,17 @@ class LoadedKernel:
         _check(status, "launching a kernel")
 
 
+def interleave(states: torch.Tensor) -> torch.Tensor:
+    """Returns states [n, STATE_WORDS] interleaved (memory.py), int32 [words]; zeros fill the last group of consoles."""
+    padded = torch.nn.functional.pad(states, (0, 0, 0, -len(states) % LANES))
+    return padded.view(-1, LANES, states.shape[1]).transpose(1, 2).reshape(-1)
+
+
+def separate(words: torch.Tensor, num_envs: int) -> torch.Tensor:
+    """Returns the states [num_envs, STATE_WORDS] of interleaved words."""
+    return words.view(-1, STATE_WORDS, LANES).transpose(1, 2).reshape(-1, STATE_WORDS)[:num_envs]
+
+
 def flat_arguments(arguments: Sequence[Any]) -> list[int]:
     """Returns a kernel's parameters: ints, and the fields of arrays as Numba passes them (machine_code.py)."""
     flat: list[int] = []
@@ -112,6 +124,7 @@ class Launcher:
     def __init__(self, kernel: Kernel, order: Callable[[int], Any] | None = None):
         self._kernel, self._order = kernel, order or np.arange
         self.loaded: LoadedKernel | None = None
+        """The kernel on the GPU; None before the first launch"""
 
     def __call__(self, threads: int, *arguments: Any, block: int = BLOCK, lanes: int = LANES) -> None:
         if (types := types_of(arguments)) != self._kernel.types:
@@ -123,6 +136,7 @@ class Launcher:
         self.loaded.launch(threads, arguments, block, lanes)
 
 
+@cache
 def load(kernel: Kernel) -> LoadedKernel:
     """Loads a kernel for the current GPU. Raises RunError if its driver refuses it."""
     *others, last = kernel_images(kernel, arch())

@@ -10,30 +10,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from accel_rl.emulator.compiled import EntryFunction, JitFunction
 from accel_rl.emulator.cuda.warps import teach_numba_warps
 from accel_rl.emulator.state import STATE_WORDS
 
 LANES = 32  # consoles of a group
 GLOBAL = 1  # LLVM's address space of a GPU's global memory; on a CPU all are the same
-Ints = npt.NDArray[np.int32]
-
-
-def interleave(states: Ints) -> Ints:
-    """Returns states [n, STATE_WORDS] interleaved, int32 [words]; consoles of zeros fill the last group."""
-    groups = -(-len(states) // LANES)
-    padded = np.zeros((groups * LANES, STATE_WORDS), np.int32)
-    padded[: len(states)] = states
-    return np.ascontiguousarray(padded.reshape(groups, LANES, STATE_WORDS).swapaxes(1, 2)).reshape(-1)
-
-
-def separate(words: Ints, num_envs: int) -> Ints:
-    """Returns the states [num_envs, STATE_WORDS] of interleaved words."""
-    states = words.reshape(-1, STATE_WORDS, LANES).swapaxes(1, 2).reshape(-1, STATE_WORDS)
-    return np.ascontiguousarray(states[:num_envs])
 
 
 def console_state(states: Any, console: Any) -> Any:
