@@ -29,24 +29,25 @@ def test_steps_are_those_of_the_vector_environment(game, options):
     options = {**SIZES, **options}
     theirs = AtariVectorEnv(game, NUM_STARTS, **options)
     envs = CudaAtari(game, NUM_ENVS, device="cpu", seed=SEED, num_starts=NUM_STARTS, order=shuffled(0), **options)
-    table = np.random.default_rng(1).integers(0, envs.num_actions, (STEPS, NUM_STARTS))
+    table = np.random.default_rng(1).integers(0, len(envs.action_numbers), (STEPS, NUM_STARTS))
     observations, infos = theirs.reset(seed=SEED)
     results = [(observations, np.zeros(NUM_STARTS), np.zeros((2, NUM_STARTS), bool), infos["lives"])]
     for actions in table:
         observations, rewards, *ends, infos = theirs.step(actions)
         results.append((observations, rewards, np.array(ends), infos["lives"]))
 
-    step = envs.reset()
+    shown, info = envs.reset()
+    step = shown, torch.zeros(NUM_ENVS), *torch.zeros(2, NUM_ENVS, dtype=torch.bool), info
     start, age, num_ends = envs.starts.numpy().copy(), np.zeros(NUM_ENVS, int), 0
     assert len({*start.tolist()}) > 1
     for _ in range(STEPS):
         for env in range(NUM_ENVS):
             frames, rewards, ends, lives = results[age[env]]
-            np.testing.assert_array_equal(step.observations[env], frames[start[env]])
-            assert step.rewards[env] == rewards[start[env]]
-            assert [bool(step.terminated[env]), bool(step.truncated[env])] == [*ends[:, start[env]]]
-            assert step.lives[env] == lives[start[env]]
-        ended = (step.terminated | step.truncated).numpy()
+            np.testing.assert_array_equal(step[0][env], frames[start[env]])
+            assert step[1][env] == rewards[start[env]]
+            assert [bool(each[env]) for each in step[2:4]] == [*ends[:, start[env]]]
+            assert step[4]["lives"][env] == lives[start[env]]
+        ended = (step[2] | step[3]).numpy()
         num_ends += ended.sum()
         step = envs.step(torch.from_numpy(table[age, start]))
         begins = envs.starts.numpy() >= 0
@@ -61,15 +62,15 @@ def test_a_saved_state_continues_equally():
     options = {"device": "cpu", "num_starts": NUM_STARTS, "episodic_life": True, "repeat_action_probability": 0.25}
     envs = CudaAtari("breakout", NUM_ENVS, seed=SEED, **options, **SIZES)
     envs.reset()
-    actions = torch.from_numpy(np.random.default_rng(2).integers(0, envs.num_actions, (60, NUM_ENVS)))
+    actions = torch.from_numpy(np.random.default_rng(2).integers(0, len(envs.action_numbers), (60, NUM_ENVS)))
     for each in actions[:20]:
         envs.step(each)
     state = envs.get_state()
-    first = [[tensor.clone() for tensor in envs.step(each)] for each in actions[20:]]
+    first = [[tensor.clone() for tensor in envs.step(each)[:4]] for each in actions[20:]]
     other = CudaAtari("breakout", NUM_ENVS, seed=SEED, order=shuffled(5), **options, **SIZES)
     other.set_state(state)
     for results, each in zip(first, actions[20:], strict=True):
-        for ours, theirs in zip(other.step(each), results, strict=True):
+        for ours, theirs in zip(other.step(each)[:4], results, strict=True):
             assert torch.equal(ours, theirs)
     assert len({state.tobytes() for state in envs.states()[:, RAM : RAM + 128]}) > 1
 
@@ -79,7 +80,7 @@ def test_a_reset_of_some_leaves_the_others_as_they_are():
     envs.reset()
     envs.step(torch.tensor([0, 1, 2]))
     before, observations = envs.states(), envs._observations.clone()
-    envs.reset(torch.tensor([False, True, False]))
+    envs.reset(options={"reset_mask": torch.tensor([False, True, False])})
     assert (envs.starts >= 0).tolist() == [False, True, False]
     np.testing.assert_array_equal(envs.states()[[0, 2]], before[[0, 2]])
     assert torch.equal(envs._observations[[0, 2]], observations[[0, 2]])

@@ -2,10 +2,11 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from gymnasium.vector import AutoresetMode
 from torch import Tensor
 
 from accel_rl.emulator import state as words
@@ -14,42 +15,38 @@ from accel_rl.emulator.cuda import kernels
 from accel_rl.emulator.cuda.driver import Launcher, separate
 from accel_rl.emulator.cuda.memory import LANES
 from accel_rl.emulator.frame_making import FramePlan
+from accel_rl.emulator.palette import rgb_palette
 from accel_rl.emulator.pcg64 import to_words
 from accel_rl.emulator.registers import LINE_PIXELS
 from accel_rl.emulator.state import STATE_WORDS
 from accel_rl.emulator.steps import PICTURE
 from accel_rl.emulator.vector_env import AtariVectorEnv
 from accel_rl.emulator.vector_steps import ENDED, TERMINATED, TRUNCATED
-from accel_rl.errors import UsageError
+from accel_rl.errors import UsageError, unknown
 
 PIXEL_BLOCK = 128  # threads of a block of the kernels for pixels
 MIB = 2**20
 
 
-class CudaStep(NamedTuple):
-    """The results of a step, tensors on the device that the next step overwrites.
-
-    observations: uint8 [n, stack_num, img_height, img_width], oldest frame first. rewards, lives: int32 [n].
-    terminated, truncated: bool [n]."""
-
-    observations: Tensor
-    rewards: Tensor
-    terminated: Tensor
-    truncated: Tensor
-    lives: Tensor
+Info = dict[str, Tensor]
 
 
 class CudaAtari:
     """Steps num_envs copies of one Atari 2600 game on a GPU, each frame equal to ale-py's.
 
-    Options, rewards, ends and observations are those of AtariVectorEnv with grey frames: a step after a game's end
-    starts the next one, whose reward is 0. It begins at one of num_starts prepared starts, which an AtariVectorEnv
-    has made on the CPU, drawn at random by each environment's own generator.
+    Options, rewards, ends and observations are those of AtariVectorEnv with grey frames: the step after a game's end
+    starts the next one, with the reward 0. It begins at one of num_starts prepared starts, which an AtariVectorEnv
+    has made on the CPU; each environment's own generator draws among them. All results are tensors on the device:
+    observations uint8 [n, stack_num, img_height, img_width], oldest frame first; rewards, lives int32 [n]; terminated,
+    truncated bool [n]. The next step overwrites observations, rewards and lives.
 
     device: "cuda", or "cpu", where the same kernels run one thread after another. seed: of starts, of the choice among
     them, and of sticky actions. lanes: the threads of each warp of 32 that are used; 0: fewer for few environments.
 
     Raises UsageError for options that do not exist and for more environments than memory has room for."""
+
+    metadata: ClassVar[dict[str, Any]] = {"autoreset_mode": AutoresetMode.NEXT_STEP, "render_modes": ["rgb_array"]}
+    render_mode = "rgb_array"
 
     def __init__(
         self,
@@ -89,6 +86,10 @@ class CudaAtari:
             """ale-py's numbers of the actions 0, 1, ..."""
         finally:
             starter.close()
+        self.single_observation_space, self.single_action_space = (
+            starter.single_observation_space,
+            starter.single_action_space,
+        )
         plan = FramePlan(rules.height, (img_height, img_width), color=False)
         if plan.enlarges:
             raise UsageError(
@@ -121,11 +122,6 @@ class CudaAtari:
         self._observe = Launcher(kernels.make_observations, order)
         self.seed_envs(seed)
 
-    @property
-    def num_actions(self) -> int:
-        """The number of actions: a step takes 0 to num_actions - 1."""
-        return len(self.action_numbers)
-
     def seed_envs(self, seed: int) -> None:
         """Seeds each environment's generators: that of its starts and that of its sticky actions."""
         agents = [to_words(np.random.Generator(np.random.PCG64([seed, env]))) for env in range(self.num_envs)]
@@ -141,24 +137,44 @@ class CudaAtari:
         place = self._states.view(-1, STATE_WORDS, LANES)[:, first : first + values.shape[1]]
         place.copy_(padded.view(-1, LANES, values.shape[1]).transpose(1, 2))
 
-    def reset(self, mask: Tensor | None = None) -> CudaStep:
-        """Starts a game in each environment, or in those of a mask, bool [n]; the others stay as they are."""
-        if mask is None:
-            self._events.fill_(ENDED)
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Tensor, Info]:
+        """Starts a game in each environment; returns observations and {"lives"}.
+
+        seed: seeds the environments' generators again. options: `reset_mask`, a tensor bool [n]: the environments to
+        start; the others stay as they are. Raises UsageError for other options."""
+        for name in options or {}:
+            if name != "reset_mask":
+                raise unknown("option of reset", str(name), ["reset_mask"])
+        if seed is not None:
+            check_integers(0, seed=seed)
+            self.seed_envs(seed)
+        if options:
+            self._events.masked_fill_(options["reset_mask"], ENDED)
         else:
-            self._events.masked_fill_(mask, ENDED)
-        return self._advance(0)
+            self._events.fill_(ENDED)
+        observations, _, _, _, info = self._advance(0)
+        return observations, info
 
-    def step(self, actions: Tensor) -> CudaStep:
-        """Plays a step in each environment; actions: integers [n] on the device, 0 to num_actions - 1.
+    def step(self, actions: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Info]:
+        """Plays a step in each environment; returns observations, rewards, terminated, truncated and {"lives"}.
 
-        The host does not wait. An action out of this range counts as the nearest one."""
-        torch.index_select(
-            self.action_numbers, 0, actions.long().clamp(0, len(self.action_numbers) - 1), out=self._actions
-        )
+        actions: integers [n] on the device; a number that is no action counts as the nearest one. The host does not
+        wait for the device."""
+        indices = actions.long().clamp(0, len(self.action_numbers) - 1)
+        torch.index_select(self.action_numbers, 0, indices, out=self._actions)
         return self._advance(1)
 
-    def _advance(self, plays: int) -> CudaStep:
+    def render(self) -> Any:
+        """Returns the screen of the first environment in colour, uint8 [height, 160, 3], in the host's memory."""
+        state = self.states()[0]
+        start = PICTURE * int(state[words.FRAME_BUFFER])
+        picture = self._screens[0, start : start + self._shown.shape[1]].cpu().numpy()
+        return rgb_palette(bool(state[words.PAL]))[picture.reshape(-1, LINE_PIXELS)]
+
+    def close(self) -> None:
+        """Does nothing: there is nothing to close."""
+
+    def _advance(self, plays: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Info]:
         n, pixels = self.num_envs, self._observations[0, 0].numel()
         self._step(
             *(n, n, plays, self._actions, self._states, self._rom, self._screens, self._rules, self._program),
@@ -177,7 +193,7 @@ class CudaAtari:
         arguments = (n, plays, self.starts, self._shown, self._maker, stack, self._observations.view(n, -1))
         self._observe(n * pixels, *arguments, block=PIXEL_BLOCK)
         terminated, truncated = (self._events & TERMINATED) > 0, (self._events & TRUNCATED) > 0
-        return CudaStep(self._observations, self._rewards, terminated, truncated, self._lives)
+        return self._observations, self._rewards, terminated, truncated, {"lives": self._lives}
 
     def states(self) -> np.ndarray:
         """Returns a copy of the consoles' states, int32 [n, STATE_WORDS]; state.py explains them."""
@@ -206,3 +222,10 @@ class CudaAtari:
                 f"{self.num_envs} environments need {self.num_envs * bytes_each // MIB} MiB of the GPU, but "
                 f"{free // MIB} MiB are free, enough for {free // bytes_each // LANES * LANES}"
             )
+
+
+def make(num_envs: int, device: str = "cuda", game: str = "pong", **options: Any) -> CudaAtari:
+    """Returns a CudaAtari, as a factory of environments for `accel-rl train --env accel_rl.emulator.cuda.atari:make`.
+
+    game: also by the option `game`. The other options are CudaAtari's."""
+    return CudaAtari(game, num_envs, device=device, **options)

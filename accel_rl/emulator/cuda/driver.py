@@ -100,7 +100,9 @@ def flat_arguments(arguments: Sequence[Any]) -> list[int]:
 
 
 def types_of(arguments: Sequence[Any]) -> tuple[str, ...]:
-    """Returns the types of arguments as Numba writes them."""
+    """Returns the types of arguments as Numba writes them. Raises ValueError for a tensor that is not contiguous."""
+    if any(isinstance(each, torch.Tensor) and not each.is_contiguous() for each in arguments):
+        raise ValueError("kernels take contiguous tensors")
     return tuple(
         f"{str(each.dtype).removeprefix('torch.')}[{', '.join([':'] * (each.ndim - 1) + ['::1'])}]"
         if isinstance(each, torch.Tensor)
@@ -118,8 +120,8 @@ def run_on_cpu(kernel: Kernel, threads: Any, arguments: Sequence[Any]) -> None:
 class Launcher:
     """Launches a kernel where its tensors are: on the GPU, or thread by thread on the CPU.
 
-    It is compiled, if needed, and loaded at the first launch on a GPU. order: returns the order of
-    the threads on the CPU for a number of threads; None: one after another."""
+    It is compiled, if needed, and loaded at the first launch on a GPU. order: returns the order of the threads on the
+    CPU for a number of threads; None: one after another."""
 
     def __init__(self, kernel: Kernel, order: Callable[[int], Any] | None = None):
         self._kernel, self._order = kernel, order or np.arange
