@@ -99,10 +99,12 @@ def test_wrong_options_are_refused():
         envs.set_state(CudaAtari("pong", 1, device="cpu", num_starts=1, **SIZES).get_state())
 
 
-@pytest.mark.parametrize("game", ["breakout", "pitfall2"])
+@pytest.mark.parametrize("game", ["breakout", "pitfall2", "tic_tac_toe_3d"])
 def test_frames_are_those_of_the_cpu(game):
-    """States, rewards and pictures of raw frames with sticky actions, with threads in random order."""
-    assert compare(game, 5, 12, "cpu", shuffled(1)) > 1
+    """States, rewards and pictures of raw frames with sticky actions, with threads in random order.
+
+    tic_tac_toe_3d has frames that are shown before their end."""
+    assert compare(game, 5, 33, "cpu", shuffled(1)) > 1
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ SMALL = (kernels.start_consoles, kernels.show_pictures, kernels.make_observation
 LARGE = (kernels.play_frames, kernels.step_consoles)  # 20 s each to compile
 # Functions with several callers, which LLVM does not copy to each of them
 CALLED = {"draw_until", "read_bus", "run_frame", "tia_write"}
-MOST_REGISTERS = 128  # of 65,536 for 16 warps on each processor of a GPU
+MOST_REGISTERS = 128  # of the 65,536 of a GPU's processor, for 16 warps
 
 
 def ptx_of(kernel, arch):

@@ -197,7 +197,7 @@ class CudaAtari:
 
     def states(self) -> np.ndarray:
         """Returns a copy of the consoles' states, int32 [n, STATE_WORDS]; state.py explains them."""
-        return np.array(separate(self._states, self.num_envs).cpu())
+        return separate(self._states, self.num_envs).cpu().numpy().copy()
 
     def get_state(self) -> dict[str, Tensor]:
         """Returns copies of all that decides how the environments go on, in the host's memory."""

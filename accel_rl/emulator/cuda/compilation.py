@@ -20,7 +20,7 @@ from accel_rl.processes.spawning import ask_process
 
 TRIPLE = "nvptx64-nvidia-cuda"
 # Of PTX versions and the drivers that take them: 7.8 has sm_90 (CUDA 11.8), 8.6 has sm_100 (CUDA 12.7).
-MOST_THREADS = 128  # of a block; the registers of a GPU are divided by it
+MOST_THREADS, BLOCKS = 128, 4  # of a block, and blocks that a GPU's processor must hold: 128 registers for a thread
 PTX_VERSIONS = {"sm_70": "ptx63", "sm_80": "ptx70", "sm_90": "ptx78", "sm_100": "ptx86"}
 
 
@@ -98,7 +98,7 @@ def _add_kernel(module: Any, name: str, kernel: str) -> None:
         target datalayout = "{module.data_layout}"
         {declared}
         declare i32 @"{name}"({", ".join(types)})
-        define ptx_kernel void @{kernel}({parameters}) "nvvm.maxntid"="{MOST_THREADS}" {{
+        define ptx_kernel void @{kernel}({parameters}) "nvvm.maxntid"="{MOST_THREADS}" "nvvm.minctasm"="{BLOCKS}" {{
             %result = alloca i64
             %error = alloca ptr
             %tid = call i32 @{sregs["tid"]}()

@@ -60,7 +60,7 @@ class CudaConsoles:
 
     def read_states(self) -> Ints:
         """Returns a copy of the states, int32 [n, STATE_WORDS]."""
-        return np.array(separate(self.states, self.num_envs).cpu())
+        return separate(self.states, self.num_envs).cpu().numpy().copy()
 
     def read_pictures(self, height: int) -> Any:
         """Returns the last frames, which must have been painted: uint8 [n, height * 160], palette indices."""
