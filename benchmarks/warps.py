@@ -1,184 +1,131 @@
-"""Models how a GPU's warps execute the interpreter: lanes in lock-step, each with its own console."""
+"""Models how warps of a GPU execute the interpreter, one lane for each console, from consoles' instruction traces.
+
+warp_rounds.py executes its loop. Here are the ways to execute it, the costs, and which consoles form a warp."""
 
 import ast
 import inspect
+from dataclasses import dataclass
 
 import numpy as np
 
 from accel_rl.emulator import cpu
-from accel_rl.emulator.compiled import entry, i32, jit
+from accel_rl.emulator import opcodes as op
+from accel_rl.emulator.registers import CLOCKS_PER_LINE
+from instruction_traces import Array, Traces
+from warp_rounds import ALL, LONE_COST, SCRATCH_ROWS, issue
 
-ALL, LARGEST, OLDEST, LOWEST = range(4)
-ITERATIONS, FIRSTS, SECONDS, HEAVIES, DONE, COST, ALONE, WAITED = range(8)
-MAX_LANES = 32
+LANES = 32  # of a warp
+# Costs are LLVM IR instructions that the interpreter executes: an instrumented build counted them, without vectors, in
+# 36,000 instructions of six games that were not painted. A switch counts as one.
+FETCH, VOTE, TIA_COST, RIOT_COST = 20, 12, 70, 95  # VOTE is a guess
+COMPLETION, EACH_LINE, EACH_UPDATE = 60, 100, 180  # draw_until; a line of its span; a mask of an object
+COSTS = np.array([FETCH, VOTE, TIA_COST, RIOT_COST, COMPLETION, EACH_LINE, EACH_UPDATE], np.int32)
+EXECUTE = 125  # a call of execution.py, besides its mode and operation
+MODE_COSTS = {op.ABSOLUTE: 45, op.INDIRECT_X: 55, op.INDIRECT_Y: 50, op.JUMP_INDIRECT: 60}
+MODE_COSTS |= dict.fromkeys((op.ZERO, op.ZERO_X, op.ZERO_Y), 15) | dict.fromkeys((op.ABSOLUTE_X, op.ABSOLUTE_Y), 20)
+MODE_COST = np.array([MODE_COSTS.get(mode, 2) for mode in range(op.BREAK + 1)], np.int32)
+OPERATION_COST = np.full(len(op.OPERATIONS), 6, np.int32)
+OPERATION_COST[[op.ADC, op.SBC]] = 34
+OPERATION_COST[op.STA : op.STY + 1] = 4
+OPERATION_COST[op.ASL : op.BEQ + 1] = 10
+OPERATION_COST[op.JSR : op.PLP + 1] = 120
 
 
-def cases_of_cpu() -> np.ndarray:
+@dataclass(frozen=True)
+class Model:
+    """A way to execute the interpreter.
+
+    dispatch: opcode (a switch on it), cpu (the cases of cpu.py, and execution.py's two switches), or mode (a switch on
+    the addressing mode, then one on the operation). quantum: lanes meet whenever so many colour clocks have passed; 0:
+    at the frame's end only. policy: see ALL. quorum: lanes with a completion wait until so many do, or no lane can go
+    on; 0: each completes within its case. finishes: all lanes complete each line where they meet at its end. order: the
+    consoles of a warp: random; start, count or trace: similar in the address at the frame's start, the number of
+    instructions of the frame before, or its addresses; own: those of this frame, which no program can know. lanes: the
+    lanes of a warp that are used."""
+
+    dispatch: str
+    quantum: int = 0
+    policy: int = ALL
+    quorum: int = 0
+    finishes: bool = False
+    order: str = "random"
+    lanes: int = LANES
+
+
+def dispatch_table(name: str) -> Array:
+    """Returns for each opcode its case, its case of the second switch (-1: none), and both bodies' costs, int32
+    [4, 256]."""
+    modes, operations = MODE_COST[op.MODE], OPERATION_COST[op.OPERATION]
+    none = np.full(256, -1)
+    if name == "opcode":
+        return np.array([np.arange(256), none, modes + operations, np.zeros(256)], np.int32)
+    if name == "mode":
+        return np.array([op.MODE, op.OPERATION, modes, operations], np.int32)
+    cases = cases_of_cpu()
+    rare = cases == 0
+    costs = np.zeros(256, np.int32)
+    for case in range(1, cases.max() + 1):
+        costs[cases == case] = (modes + operations)[cases == case].mean()
+    costs[rare] = EXECUTE + MODE_COST[1]
+    return np.array([cases, np.where(rare, op.OPERATION, -1), costs, operations], np.int32)
+
+
+def cases_of_cpu() -> Array:
     """Returns the number of the branch of cpu.py's `run` that executes each opcode; 0: execution.py."""
     tree = ast.parse(inspect.getsource(cpu))
-    run = next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "run")
-    tests = [node for node in ast.walk(run) if isinstance(node, ast.If) and _opcodes(node.test)]
-    branch = max(tests, key=_chain_length)
-    cases, number = np.zeros(256, np.int32), 0
-    while True:
-        number += 1
-        cases[_opcodes(branch.test)] = number
-        if not (len(branch.orelse) == 1 and isinstance(branch.orelse[0], ast.If)):
-            return cases
-        branch = branch.orelse[0]
+    chains: list[list[ast.If]] = [_chain(node) for node in ast.walk(tree) if isinstance(node, ast.If)]
+    cases = np.zeros(256, np.int32)
+    longest = max(chains, key=len)
+    for number, branch in enumerate(longest, 1):
+        compared = [node for node in ast.walk(branch.test) if isinstance(node, ast.Compare)]
+        opcodes = [ast.literal_eval(node.comparators[0]) for node in compared if ast.unparse(node.left) == "opcode"]
+        cases[opcodes] = number
+    return cases
 
 
-def _chain_length(node: ast.If) -> int:
-    return 1 + (_chain_length(node.orelse[0]) if len(node.orelse) == 1 and isinstance(node.orelse[0], ast.If) else 0)
+def _chain(node: ast.If) -> list[ast.If]:
+    """Returns an `if` and its `elif`s."""
+    following = node.orelse
+    return [node, *(_chain(following[0]) if len(following) == 1 and isinstance(following[0], ast.If) else [])]
 
 
-def _opcodes(test: ast.expr) -> list[int]:
-    """Returns the opcodes that a condition compares with."""
-    return [
-        node.comparators[0].value
-        for node in ast.walk(test)
-        if isinstance(node, ast.Compare)
-        and isinstance(node.left, ast.Name)
-        and node.left.id == "opcode"
-        and isinstance(node.ops[0], ast.Eq)
-        and isinstance(node.comparators[0], ast.Constant)
-    ]
+def warps_of(traces: Traces, frame: int, order: str) -> Array:
+    """Returns the consoles in the order in which they form warps, int32. See Model."""
+    consoles = np.arange(len(traces.codes))
+    if order == "random":
+        return consoles.astype(np.int32)
+    if order == "start":
+        keys = traces.places[consoles, traces.frames[:, frame]][None]
+    elif order == "count":
+        keys = np.diff(traces.frames, axis=1)[:, frame - 1][None]
+    else:
+        keys = _samples(traces, frame if order == "own" else frame - 1)
+    return np.lexsort(keys[::-1]).astype(np.int32)
 
 
-@jit
-def _heavy(heavy_cost, lines, objects):
-    cost = heavy_cost[0] + heavy_cost[1] * lines
-    for item in range(6):
-        if objects >> item & 1:
-            cost += heavy_cost[2]
-    return cost
+def _samples(traces: Traces, frame: int) -> Array:
+    """Returns where the consoles' programs are at each eighth line of a frame, [lines, consoles]."""
+    samples = []
+    for clock in range(0, traces.display[1], 8 * CLOCKS_PER_LINE):
+        places = []
+        for console, (first, end) in enumerate(traces.frames[:, frame : frame + 2]):
+            at = first + np.searchsorted(traces.clocks[console, first:end], clock)
+            places.append(traces.places[console, min(at, end - 1)])
+        samples.append(places)
+    return np.array(samples)
 
 
-@entry
-def simulate(
-    order, lanes, starts, ends, opcode, place, line, lines, dirty, tia, first, second, first_cost, second_cost,
-    common, heavy_cost, by_line, policy, quorum, vote_cost, totals, scratch
-):  # fmt: skip
-    """Adds up what warps of so many lanes issue."""
-    at, active, waits, chosen = scratch[0], scratch[1], scratch[2], scratch[3]
-    stamp1, count1, heavy1, stamp2, groups = scratch[4], scratch[5], scratch[6], scratch[7], scratch[8]
-    now = i32(0)
-    for warp in range(order.shape[0] // lanes):
-        for lane in range(lanes):
-            at[lane] = starts[order[warp * lanes + lane]]
-            waits[lane] = 0
-        limit = i32(0) if by_line else i32(30000)
-        while True:
-            # The lanes that can go on
-            running, waiting, unfinished = 0, 0, 0
-            for lane in range(lanes):
-                console = order[warp * lanes + lane]
-                if at[lane] < ends[console]:
-                    unfinished += 1
-                    if waits[lane]:
-                        waiting += 1
-                    elif line[console, at[lane]] <= limit:
-                        active[running] = lane
-                        running += 1
-            if unfinished == 0:
-                break
-            if waiting and (running == 0 or waiting >= quorum):
-                # The dear part, for all lanes that wait for it
-                most, objects, draws = 0, 0, 0
-                for lane in range(lanes):
-                    if waits[lane]:
-                        console = order[warp * lanes + lane]
-                        position = at[lane]
-                        most = max(most, i32(lines[console, position]))
-                        objects |= i32(dirty[console, position])
-                        draws += 1
-                        waits[lane] = 0
-                        at[lane] += 1
-                totals[HEAVIES] += 1
-                totals[COST] += _heavy(heavy_cost, most, objects) + vote_cost
-                continue
-            if running == 0:
-                limit += 1
-                continue
-            now += 1
-            # Groups of lanes with the same case
-            num_groups = 0
-            for i in range(running):
-                lane = active[i]
-                case = first[opcode[order[warp * lanes + lane], at[lane]]]
-                if stamp1[case] != now:
-                    stamp1[case] = now
-                    count1[case] = 0
-                    groups[num_groups] = case
-                    num_groups += 1
-                count1[case] += 1
-            num_chosen = running
-            for i in range(running):
-                chosen[i] = active[i]
-            if policy != 0 and num_groups > 1:
-                best, best_value = groups[0], i32(-1)
-                if policy == 1:
-                    for g in range(num_groups):
-                        if count1[groups[g]] > best_value:
-                            best, best_value = groups[g], count1[groups[g]]
-                else:
-                    best_value = i32(2**30)
-                    for i in range(running):
-                        lane = active[i]
-                        console = order[warp * lanes + lane]
-                        value = i32(at[lane] - starts[console]) if policy == 2 else i32(place[console, at[lane]])
-                        if policy == 2:
-                            value = i32(line[console, at[lane]]) * 1000
-                        if value < best_value:
-                            best, best_value = first[opcode[console, at[lane]]], value
-                num_chosen = 0
-                for i in range(running):
-                    lane = active[i]
-                    if first[opcode[order[warp * lanes + lane], at[lane]]] == best:
-                        chosen[num_chosen] = lane
-                        num_chosen += 1
-                groups[0] = best
-                num_groups = 1
-            totals[ITERATIONS] += 1
-            totals[COST] += common
-            if policy:
-                totals[COST] += vote_cost
-            for g in range(num_groups):
-                totals[FIRSTS] += 1
-                totals[COST] += first_cost[groups[g]]
-                heavy1[groups[g]] = 0
-            for i in range(num_chosen):
-                lane = chosen[i]
-                console = order[warp * lanes + lane]
-                op = opcode[console, at[lane]]
-                other = second[op]
-                totals[DONE] += 1
-                totals[ALONE] += common + first_cost[first[op]]
-                if other >= 0:
-                    totals[ALONE] += second_cost[other]
-                    if stamp2[other] != now:
-                        stamp2[other] = now
-                        totals[SECONDS] += 1
-                        totals[COST] += second_cost[other]
-                if tia[console, at[lane]]:
-                    if lines[console, at[lane]]:
-                        totals[ALONE] += _heavy(heavy_cost, i32(lines[console, at[lane]]), i32(dirty[console, at[lane]]))
-                        if quorum:
-                            waits[lane] = 1
-                            continue
-                        heavy1[first[op]] = 1
-                at[lane] += 1
-            if quorum == 0:
-                for g in range(num_groups):
-                    if heavy1[groups[g]]:
-                        most, objects = 0, 0
-                        for i in range(num_chosen):
-                            lane = chosen[i]
-                            console = order[warp * lanes + lane]
-                            position = at[lane] - 1
-                            if first[opcode[console, position]] == groups[g] and tia[console, position]:
-                                most = max(most, i32(lines[console, position]))
-                                objects |= i32(dirty[console, position])
-                        totals[HEAVIES] += 1
-                        totals[COST] += _heavy(heavy_cost, most, objects)
+def simulate(traces: Traces, frame: int, model: Model) -> Array:
+    """Returns the totals of a frame, int64: see ROUNDS. Consoles that do not fill a warp are left out.
 
+    What the warps executed: ROUNDS of the loop, BODIES of the switches' cases, COMPLETIONS; their COST, and the part of
+    it that is COMPLETION_COST. DONE: the consoles' instructions. LONE_BODIES, LONE_COST: if each console were alone."""
+    totals = np.zeros(LONE_COST + 1, np.int64)
+    plan = [model.quantum, model.policy, model.quorum and min(model.quorum, model.lanes), model.finishes]
+    starts, ends = (np.ascontiguousarray(traces.frames[:, i]) for i in (frame, frame + 1))
+    issue(
+        *(warps_of(traces, frame, model.order), model.lanes, starts, ends, traces.codes, traces.clocks, traces.places),
+        *(dispatch_table(model.dispatch), COSTS, np.array([*plan, *traces.display], np.int32), totals),
+        np.zeros((SCRATCH_ROWS, 256), np.int32),
+    )
+    return totals
