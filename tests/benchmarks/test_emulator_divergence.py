@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import warp_rounds as w
+from accel_rl.emulator import cpu
 from accel_rl.emulator import opcodes as op
 from accel_rl.emulator import state as words
 from accel_rl.errors import UsageError
