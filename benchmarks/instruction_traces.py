@@ -1,4 +1,4 @@
-"""Records which instructions many consoles of one game execute, and what they cost a simulated warp (warps.py)."""
+"""Records which instructions many consoles of one game execute, and what of it is dear to a simulated warp."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -31,7 +31,7 @@ CHUNK = 256  # instructions of each console that are analysed at once
 
 _SEEN = [words.PC, words.X, words.Y, words.CYCLES, words.LEFT_OVER, words.DRAWN_CLOCK, words.DIRTY]
 _SEEN += [words.INSTRUCTIONS_LEFT, *range(words.SLICE, words.SLICE + 4)]
-_DRAWN, _LEFT = 5, 7  # places in _SEEN
+_DRAWN = _SEEN.index(words.DRAWN_CLOCK)
 _ACCESSES = (op.MODE >= op.ZERO) & (op.MODE <= op.ABSOLUTE_Y) & (op.OPERATION < op.FIRST_OTHER)
 _WRITES = _ACCESSES & (op.OPERATION >= op.FIRST_WRITE)
 _BY_X, _BY_Y = np.isin(op.MODE, (op.ZERO_X, op.ABSOLUTE_X)), np.isin(op.MODE, (op.ZERO_Y, op.ABSOLUTE_Y))
@@ -43,10 +43,10 @@ _BRANCHES = [op.opcode_of(name, op.RELATIVE) for name in ("BNE", "BPL")]
 class Traces:
     """The instructions that consoles execute, in order, without those that the interpreter skips.
 
-    codes: int32 [consoles, instructions], see ACCESS_BIT. clocks: colour clocks since the frame's first line, int32.
-    places: the opcode's offset in the ROM, int32. frames: the first instruction of each frame and the end of the last,
-    int32 [consoles, frames + 1]. skipped: the share of instructions in loops that wait for the timer. display: the
-    first and the last clock of the displayed lines."""
+    codes: int32 [consoles, instructions], see ACCESS_BIT; accesses by a pointer or the stack count as none. clocks:
+    colour clocks since the frame's first line, int32. places: the opcode's offset in the ROM, int32. frames: the first
+    instruction of each frame and the end of the last, int32 [consoles, frames + 1]. skipped: the share of instructions
+    in loops that wait for the timer. display: the first and the last clock of the displayed lines."""
 
     codes: Array
     clocks: Array
@@ -117,7 +117,7 @@ def finish(columns: tuple[Array, ...], frames: int, display: tuple[int, int]) ->
     lines = np.where(completes, (completed - 1) // CLOCKS_PER_LINE - start // CLOCKS_PER_LINE + 1, 0)
     splits = completes & (completed < display[1]) & (completed % CLOCKS_PER_LINE > BLANK_CLOCKS)
     accesses = np.where(completes, np.where(splits, SPLITS, COMPLETES), accesses)
-    number = np.arange(opcodes.shape[1], dtype=np.int32)
+    number = np.arange(opcodes.shape[1], dtype=np.int32)  # of an instruction
     last = np.maximum.accumulate(np.where(completes, number, -1), axis=1)
     last[:, 1:] = last[:, :-1].copy()
     last[:, 0] = -1
