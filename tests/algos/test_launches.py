@@ -161,7 +161,7 @@ def assert_learns_alike(cpu: Run, gpu: Run, learn: Callable[[Run, Rollout], Any]
 
 
 @pytest.mark.gpu(fake=True, like_cpu=True)
-@pytest.mark.parametrize("name", some_slow(ON_POLICY, {*IN_TEST_SLOW, "ppo, normalized"}))
+@pytest.mark.parametrize("name", some_slow(ON_POLICY, {*IN_TEST_SLOW, "ppo, normalized", "pqn", "a2c, gae"}))
 def test_graphs_learn_what_single_operations_do(name: str) -> None:
     """CUDA graphs on a GPU learn what single operations on a CPU learn, with changing schedules and truncations."""
     fewer = {"epochs": 2} if "epochs" in ON_POLICY[name][2] else {}
@@ -187,7 +187,7 @@ def test_deterministic_runs(name: str) -> None:
 
 
 @pytest.mark.parametrize("replay_device", ["auto", pytest.param("cpu", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", some_slow(OFF_POLICY, {"dqn", "qr_dqn"}))
+@pytest.mark.parametrize("name", some_slow(OFF_POLICY, {"dqn", "qr_dqn", "rainbow"}))
 def test_graphs_draw_and_learn_the_same(name: str, replay_device: str) -> None:
     """Graphs draw the same samples and learn the same from them, while the room for final frames grows."""
     runs = [Run(name, device, replay_device=replay_device) for device in (CPU, GPU)]
@@ -208,7 +208,7 @@ def test_graphs_draw_and_learn_the_same(name: str, replay_device: str) -> None:
     assert len(set(rooms)) >= 3, "the room for final frames grows more than once"
 
 
-@pytest.mark.parametrize("name", some_slow(ON_POLICY, IN_TEST_SLOW - {"a2c, tasks"}))
+@pytest.mark.parametrize("name", some_slow(ON_POLICY, (IN_TEST_SLOW | {"ppo, normalized"}) - {"a2c, tasks"}))
 def test_launches_of_an_update(name: str) -> None:
     """An on-policy update launches few kernels outside of its graphs and never waits."""
     run = Run(name, GPU)

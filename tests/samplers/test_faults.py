@@ -528,7 +528,7 @@ def test_a_gpu_without_enough_memory(tmp_path: Path, monkeypatch: Any, capfd: An
 def test_damaged_and_foreign_checkpoints(tmp_path: Path, capfd: Any) -> None:
     """A damaged or foreign checkpoint is refused with one line that names the file."""
     run = tmp_path / "run"
-    assert main(arguments(run, "CartPole-v1", steps=80)) == 0
+    assert main(arguments(run, "CartPole-v1", None, "--sampler", "serial", steps=80)) == 0
     file, whole = run / "checkpoint.pt", (run / "checkpoint.pt").read_bytes()
 
     def foreign() -> None:
