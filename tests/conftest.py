@@ -1,5 +1,5 @@
 """Rules for every test: the number of threads, where tests marked `gpu` run, that no process is left, and that spaces
-which do not change are found out once."""
+which do not change are found out once, and few starts of games prepared."""
 
 import contextlib
 import gc
@@ -104,6 +104,17 @@ def probe_once() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(resolve, "probe_spec", remembered)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def few_starts() -> Iterator[None]:
+    """Prepares few starts of an Atari game instead of 93, as each costs a reset in every sampler."""
+    from accel_rl.envs.games import atari, native  # here, as collecting tests does not need them
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (atari, native):
+            patch.setattr(module, "NUM_STARTS", 6)
         yield
 
 
