@@ -58,7 +58,7 @@ def test_draws_are_proportional(size: int) -> None:
     values[rng.random(size) < 0.3] = 0
     values[-1] = 3.0  # the last leaf can be drawn
     tree = filled(values)
-    count = 20 * size + 1000
+    count = 10 * size + 1000
     index, probability = tree.sample(count, torch.Generator().manual_seed(1))
     assert index.dtype == torch.int64 and probability.dtype == torch.float64
     share = values / values.sum()

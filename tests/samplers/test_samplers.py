@@ -241,9 +241,9 @@ def test_workers_are_free_of_torch_pinned_and_light(monkeypatch: pytest.MonkeyPa
             assert worker.memory_full_info().uss < 120e6 + 4 * 2e6
 
 
-def test_what_an_agent_imports_is_free_of_torch() -> None:
-    """The modules of a queued sampler's agent do not import torch."""
-    code = "import accel_rl.samplers.queued.agent, sys; sys.exit('torch' in sys.modules)"
+def test_what_simulator_processes_import_is_free_of_torch() -> None:
+    """The modules of a queued sampler's agent, and of the bare processes of the benchmark, do not import torch."""
+    code = "import accel_rl.samplers.queued.agent, accel_rl.bench.limit, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 

@@ -45,7 +45,7 @@ IN_MAKE_TEST: dict[str, dict[str, Any]] = {
     "a2c": {**PONG, "sampler": "alternating", "workers": 2, "eval_interval_steps": 60, "eval_episodes": 1},
     "ppo": {**CARTPOLE, **PPO, "value_clip": 0.2, "normalize_advantage": "rollout", "target_kl": 0.5}
     | {"normalize_observations": True},
-    "vtrace gru": {**CARTPOLE, **VTRACE, **GRU, "sampler": "alternating", "workers": 2},
+    "vtrace gru": {**CARTPOLE, **VTRACE, **GRU},
     "dqn with a replay on the CPU": {**CARTPOLE, "algo": "dqn", **REPLAY, "prioritized": True, "replay_device": "cpu"},
     "one_step_sarsa": {**CARTPOLE, "algo": "one_step_sarsa", "target_interval_steps": 60},
     "central store": {**CARTPOLE, "update": "central_store"},

@@ -127,7 +127,7 @@ def test_a_resumed_run_keeps_its_plan(four_cpus_and_a_cost: Any, tmp_path: Path)
     assert reopen(run, {"workers": 2, "steps": 80}, None, None)[0].workers == 2
 
 
-@pytest.mark.parametrize("algo", ["a2c", "ppo", "dqn"])
+@pytest.mark.parametrize("algo", ["a2c", pytest.param("ppo", marks=pytest.mark.slow), "dqn"])
 def test_results_do_not_depend_on_the_plan(algo: str, tmp_path: Path) -> None:
     """One worker, two workers and the serial sampler train the same policy, bit for bit."""
     settings = {**TINY_RUN, "workers": None, "envs": 4, "steps": 60, "horizon": 5, "decorrelation_steps": 3}
