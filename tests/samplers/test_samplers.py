@@ -147,19 +147,20 @@ def test_final_observation_is_the_whole_last_stack() -> None:
 def test_state_continues_exactly(env: EnvConfig, reset_mode: str) -> None:
     """A sampler continues exactly from a state, with any number of workers and before the first rollout, too."""
     batch = {"reset_mode": reset_mode, "decorrelation_steps": 5}
-    # Workers with both groups; with one group each; one with everything; none at all.
-    arrangements = [(AlternatingSampler, 2), (AlternatingSampler, 4), (AlternatingSampler, 1), (SerialSampler, 2)]
+    # Workers with both groups; none at all; with one group each; one with everything.
+    arrangements = [(AlternatingSampler, 2), (SerialSampler, 2), (AlternatingSampler, 4), (AlternatingSampler, 1)]
+    arrangements = arrangements if env is COUNTING else arrangements[:2]
     samplers = [make(kind, env, SamplerConfig(4, 5, workers), **batch) for kind, workers in arrangements]
     with closing(*samplers):
         state = pickle.loads(pickle.dumps(samplers[0].get_state()))
-        assert [sampler.set_state(state) for sampler in samplers[1:]] == [[], [], []]
+        assert not any(sampler.set_state(state) for sampler in samplers[1:])
         first = samplers[0].collect()
         for sampler in samplers[1:]:
             assert_equal(first, sampler.collect(), "the first rollout")
         for _ in range(3):
             samplers[0].collect()
         state = pickle.loads(pickle.dumps(samplers[0].get_state()))
-        assert [sampler.set_state(state) for sampler in samplers[1:]] == [[], [], []]
+        assert not any(sampler.set_state(state) for sampler in samplers[1:])
         for index in range(3):
             expected = samplers[0].collect()
             for (kind, workers), sampler in zip(arrangements[1:], samplers[1:], strict=True):
