@@ -76,10 +76,11 @@ def gpus(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def pytest_runtest_teardown(item: pytest.Item) -> None:
-    """Kills the commands that a failed test has left running, and ends threads of PyTorch that trainings have started:
-    they would slow down all others."""
+    """Kills the commands that a failed test has left running, ends threads of PyTorch that trainings have started (they
+    would slow down all others), and allows operations that are not deterministic."""
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(1)
+        torch.use_deterministic_algorithms(False)
     if helpers := sys.modules.get("tests.helpers.processes"):
         for command in list(helpers.Command.unfinished):
             command.kill()

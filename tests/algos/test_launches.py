@@ -175,14 +175,11 @@ def test_deterministic_runs(name: str) -> None:
     """Acting and learning use only operations that have a deterministic kernel."""
     run = Run(name, GPU)
     torch.use_deterministic_algorithms(True)
-    try:
-        policy = run.algo.policy
-        observation = run.rollout().observations(0, 1)[0]
-        policy.act(observation, policy.draw_noise(1, B, torch.Generator(GPU))[0])
-        for _ in range(4):
-            run.replayed(run.rollout(1)) if run.algo.replay else run.learn(run.rollout(1))
-    finally:
-        torch.use_deterministic_algorithms(False)
+    policy = run.algo.policy
+    observation = run.rollout().observations(0, 1)[0]
+    policy.act(observation, policy.draw_noise(1, B, torch.Generator(GPU))[0])
+    for _ in range(4):
+        run.replayed(run.rollout(1)) if run.algo.replay else run.learn(run.rollout(1))
     assert run.update._graphs and run.update._graphs.is_enabled and not run.update._graphs._not_capturable
 
 

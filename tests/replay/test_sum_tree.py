@@ -164,13 +164,10 @@ def test_a_draw_is_captured_in_deterministic_runs() -> None:
     """A CUDA graph draws what single launches draw, also with --deterministic, which refuses sums in any order."""
     tree, graphs = filled(torch.arange(3000), "cuda:0"), CudaGraphs(torch.device("cuda:0"))
     torch.use_deterministic_algorithms(True)
-    try:
-        for seed in range(4):
-            noise = torch.rand(50, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).to("cuda:0")
-            for one, other in zip(graphs("draw", tree.choose, (noise,)), tree.choose(noise), strict=True):
-                assert torch.equal(one, other)
-    finally:
-        torch.use_deterministic_algorithms(False)
+    for seed in range(4):
+        noise = torch.rand(50, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).to("cuda:0")
+        for one, other in zip(graphs("draw", tree.choose, (noise,)), tree.choose(noise), strict=True):
+            assert torch.equal(one, other)
     assert graphs._calls and all(calls.graphs for calls in graphs._calls.values())
 
 

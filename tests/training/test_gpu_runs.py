@@ -78,12 +78,6 @@ def policy(run: Path) -> dict[str, torch.Tensor]:
     return checkpoint.load(run / "checkpoint.pt")["policy"]  # type: ignore[no-any-return]
 
 
-@pytest.fixture(autouse=True)
-def _not_deterministic() -> Any:
-    yield
-    torch.use_deterministic_algorithms(False)
-
-
 @pytest.mark.gpu(like_cpu=True)
 @pytest.mark.parametrize("case", [*IN_MAKE_TEST, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
 def test_a_run_is_that_of_the_cpu(case: str, tmp_path: Path) -> None:

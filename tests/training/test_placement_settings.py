@@ -209,12 +209,8 @@ def test_a_learner_beside_a_gpu_stays_on_its_core(monkeypatch: Any, tmp_path: Pa
     threads = {"sampling_threads": None, "learning_threads": None}
     settings = {**TINY, **replay, **threads, "device": "cuda:0", "workers": 1, "envs": 4, "horizon": 5, "steps": 40}
     settings |= {"eval_interval_steps": 0, "tensorboard": False, "report": False, "out": tmp_path / "run"}
-    before = torch.get_num_threads()
     torch.set_num_threads(3)
-    try:
-        accel_rl.train(f"{__name__}:Observed", **settings)
-    finally:
-        torch.set_num_threads(before)
+    accel_rl.train(f"{__name__}:Observed", **settings)
     assert ("build", 1, frozenset({own})) in Observed.seen
     assert {each[1:] for each in Observed.seen if each[0] != "build"} == {(1, frozenset({own}))}
 

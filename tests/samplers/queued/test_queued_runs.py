@@ -31,12 +31,6 @@ PPO = {"algo": "ppo", "sampler": "queued", "epochs": 2, "minibatches": 2}
 VTRACE = {"algo": "vtrace", "sampler": "queued"}
 
 
-@pytest.fixture(autouse=True)
-def _not_deterministic() -> Any:
-    yield
-    torch.use_deterministic_algorithms(False)
-
-
 def test_recurrent_policies_get_what_they_had() -> None:
     """A recurrent policy's outputs and states equal an unroll by hand through each agent's segments."""
     settings = {**CARTPOLE, **A2C, **LSTM, "env": f"{TOYS}:Counting"}
