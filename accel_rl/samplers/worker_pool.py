@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from accel_rl.envs.batches.batch_simulator import BatchConfig, stand_still
+from accel_rl.envs.batches.env_batch import BatchConfig, stand_still
 from accel_rl.envs.games.emulator_choice import is_native
 from accel_rl.errors import RunError
 from accel_rl.hardware.placement import default_worker_cpus
