@@ -16,7 +16,20 @@ from accel_rl.emulator import state as words
 from accel_rl.errors import UsageError
 from emulator_divergence import MODELS, DivergenceOptions
 from instruction_traces import Traces, consoles_in_play, finish, record
-from warps import COMPLETION, COSTS, EACH_LINE, EACH_UPDATE, FETCH, VOTE, Model, dispatch_table, simulate, warps_of
+from warps import (
+    COMPLETION,
+    COSTS,
+    EACH_LINE,
+    EACH_UPDATE,
+    FETCH,
+    RIOT_COST,
+    TIA_COST,
+    VOTE,
+    Model,
+    dispatch_table,
+    simulate,
+    warps_of,
+)
 
 LINE = 228
 CODES = {"LDA": 0xA9, "DEX": 0xCA, "NOP": 0xEA, "STA": 0x85, "STX": 0x86, "LDA_n": 0xA5, "JSR": 0x20, "RTS": 0x60}
@@ -53,6 +66,17 @@ def test_a_round_issues_each_different_opcode_once() -> None:
     assert (totals[w.ROUNDS], totals[w.BODIES], totals[w.DONE], totals[w.LONE_BODIES]) == (3, 5, 8, 8)
     assert totals[w.COST] == 3 * FETCH + 2 * lda + sta + 2 * nop
     assert totals[w.LONE_COST] == 8 * FETCH + 4 * lda + sta + 3 * nop
+
+
+def test_an_access_costs_once_in_a_case() -> None:
+    """Two lanes write to the TIA at once, then one writes to the RAM and the other reads the RIOT."""
+    traces = traces_of("STA STA LDA", "STA LDA STA")
+    plain = count(traces)[w.COST]
+    for console, at, access in ((0, 0, w.TIA), (1, 0, w.TIA), (1, 1, w.RIOT)):
+        complete(traces, console, at, access, 0, 0)
+    totals = count(traces)
+    assert totals[w.COST] == plain + TIA_COST + RIOT_COST
+    assert totals[w.LONE_COST] == count(traces_of("STA STA LDA", "STA LDA STA"))[w.LONE_COST] + 2 * TIA_COST + RIOT_COST
 
 
 def test_the_dispatch_decides_what_is_the_same() -> None:
@@ -113,6 +137,11 @@ def test_lanes_complete_each_line_at_its_end() -> None:
     totals = count(traces, quantum=LINE, finishes=True)
     assert totals[w.COMPLETIONS] == 3
     assert totals[w.COMPLETION_COST] == 3 * (COMPLETION + EACH_LINE) + 2 * EACH_UPDATE
+    traces = traces_of("NOP STA@1 NOP@2")
+    complete(traces, 0, 1, w.SPLITS, 2, 0b1)
+    for quorum in (0, 1):  # the line's end has updated the mask already
+        totals = count(traces, quantum=LINE, finishes=True, quorum=quorum)
+        assert totals[w.COMPLETION_COST] == 3 * (COMPLETION + EACH_LINE) + EACH_UPDATE
 
 
 def test_warps_of_similar_consoles() -> None:
@@ -122,6 +151,10 @@ def test_warps_of_similar_consoles() -> None:
     for order in ("count", "trace"):
         assert warps_of(traces, 1, order).tolist() == [0, 2, 4, 1, 3, 5]
     assert warps_of(traces, 1, "random").tolist() == list(range(6))
+    traces = traces_of("LDA/1 STA@8/9", "LDA/2 STA@8/3", "LDA/1 STA@8/7")
+    traces.display = 0, 9 * LINE
+    assert warps_of(traces, 0, "own").tolist() == [2, 0, 1]
+    assert warps_of(traces, 0, "start").tolist() == [0, 2, 1]
 
 
 def test_a_change_of_colours_completes_nothing() -> None:
