@@ -179,7 +179,7 @@ def test_a_change_of_colours_completes_nothing() -> None:
         ("85 9B", {}, w.NOTHING, 0, 0),  # STA of the RAM
         ("85 1B", {}, w.TIA, 900, 0),  # STA GRP0
         ("85 09", {}, w.TIA, 0, 900),  # STA COLUBK
-        ("A5 09", {}, w.TIA, 900, 0),  # LDA CXBLPF's mirror: a read changes no colour
+        ("A5 09", {}, w.TIA, 900, 0),  # LDA INPT1: a read changes no colour
         ("85 1B", {"DRAWN_CLOCK": 900}, w.TIA, 0, 0),  # nothing to complete
         ("85 1B", {"DRAWN_CLOCK": 5000, "INSTRUCTIONS_LEFT": 0}, w.TIA, 900, 0),  # the frame's first instruction
         ("B5 F0", {"X": 0x20}, w.TIA, 900, 0),  # LDA n,X: page zero wraps
