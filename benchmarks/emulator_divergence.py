@@ -112,7 +112,7 @@ def measure(traces: Traces) -> Row:
     for name, model in MODELS.items():
         totals = simulate(traces, frame, model)
         lanes, consoles = model.lanes, len(traces.codes) // model.lanes * model.lanes
-        models[name] = {
+        figures = {
             "issued": lanes * totals[warp_rounds.BODIES] / totals[warp_rounds.LONE_BODIES],
             "cost": lanes * totals[warp_rounds.COST] / totals[warp_rounds.LONE_COST],
             "per_frame": totals[warp_rounds.COST] / consoles,
@@ -120,6 +120,7 @@ def measure(traces: Traces) -> Row:
             "completions_of_a_warp": lanes * totals[warp_rounds.COMPLETIONS] / consoles,
             "completed": totals[warp_rounds.COMPLETION_COST] / totals[warp_rounds.COST],
         }
+        models[name] = {figure: round(float(value), 4) for figure, value in figures.items()}
     return {"instructions": float(np.diff(traces.frames, axis=1)[:, frame].mean()), "models": models}
 
 

@@ -29,9 +29,9 @@ FRAME_SKIP = 4
 COPIES, STEPS_BETWEEN_COPIES, FIRST_COPY = 16, 30, 120  # starts that each player gives; agent steps
 CHUNK = 256  # instructions of each console that are analysed at once
 
-_SEEN = [words.PC, words.X, words.Y, words.CYCLES, words.LEFT_OVER, words.DRAWN_CLOCK, words.DIRTY]
-_SEEN += [words.INSTRUCTIONS_LEFT, *range(words.SLICE, words.SLICE + 4)]
-_DRAWN = _SEEN.index(words.DRAWN_CLOCK)
+SEEN = [words.PC, words.X, words.Y, words.CYCLES, words.LEFT_OVER, words.DRAWN_CLOCK, words.DIRTY]
+SEEN += [words.INSTRUCTIONS_LEFT, *range(words.SLICE, words.SLICE + 4)]
+_DRAWN = SEEN.index(words.DRAWN_CLOCK)
 _ACCESSES = (op.MODE >= op.ZERO) & (op.MODE <= op.ABSOLUTE_Y) & (op.OPERATION < op.FIRST_OTHER)
 _WRITES = _ACCESSES & (op.OPERATION >= op.FIRST_WRITE)
 _BY_X, _BY_Y = np.isin(op.MODE, (op.ZERO_X, op.ABSOLUTE_X)), np.isin(op.MODE, (op.ZERO_Y, op.ABSOLUTE_Y))
@@ -65,17 +65,17 @@ def record(game: str, consoles: int, frames: int, seed: int = 1) -> Traces:
     atari = consoles_in_play(game, consoles, rng)
     states, frame = atari._states, np.zeros(consoles, np.int32)
     actions = rng.integers(len(atari.actions), size=consoles)
-    seen, frame_of = np.zeros((CHUNK + 1, consoles, len(_SEEN)), np.int32), np.zeros((CHUNK, consoles), np.int32)
+    seen, frame_of = np.zeros((CHUNK + 1, consoles, len(SEEN)), np.int32), np.zeros((CHUNK, consoles), np.int32)
     first_line, height = (int(states[0, word]) for word in (words.FIRST_LINE, words.NUM_LINES))
     display = CLOCKS_PER_LINE * first_line, CLOCKS_PER_LINE * (first_line + height)
     chunks = []
-    np.take(states, _SEEN, axis=1, out=seen[0])
+    np.take(states, SEEN, axis=1, out=seen[0])
     while (frame < frames).any():
         for instruction in range(CHUNK):
             frame_of[instruction] = frame
             ended = atari.step_instructions(actions, 1)
             frame += ended
-            np.take(states, _SEEN, axis=1, out=seen[instruction + 1])
+            np.take(states, SEEN, axis=1, out=seen[instruction + 1])
         chunks.append((*analyse(seen, atari.rom, display), frame_of.copy()))
         seen[0] = seen[CHUNK]
     in_play = states[:, words.TERMINAL] == 0

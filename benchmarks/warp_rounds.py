@@ -10,8 +10,8 @@ from accel_rl.emulator.compiled import entry, i32, jit
 # What an instruction accesses. COMPLETES: a register of the TIA, and before it completes the collisions of the lines
 # before this one. SPLITS: it also completes a part of this line.
 NOTHING, TIA, RIOT, COMPLETES, SPLITS = range(5)
-# An instruction is a number: its opcode, and from these bits on what it accesses, the number of lines that it completes
-# (at most 31), and the objects whose masks it updates for that, one bit each.
+# An instruction is a number: its opcode, and from these bits on what it accesses, the number of lines that its
+# completion touches (at most 31), and the objects whose masks it updates for that, one bit each.
 ACCESS_BIT, LINES_BIT, UPDATES_BIT, OBJECTS = 8, 12, 17, 6
 MOST_LINES = 31
 

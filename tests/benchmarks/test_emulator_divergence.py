@@ -15,8 +15,21 @@ from accel_rl.emulator import opcodes as op
 from accel_rl.emulator import state as words
 from accel_rl.errors import UsageError
 from emulator_divergence import MODELS, DivergenceOptions
-from instruction_traces import Traces, consoles_in_play, finish, record
-from warps import COMPLETION, COSTS, EACH_LINE, EACH_UPDATE, FETCH, VOTE, Model, dispatch_table, simulate, warps_of
+from instruction_traces import SEEN, Traces, analyse, consoles_in_play, finish, record
+from warps import (
+    COMPLETION,
+    COSTS,
+    EACH_LINE,
+    EACH_UPDATE,
+    FETCH,
+    RIOT_COST,
+    TIA_COST,
+    VOTE,
+    Model,
+    dispatch_table,
+    simulate,
+    warps_of,
+)
 
 LINE = 228
 CODES = {"LDA": 0xA9, "DEX": 0xCA, "NOP": 0xEA, "STA": 0x85, "STX": 0x86, "LDA_n": 0xA5, "JSR": 0x20, "RTS": 0x60}
@@ -53,6 +66,17 @@ def test_a_round_issues_each_different_opcode_once() -> None:
     assert (totals[w.ROUNDS], totals[w.BODIES], totals[w.DONE], totals[w.LONE_BODIES]) == (3, 5, 8, 8)
     assert totals[w.COST] == 3 * FETCH + 2 * lda + sta + 2 * nop
     assert totals[w.LONE_COST] == 8 * FETCH + 4 * lda + sta + 3 * nop
+
+
+def test_an_access_costs_once_in_a_case() -> None:
+    """Two lanes write to the TIA at once, then one writes to the RAM and the other reads the RIOT."""
+    traces = traces_of("STA STA LDA", "STA LDA STA")
+    plain = count(traces)[w.COST]
+    for console, at, access in ((0, 0, w.TIA), (1, 0, w.TIA), (1, 1, w.RIOT)):
+        complete(traces, console, at, access, 0, 0)
+    totals = count(traces)
+    assert totals[w.COST] == plain + TIA_COST + RIOT_COST
+    assert totals[w.LONE_COST] == count(traces_of("STA STA LDA", "STA LDA STA"))[w.LONE_COST] + 2 * TIA_COST + RIOT_COST
 
 
 def test_the_dispatch_decides_what_is_the_same() -> None:
@@ -113,6 +137,11 @@ def test_lanes_complete_each_line_at_its_end() -> None:
     totals = count(traces, quantum=LINE, finishes=True)
     assert totals[w.COMPLETIONS] == 3
     assert totals[w.COMPLETION_COST] == 3 * (COMPLETION + EACH_LINE) + 2 * EACH_UPDATE
+    traces = traces_of("NOP STA@1 NOP@2")
+    complete(traces, 0, 1, w.SPLITS, 2, 0b1)
+    for quorum in (0, 1):  # the line's end has updated the mask already
+        totals = count(traces, quantum=LINE, finishes=True, quorum=quorum)
+        assert totals[w.COMPLETION_COST] == 3 * (COMPLETION + EACH_LINE) + EACH_UPDATE
 
 
 def test_warps_of_similar_consoles() -> None:
@@ -122,20 +151,58 @@ def test_warps_of_similar_consoles() -> None:
     for order in ("count", "trace"):
         assert warps_of(traces, 1, order).tolist() == [0, 2, 4, 1, 3, 5]
     assert warps_of(traces, 1, "random").tolist() == list(range(6))
+    traces = traces_of("LDA/1 STA@8/9", "LDA/2 STA@8/3", "LDA/1 STA@8/7")
+    traces.display = 0, 9 * LINE
+    assert warps_of(traces, 0, "own").tolist() == [2, 0, 1]
+    assert warps_of(traces, 0, "start").tolist() == [0, 2, 1]
 
 
 def test_a_change_of_colours_completes_nothing() -> None:
     """What it has completed, since the console was painting, falls to the next completion."""
-    opcodes = np.full((1, 6), CODES["STA"], np.int32)
-    completed = np.array([[0, 400, 0, 1000, 1000, 0]], np.int32)  # 400: within line 1
-    painted = np.array([[300, 0, 800, 0, 0, 0]], np.int32)
-    dirty = np.array([[0b1, 0b10, 0b100, 0b1000, 0b10000, 0b100000]], np.int32)
-    tia, zero, frame = np.full_like(opcodes, w.TIA), np.zeros_like(opcodes), np.array([[0, 0, 0, 0, 0, 1]])
-    traces = finish((opcodes, tia, zero, zero, completed, painted, dirty, frame), 1, (228, 10 * 228))
+    opcodes = np.full((1, 7), CODES["STA"], np.int32)
+    blank = 6 * LINE + 30  # before the first pixel of its line
+    completed = np.array([[0, 400, 0, 1000, 1000, blank, 0]], np.int32)
+    painted = np.array([[300, 0, 800, 0, 0, 0, 0]], np.int32)
+    dirty = np.array([[0b1, 0b10, 0b100, 0b1000, 0b10000, 0b100000, 0]], np.int32)
+    tia, zero, frame = np.full_like(opcodes, w.TIA), np.zeros_like(opcodes), np.array([[0, 0, 0, 0, 0, 0, 1]])
+    traces = finish((opcodes, tia, zero, zero, completed, painted, dirty, frame), 1, (LINE, 10 * LINE))
     codes = traces.codes[0]
-    assert (codes >> w.ACCESS_BIT & 15).tolist() == [w.TIA, w.SPLITS, w.TIA, w.SPLITS, w.TIA]
-    assert (codes >> w.LINES_BIT & w.MOST_LINES).tolist() == [0, 1, 0, 4, 0]
-    assert (codes >> w.UPDATES_BIT).tolist() == [0, 0b11, 0, 0b1100, 0]
+    assert (codes >> w.ACCESS_BIT & 15).tolist() == [w.TIA, w.SPLITS, w.TIA, w.SPLITS, w.TIA, w.COMPLETES]
+    assert (codes >> w.LINES_BIT & w.MOST_LINES).tolist() == [0, 1, 0, 4, 0, 3]
+    assert (codes >> w.UPDATES_BIT).tolist() == [0, 0b11, 0, 0b1100, 0, 0b100000]
+
+
+@pytest.mark.parametrize(
+    ("code", "states", "access", "completed", "painted"),
+    [
+        ("A9 1B", {}, w.NOTHING, 0, 0),  # LDA #
+        ("85 9B", {}, w.NOTHING, 0, 0),  # STA of the RAM
+        ("85 1B", {}, w.TIA, 900, 0),  # STA GRP0
+        ("85 09", {}, w.TIA, 0, 900),  # STA COLUBK
+        ("A5 09", {}, w.TIA, 900, 0),  # LDA INPT1: a read changes no colour
+        ("85 1B", {"DRAWN_CLOCK": 900}, w.TIA, 0, 0),  # nothing to complete
+        ("85 1B", {"DRAWN_CLOCK": 5000, "INSTRUCTIONS_LEFT": 0}, w.TIA, 900, 0),  # the frame's first instruction
+        ("B5 F0", {"X": 0x20}, w.TIA, 900, 0),  # LDA n,X: page zero wraps
+        ("99 F0 00", {"Y": 0x20}, w.TIA, 900, 0),  # STA nn,Y
+        ("AD 84 02", {}, w.RIOT, 0, 0),  # LDA INTIM
+        ("AD 84 12", {}, w.NOTHING, 0, 0),  # LDA of the ROM
+    ],
+)
+def test_what_an_instruction_accesses(
+    code: str, states: dict[str, int], access: int, completed: int, painted: int
+) -> None:
+    """Registers and memory are told apart by the address that the instruction computes."""
+    rom = np.frombuffer(bytes.fromhex(code).ljust(4096, b"\xea"), np.uint8)
+    s = np.zeros(words.STATE_WORDS, np.int32)
+    settings = {"PC": 0xF000, "CYCLES": 300, "LEFT_OVER": 5, "DRAWN_CLOCK": 400, "DIRTY": 3, "INSTRUCTIONS_LEFT": 9}
+    for name, value in (settings | states).items():
+        s[getattr(words, name)] = value
+    s[words.SLICE : words.SLICE + 4] = range(0, 4096, 1024)
+    after = s.copy()
+    after[words.DRAWN_CLOCK] = 900
+    opcodes, *others = (column.item() for column in analyse(np.stack([s, after])[:, None, SEEN], rom, (228, 10 * LINE)))
+    first = states.get("INSTRUCTIONS_LEFT") == 0
+    assert opcodes == rom[0] and others == [access, 0, 0 if first else 905, completed, painted, 3]
 
 
 @pytest.mark.parametrize("game", ["pong", "seaquest"])
