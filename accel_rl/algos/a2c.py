@@ -5,9 +5,9 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from accel_rl.algos.actor_critic import ActorCriticAlgo, ActorCriticSettings, Outputs, actor_critic_loss
+from accel_rl.algos.actor_critic import ActorCriticAlgo, ActorCriticSettings, Outputs, actor_critic_terms
 from accel_rl.algos.auxiliary_settings import AuxiliarySettings
-from accel_rl.algos.base import Stats
+from accel_rl.algos.base import Stats, sum_terms
 from accel_rl.algos.batches import add_final_values, bootstrap, whole_batch
 from accel_rl.algos.returns import discounted_return, generalized_advantage
 from accel_rl.config.fields import basic_setting, setting
@@ -84,4 +84,4 @@ def a2c_loss(
     sum, and its terms as sums over valid samples, detached. Source: Mnih et al. 2016, Algorithm S2.
     """
     gain, value_error = outputs.log_probability * targets.advantage, (outputs.value - targets.return_).square()
-    return actor_critic_loss(outputs, gain, value_error, valid, settings, entropy_weight)
+    return sum_terms(actor_critic_terms(outputs, gain, value_error, settings, entropy_weight), valid)

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from accel_rl.algos.actor_critic import ActorCriticAlgo, ActorCriticSettings, Outputs, actor_critic_loss
+from accel_rl.algos.actor_critic import ActorCriticAlgo, ActorCriticSettings, Outputs, actor_critic_terms
 from accel_rl.algos.auxiliary_settings import AuxiliarySettings
-from accel_rl.algos.base import RunInfo, Stats, Window, masked_sum
+from accel_rl.algos.base import RunInfo, Stats, Window, sum_terms
 from accel_rl.algos.batches import add_final_values, bootstrap
 from accel_rl.algos.returns import vtrace
 from accel_rl.config.fields import basic_setting, setting
@@ -154,5 +154,5 @@ def vtrace_loss(
     bounds = (settings.discount, settings.rho_bar, settings.c_bar)
     target, advantage = vtrace(reward, outputs.value.detach(), done, bootstrap_value, log_ratio, *bounds)
     gain, value_error = outputs.log_probability * advantage, (outputs.value - target).square()
-    loss_sum, terms = actor_critic_loss(outputs, gain, value_error, valid, settings, entropy_weight)
-    return loss_sum, terms | {"ratio": masked_sum(log_ratio.exp(), valid)}
+    terms = actor_critic_terms(outputs, gain, value_error, settings, entropy_weight)
+    return sum_terms(terms | {"ratio": log_ratio.exp()}, valid)
