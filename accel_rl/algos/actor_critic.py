@@ -82,12 +82,16 @@ class ActorCriticAlgo(Algo):
         if self.statistics:
             self.statistics.to(self.device)
 
-    def evaluate(self, batch: Batch) -> "Outputs":
-        """Evaluates the current policy on a batch's steps."""
-        parameters, value = self.policy.evaluate(batch.observation, batch.recurrent_inputs)
+    def evaluate(self, batch: Batch, is_normalized: bool = False) -> "Outputs":
+        """Evaluates the current policy on a batch's steps; is_normalized: see `ActorCritic.evaluate_normalized`."""
+        if is_normalized:
+            parameters, value = self.policy.evaluate_normalized(batch.observation)
+        else:
+            parameters, value = self.policy.evaluate(batch.observation, batch.recurrent_inputs)
         distribution = self.policy.distribution
         log_probability = distribution.log_probability(parameters, batch.action)
-        return Outputs(log_probability, distribution.entropy(parameters), value)
+        has_bonus = getattr(self.settings, "entropy_weight", 1) > 0  # else the entropy is logged only
+        return Outputs(log_probability, distribution.entropy(parameters if has_bonus else parameters.detach()), value)
 
     def state_dict(self) -> dict[str, Any]:
         return {"local": self.statistics.local_state_dict()} if self.statistics else {}

@@ -82,7 +82,12 @@ class PQN(QAlgo):
         return stack_stats(stats)
 
     def update_on(
-        self, update: Update, chosen: Tensor, learning_rate: float | Tensor, source: Rollout | Batch, targets: PQNTargets
+        self,
+        update: Update,
+        chosen: Tensor,
+        learning_rate: float | Tensor,
+        source: Rollout | Batch,
+        targets: PQNTargets,
     ) -> Stats:
         """Makes one update, on a minibatch. source, chosen: see `minibatch`."""
         batch, part, num_samples = update.graphed(minibatch, source, targets, chosen)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from torch import Tensor
+from torch.nn.functional import mse_loss
 
 from accel_rl.algos.actor_critic import ActorCriticAlgo, ActorCriticSettings, Outputs, actor_critic_terms
 from accel_rl.algos.auxiliary_settings import AuxiliarySettings
@@ -153,6 +154,6 @@ def vtrace_loss(
     log_ratio = (outputs.log_probability - behaviour).detach()
     bounds = (settings.discount, settings.rho_bar, settings.c_bar)
     target, advantage = vtrace(reward, outputs.value.detach(), done, bootstrap_value, log_ratio, *bounds)
-    gain, value_error = outputs.log_probability * advantage, (outputs.value - target).square()
+    gain, value_error = outputs.log_probability * advantage, mse_loss(outputs.value, target, reduction="none")
     terms = actor_critic_terms(outputs, gain, value_error, settings, entropy_weight)
     return sum_terms(terms | {"ratio": log_ratio.exp()}, valid)

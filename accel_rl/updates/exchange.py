@@ -116,8 +116,9 @@ class Exchange:
 
 def means(sums: Terms, num_samples: Tensor) -> Terms:
     """Divides the terms of a loss by the number of samples; terms with an entry for each sample stay unchanged."""
-    count = num_samples.clamp(min=1)
-    return {name: value if value.dim() else value / count for name, value in sums.items()}
+    totals = {name: value for name, value in sums.items() if not value.dim()}
+    means = torch.stack([*totals.values()]) / num_samples.clamp(min=1) if totals else torch.empty(0)
+    return sums | dict(zip(totals, means.unbind(), strict=True))
 
 
 def to_devices(saved: State, initial: State, device: torch.device) -> State:
