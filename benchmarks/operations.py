@@ -141,7 +141,7 @@ def count_update(training: Training) -> Result:
         with profile(activities=[ProfilerActivity.CPU]) as profiled:
             training.iterate()
     names = dispatched.names[slice(*dispatched.ends[:2])]
-    first, second = [event.time_range.end for event in profiled.events() if event.name == STEP][:2]
+    first, second = [event.time_range.end for event in events_of(profiled) if event.name == STEP][:2]
     calls = [event for event in outermost(profiled) if first < event.time_range.start < second]
     return summary(names, calls)
 
@@ -162,7 +162,11 @@ def outermost(profiled: profile) -> list[Any]:
         parent = event.cpu_parent
         return parent is not None and (parent.name.startswith("aten::") or has_caller(parent))
 
-    return [event for event in profiled.events() if event.name.startswith("aten::") and not has_caller(event)]
+    return [event for event in events_of(profiled) if event.name.startswith("aten::") and not has_caller(event)]
+
+
+def events_of(profiled: profile) -> list[Any]:
+    return [*profiled.events()]  # type: ignore[no-untyped-call]
 
 
 def summary(names: Sequence[str], calls: Sequence[Any]) -> Result:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from accel_rl.models.bf16_weights import refresh
-from accel_rl.updates.cuda_graphs import Terms
+from accel_rl.updates.cuda_graphs import Terms, pack, unpacked
 from accel_rl.updates.flat import FlatParameters
 from accel_rl.updates.foreach import copy_tensors
 from accel_rl.updates.optimizers import Optimizer, State
@@ -116,9 +116,8 @@ class Exchange:
 
 def means(sums: Terms, num_samples: Tensor) -> Terms:
     """Divides the terms of a loss by the number of samples; terms with an entry for each sample stay unchanged."""
-    totals = {name: value for name, value in sums.items() if not value.dim()}
-    means = torch.stack([*totals.values()]) / num_samples.clamp(min=1) if totals else torch.empty(0)
-    return sums | dict(zip(totals, means.unbind(), strict=True))
+    packed, count = pack(sums), num_samples.clamp(min=1)
+    return unpacked(packed._replace(scalars={names: totals / count for names, totals in packed.scalars.items()}))
 
 
 def to_devices(saved: State, initial: State, device: torch.device) -> State:

@@ -7,12 +7,22 @@ import math
 import pytest
 import torch
 
-from accel_rl.updates.optimizers import SGD, Adam, MomentumSGD, RAdam, RMSProp, TorchOptimizer, make_optimizer
+from accel_rl.updates.optimizers import (
+    SGD,
+    Adam,
+    FusedAdam,
+    MomentumSGD,
+    RAdam,
+    RMSProp,
+    TorchOptimizer,
+    make_optimizer,
+)
 
 OPTIMIZERS = [
     RMSProp(),
     RMSProp(momentum=0.5, initial_square=1.0, epsilon=0.1),
     Adam(),
+    FusedAdam(),
     RAdam(),
     MomentumSGD(),
     SGD(),
@@ -77,6 +87,8 @@ def slow_momentum_sgd(theta, gradients, momentum):
         (RMSProp(0.95, 0.1, 0.5, 1.0), lambda *a: slow_rmsprop(*a, 0.95, 0.1, 0.5, 1.0)),
         (Adam(), lambda *a: slow_adam(*a, 0.9, 0.999, 1e-5)),
         (Adam(0.5, 0.9, 1e-2), lambda *a: slow_adam(*a, 0.5, 0.9, 1e-2)),
+        (FusedAdam(), lambda *a: slow_adam(*a, 0.9, 0.999, 1e-5)),
+        (FusedAdam(0.5, 0.9, 1e-2), lambda *a: slow_adam(*a, 0.5, 0.9, 1e-2)),
         (MomentumSGD(), lambda *a: slow_momentum_sgd(*a, 0.9)),
         (SGD(), lambda *a: slow_momentum_sgd(*a, 0)),
     ],
