@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from accel_rl.models.bf16_weights import refresh
-from accel_rl.updates.cuda_graphs import Terms, pack, unpacked
+from accel_rl.updates.cuda_graphs import Terms
 from accel_rl.updates.flat import FlatParameters
 from accel_rl.updates.foreach import copy_tensors
 from accel_rl.updates.optimizers import Optimizer, State
@@ -116,8 +116,8 @@ class Exchange:
 
 def means(sums: Terms, num_samples: Tensor) -> Terms:
     """Divides the terms of a loss by the number of samples; terms with an entry for each sample stay unchanged."""
-    packed, count = pack(sums), num_samples.clamp(min=1)
-    return unpacked(packed._replace(scalars={names: totals / count for names, totals in packed.scalars.items()}))
+    count = num_samples.clamp(min=1)
+    return {name: value if value.dim() else value / count for name, value in sums.items()}
 
 
 def to_devices(saved: State, initial: State, device: torch.device) -> State:
