@@ -17,7 +17,7 @@ from accel_rl.updates.compiled_calls import CompiledCalls
 from accel_rl.updates.exchange import copy_module
 from accel_rl.updates.flat import FlatParameters
 from accel_rl.updates.foreach import copy_tensors
-from accel_rl.updates.optimizers import OPTIMIZERS, Adam, Optimizer, make_optimizer
+from accel_rl.updates.optimizers import OPTIMIZERS, Adam, Optimizer, for_one_learner, make_optimizer
 from accel_rl.updates.parameter_store import CentralStore
 from accel_rl.updates.recording import replay
 from accel_rl.updates.store_exchange import StoreExchange, shared_state
@@ -30,7 +30,8 @@ from tests.helpers.plain import error
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_after_updates(name: str) -> None:
     """A policy acts by its new parameters after each of the optimizers' updates."""
-    learn(Update(make_policy(), make_optimizer(name), slice_elements=2 * IMAGE[0].numel()))
+    for optimizer in (make_optimizer(name), for_one_learner(make_optimizer(name))):
+        learn(Update(make_policy(), optimizer, slice_elements=2 * IMAGE[0].numel()))
 
 
 def test_after_compiled_updates() -> None:
