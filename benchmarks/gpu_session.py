@@ -69,7 +69,7 @@ PARTS = {
     "training": Part("agent steps per second of thirteen settings, and where the time goes", 125),
     "pong": Part("ppo_small on Pong until it is won: minutes to a score of 18", 120),
     "sampling": Part("steps per second of the sampler alone, by number of environments", 65),
-    "learners": Part("two learners on one GPU: all-reduce through shared memory, the central store", 65),
+    "learners": Part("two learners on one GPU: all-reduce through shared memory, the central store", 110),
     "scaling": Part("1, 2, 4 and 8 learners, one on each GPU: all-reduce by NCCL, the central store", 120, 2),
     "launch": Part("runs/launch_dgx.py on all GPUs", 60, 2),
     "micro": Part("what an act, an upload and a graph cost; a small update, compiled or not", 80),

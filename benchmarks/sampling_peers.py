@@ -121,117 +121,109 @@ def _draw(num_actions: int, batch_size: int) -> Array:
     return np.random.default_rng(0).integers(num_actions, size=(NUM_DRAWN, batch_size), dtype=np.int32)
 
 
-class EnvPool:
-    """A contestant that steps EnvPool's environments. With batch_size < num_envs, `recv` returns those that are ready.
+class ThreadPool:
+    """A contestant whose C++ threads step environments. With batch_size < num_envs, `recv` returns the ready ones.
 
-    Batches of half the environments were faster than quarters and eighths; pinned threads were faster than free
-    ones."""
+    Batches of half the environments were faster than quarters. A subclass sets `envs`, and `idle`: for each batch that
+    waits for actions, what `send` takes besides them."""
+
+    envs: Any
+    actions: Array
+    idle: list[tuple[Array, ...]]
+
+    def __init__(self, name: str, env: EnvConfig, num_envs: int, batch_size: int):
+        self.name = name
+        self.shares: Shares = {}
+        self._batch_size, self._num_batches = batch_size, num_envs // batch_size
+        self.options = make_options(env.preset, env.options)
+        height, width = peer_frame_shape(self.options)
+        self.same_options: dict[str, Any] = {  # of all such environments
+            "batch_size": batch_size,
+            **_threads(),
+            "img_height": height,
+            "img_width": width,
+            "stack_num": self.options.frame_stack,
+            "episodic_life": self.options.episodic_lives,
+            "use_fire_reset": self.options.fire_on_start,
+            "repeat_action_probability": self.options.repeat_action_probability,
+        }
+
+    def recv(self) -> tuple[Array, ...]:
+        """Waits for a batch; returns what `send` takes besides its actions."""
+        self.envs.recv()
+        return ()
+
+    def run(self, seconds: float) -> float:
+        start, waited, batches = time.perf_counter(), 0.0, 0
+        for ids in self.idle:
+            self.envs.send(self.actions[0], *ids)
+        while (before := time.perf_counter()) - start < seconds:
+            ids = self.recv()
+            waited += time.perf_counter() - before
+            self.envs.send(self.actions[batches % NUM_DRAWN], *ids)
+            batches += 1
+        # No work may remain for another contestant's turn.
+        self.idle = [self.recv() for _ in range(self._num_batches)]
+        wall = time.perf_counter() - start
+        self.shares = {"env_wait": waited / wall}
+        return (batches + self._num_batches) * self._batch_size / wall
+
+    def close(self) -> None:
+        self.envs.close()
+
+
+class EnvPool(ThreadPool):
+    """A contestant that steps EnvPool's environments. Pinned threads were faster than free ones."""
 
     def __init__(self, name: str, env: EnvConfig, num_envs: int, batch_size: int):
         import envpool
 
-        options = make_options(env.preset, env.options)
-        height, width = peer_frame_shape(options)
-        self.name = name
-        self.shares: Shares = {}
-        self._batch_size, self._num_batches = batch_size, num_envs // batch_size
-        self._pool: Any = envpool.make(
+        super().__init__(name, env, num_envs, batch_size)
+        self.envs = envpool.make(
             games()[str(game_name(env.env_id))].removeprefix("ALE/"),
             env_type="gymnasium",
             num_envs=num_envs,
-            batch_size=batch_size,
-            **_threads(),
-            max_episode_steps=options.max_episode_steps,
-            img_height=height,
-            img_width=width,
-            stack_num=options.frame_stack,
-            frame_skip=options.frame_skip,
-            noop_max=max(options.noop_max, 1),  # it draws from 0 to noop_max - 1
-            episodic_life=options.episodic_lives,
-            reward_clip=options.clip_reward,
-            use_fire_reset=options.fire_on_start,
-            repeat_action_probability=options.repeat_action_probability,
+            max_episode_steps=self.options.max_episode_steps,
+            frame_skip=self.options.frame_skip,
+            noop_max=max(self.options.noop_max, 1),  # it draws from 0 to noop_max - 1
+            reward_clip=self.options.clip_reward,
+            **self.same_options,
         )
-        self._actions = _draw(int(self._pool.action_space.n), batch_size)
-        self._pool.async_reset()
-        self._idle = [self._recv() for _ in range(self._num_batches)]
+        self.actions = _draw(int(self.envs.action_space.n), batch_size)
+        self.envs.async_reset()
+        self.idle = [self.recv() for _ in range(num_envs // batch_size)]
 
-    def _recv(self) -> Array:
-        """Returns the ids of ready environments, [batch_size]."""
-        ids: Array = self._pool.recv()[4]["env_id"]
-        return ids
-
-    def run(self, seconds: float) -> float:
-        start, waited, batches = time.perf_counter(), 0.0, 0
-        for ids in self._idle:
-            self._pool.send(self._actions[batches % NUM_DRAWN], ids)
-        while (before := time.perf_counter()) - start < seconds:
-            ids = self._recv()
-            waited += time.perf_counter() - before
-            self._pool.send(self._actions[batches % NUM_DRAWN], ids)
-            batches += 1
-        # No work may remain for another contestant's turn.
-        self._idle = [self._recv() for _ in range(self._num_batches)]
-        wall = time.perf_counter() - start
-        self.shares = {"env_wait": waited / wall}
-        return (batches + self._num_batches) * self._batch_size / wall
-
-    def close(self) -> None:
-        self._pool.close()
+    def recv(self) -> tuple[Array, ...]:
+        return (self.envs.recv()[4]["env_id"],)  # [batch_size]
 
 
-class AtariVector:
-    """A contestant that steps the AtariVectorEnv of ale-py or another module; batch_size: as for EnvPool.
+class AtariVector(ThreadPool):
+    """A contestant that steps the AtariVectorEnv of ale-py or another module.
 
-    Batches of half the environments were faster than quarters. The mode in which a reset takes a step was faster than
-    the other one."""
+    The mode in which a reset takes a step was faster than the other one."""
 
     def __init__(self, name: str, env: EnvConfig, num_envs: int, batch_size: int, module: str = "ale_py.vector_env"):
-        options = make_options(env.preset, env.options)
-        height, width = peer_frame_shape(options)
-        self.name = name
-        self.shares: Shares = {}
-        self._batch_size, self._num_batches = batch_size, num_envs // batch_size
-        self._envs: Any = importlib.import_module(module).AtariVectorEnv(
+        super().__init__(name, env, num_envs, batch_size)
+        self.envs = importlib.import_module(module).AtariVectorEnv(
             game_name(env.env_id),
             num_envs,
-            batch_size=batch_size,
-            **_threads(),
-            max_num_frames_per_episode=options.max_episode_steps * options.frame_skip,
-            repeat_action_probability=options.repeat_action_probability,
-            img_height=height,
-            img_width=width,
-            stack_num=options.frame_stack,
-            frameskip=options.frame_skip,
-            noop_max=options.noop_max,
-            episodic_life=options.episodic_lives,
-            reward_clipping=options.clip_reward,
-            use_fire_reset=options.fire_on_start,
+            max_num_frames_per_episode=self.options.max_episode_steps * self.options.frame_skip,
+            frameskip=self.options.frame_skip,
+            noop_max=self.options.noop_max,
+            reward_clipping=self.options.clip_reward,
+            **self.same_options,
         )
-        self._actions = _draw(int(getattr(self._envs.single_action_space, "n", 0)), batch_size)
+        self.actions = _draw(int(getattr(self.envs.single_action_space, "n", 0)), batch_size)
 
     def run(self, seconds: float) -> float:
         # `send` answers the latest `recv`, so no batch can be kept for later, and each turn begins with new games. The
         # reset returns one batch; the clock starts when the other batches are reset, too.
-        self._envs.reset()
+        self.envs.reset()
         for _ in range(self._num_batches - 1):
-            self._envs.send(self._actions[0])
-            self._envs.recv()
-        start, waited, batches = time.perf_counter(), 0.0, 0
-        self._envs.send(self._actions[0])
-        while (before := time.perf_counter()) - start < seconds:
-            self._envs.recv()
-            waited += time.perf_counter() - before
-            self._envs.send(self._actions[batches % NUM_DRAWN])
-            batches += 1
-        for _ in range(self._num_batches):  # no work may remain
-            self._envs.recv()
-        wall = time.perf_counter() - start
-        self.shares = {"env_wait": waited / wall}
-        return (batches + self._num_batches) * self._batch_size / wall
-
-    def close(self) -> None:
-        self._envs.close()
+            self.envs.send(self.actions[0])
+            self.envs.recv()
+        self.idle = [()]
+        return super().run(seconds)
 
 
 class GymnasiumAsync:

@@ -10,7 +10,7 @@ import time
 from accel_rl.bench.contestants import RandomPolicy
 from accel_rl.bench.output import write_json
 from accel_rl.envs import EnvConfig
-from accel_rl.envs.batches.batch_simulator import BatchConfig
+from accel_rl.envs.batches.env_batch import BatchConfig
 from accel_rl.envs.probe import probe_spec
 from accel_rl.hardware.description import describe_machine, format_machine
 from accel_rl.samplers import AlternatingSampler

@@ -1,5 +1,5 @@
 """Rules for every test: the number of threads, where tests marked `gpu` run, that no process is left, and that spaces
-which do not change are found out once."""
+which do not change are found out once, and few starts of games prepared."""
 
 import contextlib
 import gc
@@ -46,6 +46,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_finish() -> None:
     """Exempts all that collecting has imported and made from garbage collection: it stays until the end."""
     gc.freeze()
+    gc.set_threshold(50_000)  # with 700, collections take a twentieth of all tests' time
     gc.enable()
 
 
@@ -75,10 +76,11 @@ def gpus(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def pytest_runtest_teardown(item: pytest.Item) -> None:
-    """Kills the commands that a failed test has left running, and ends threads of PyTorch that trainings have started:
-    they would slow down all others."""
+    """Kills the commands that a failed test has left running, ends threads of PyTorch that trainings have started (they
+    would slow down all others), and allows operations that are not deterministic."""
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(1)
+        torch.use_deterministic_algorithms(False)
     if helpers := sys.modules.get("tests.helpers.processes"):
         for command in list(helpers.Command.unfinished):
             command.kill()
@@ -104,6 +106,17 @@ def probe_once() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(resolve, "probe_spec", remembered)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def few_starts() -> Iterator[None]:
+    """Prepares few starts of an Atari game instead of 93, as each costs a reset in every sampler."""
+    from accel_rl.envs.games import atari, native  # here, as collecting tests does not need them
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (atari, native):
+            patch.setattr(module, "NUM_STARTS", 6)
         yield
 
 

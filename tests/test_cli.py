@@ -68,7 +68,8 @@ def cartpole(tmp_path_factory: Any) -> Path:
 @pytest.fixture(scope="module")
 def pong(tmp_path_factory: Any) -> Path:
     out = tmp_path_factory.mktemp("cli") / "pong"
-    settings = {**TINY_RUN, "env": "pong", "decorrelation_steps": 0, "max_episode_steps": 9, "learning_rate": 1e-6}
+    settings = {**TINY_RUN, "env": "pong", "decorrelation_steps": 0, "max_episode_steps": 9, "noop_max": 3}
+    settings["learning_rate"] = 1e-6
     return accel_rl.train(**settings, steps=80, out=out)
 
 

@@ -45,10 +45,10 @@ def test_cartpole_is_gymnasiums() -> None:
 
 def test_a_resumed_run_is_the_whole_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A resumed run of a batched environment equals a whole one, and its policy can be evaluated and filmed."""
-    settings = {**TINY_DEVICE_RUN, "schedule_steps": 600, "eval_interval_steps": 200, "eval_episodes": 4}
-    whole = accel_rl.train(**settings, steps=600, out=tmp_path / "whole")
-    half = accel_rl.train(**settings, steps=200, out=tmp_path / "half")
-    accel_rl.train(resume=half, steps=600)
+    settings = {**TINY_DEVICE_RUN, "schedule_steps": 300, "eval_interval_steps": 100, "eval_episodes": 4}
+    whole = accel_rl.train(**settings, steps=300, out=tmp_path / "whole")
+    half = accel_rl.train(**settings, steps=100, out=tmp_path / "half")
+    accel_rl.train(resume=half, steps=300)
     assert_same_run(half, whole)
     capsys.readouterr()
     assert main(["eval", str(whole), "--episodes", "6", "--trust"]) == 0
@@ -77,7 +77,7 @@ slow = pytest.mark.slow
 )
 def test_algorithms_train_on_a_batch(settings: dict[str, Any], device: str, tmp_path: Path) -> None:
     """Algorithms train on a batched environment."""
-    run = accel_rl.train(**TINY_DEVICE_RUN | settings | {"device": device}, steps=200, out=tmp_path / "run")
+    run = accel_rl.train(**TINY_DEVICE_RUN | settings | {"device": device}, steps=120, out=tmp_path / "run")
     assert (run / "policy.safetensors").exists()
 
 

@@ -4,10 +4,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from torch import Tensor
+from torch.nn.functional import mse_loss
 
-from accel_rl.algos.actor_critic import ActorCriticAlgo, ActorCriticSettings, Outputs, actor_critic_loss
+from accel_rl.algos.actor_critic import ActorCriticAlgo, ActorCriticSettings, Outputs, actor_critic_terms
 from accel_rl.algos.auxiliary_settings import AuxiliarySettings
-from accel_rl.algos.base import Stats
+from accel_rl.algos.base import Stats, sum_terms
 from accel_rl.algos.batches import add_final_values, bootstrap, whole_batch
 from accel_rl.algos.returns import discounted_return, generalized_advantage
 from accel_rl.config.fields import basic_setting, setting
@@ -83,5 +84,8 @@ def a2c_loss(
     outputs, targets, valid [...]; A and R are those of the targets. Gradients flow through outputs only. Returns the
     sum, and its terms as sums over valid samples, detached. Source: Mnih et al. 2016, Algorithm S2.
     """
-    gain, value_error = outputs.log_probability * targets.advantage, (outputs.value - targets.return_).square()
-    return actor_critic_loss(outputs, gain, value_error, valid, settings, entropy_weight)
+    gain, value_error = (
+        outputs.log_probability * targets.advantage,
+        mse_loss(outputs.value, targets.return_, reduction="none"),
+    )
+    return sum_terms(actor_critic_terms(outputs, gain, value_error, settings, entropy_weight), valid)

@@ -5,7 +5,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
-from accel_rl.algos.base import Algo, AlgoSettings, CoreSettings, MakeUpdate, Stats, masked_sum
+from accel_rl.algos.base import Algo, AlgoSettings, CoreSettings, MakeUpdate, Stats
 from accel_rl.algos.running_statistics import RunningMoments
 from accel_rl.config.fields import basic_setting, setting
 from accel_rl.errors import UsageError
@@ -82,12 +82,16 @@ class ActorCriticAlgo(Algo):
         if self.statistics:
             self.statistics.to(self.device)
 
-    def evaluate(self, batch: Batch) -> "Outputs":
-        """Evaluates the current policy on a batch's steps."""
-        parameters, value = self.policy.evaluate(batch.observation, batch.recurrent_inputs)
+    def evaluate(self, batch: Batch, is_normalized: bool = False) -> "Outputs":
+        """Evaluates the current policy on a batch's steps; is_normalized: see `ActorCritic.evaluate_normalized`."""
+        if is_normalized:
+            parameters, value = self.policy.evaluate_normalized(batch.observation)
+        else:
+            parameters, value = self.policy.evaluate(batch.observation, batch.recurrent_inputs)
         distribution = self.policy.distribution
         log_probability = distribution.log_probability(parameters, batch.action)
-        return Outputs(log_probability, distribution.entropy(parameters), value)
+        has_bonus = getattr(self.settings, "entropy_weight", 1) > 0  # else the entropy is logged only
+        return Outputs(log_probability, distribution.entropy(parameters if has_bonus else parameters.detach()), value)
 
     def state_dict(self) -> dict[str, Any]:
         return {"local": self.statistics.local_state_dict()} if self.statistics else {}
@@ -105,15 +109,12 @@ class Outputs(NamedTuple):
     value: Tensor
 
 
-def actor_critic_loss(
-    outputs: Outputs, gain: Tensor, value_error: Tensor, valid: Tensor, settings: Any, entropy_weight: float | Tensor
-) -> tuple[Tensor, Stats]:
-    """Computes the sum over valid samples of  -gain  +  value_weight value_error  -  entropy_weight H(pi(.|s)).
+def actor_critic_terms(
+    outputs: Outputs, gain: Tensor, value_error: Tensor, settings: Any, entropy_weight: float | Tensor
+) -> Stats:
+    """Returns each sample's loss,  -gain  +  value_weight value_error  -  entropy_weight H(pi(.|s)),  and its terms.
 
-    gain: what the policy increases; value_error: what the value decreases; valid: each [...]. settings: have
-    value_weight. Returns the sum, and its terms as sums over valid samples, detached."""
-    policy_loss, value_loss = -masked_sum(gain, valid), masked_sum(value_error, valid)
-    entropy = masked_sum(outputs.entropy, valid)
-    loss_sum = policy_loss + settings.value_weight * value_loss - entropy_weight * entropy
-    terms = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy, "loss": loss_sum}
-    return loss_sum, {name: term.detach() for name, term in terms.items()}
+    gain: what the policy increases; value_error: what the value decreases; each [...]. settings: have value_weight."""
+    policy_loss = -gain
+    loss = policy_loss + settings.value_weight * value_error - entropy_weight * outputs.entropy
+    return {"policy_loss": policy_loss, "value_loss": value_error, "entropy": outputs.entropy, "loss": loss}

@@ -214,6 +214,15 @@ def masked_sum(value: Tensor, valid: Tensor) -> Tensor:
     return value.masked_fill(~valid, 0.0).sum()  # not a product: 0 x nan is nan
 
 
+def sum_terms(terms: Stats, valid: Tensor) -> tuple[Tensor, Stats]:
+    """Returns the sum of terms["loss"] over valid samples, and the sums of all terms, detached.
+
+    terms: for each sample [...]; those of samples that are not valid may be anything."""
+    with torch.no_grad():
+        sums = torch.stack([*terms.values()]).masked_fill(~valid, 0.0).flatten(1).sum(1)
+    return masked_sum(terms["loss"], valid), dict(zip(terms, sums.unbind(), strict=True))
+
+
 def frozen_copy(network: Module) -> Module:
     """Returns a copy without gradients, such as a target network."""
     copy = deepcopy(network).requires_grad_(False)

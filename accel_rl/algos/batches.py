@@ -41,18 +41,28 @@ def whole_batch(rollout: Rollout, targets: Targets) -> tuple[Batch, Targets, Ten
     return whole, targets, whole.valid.sum()
 
 
-def minibatch(rollout: Rollout, targets: Targets, chosen: Tensor) -> tuple[Batch, Targets, Tensor]:
-    """Returns a part of the rollout: samples [N, ...], or whole sequences [T, b, ...] for a recurrent policy; their
+def indexable(rollout: Rollout, targets: Targets) -> tuple[Rollout | Batch, Targets]:
+    """Returns what `minibatch` takes: all steps as samples, which are indexed in less time; or the rollout and its
+    targets if it stores frames only once, or belongs to a recurrent policy."""
+    is_flat = not rollout.frame_stack and rollout.recurrent_inputs is None
+    return whole_batch(rollout, targets)[:2] if is_flat else (rollout, targets)
+
+
+def minibatch(source: Rollout | Batch, targets: Targets, chosen: Tensor) -> tuple[Batch, Targets, Tensor]:
+    """Returns a part of a rollout: samples [N, ...], or whole sequences [T, b, ...] for a recurrent policy; their
     targets; and the number of valid steps.
 
+    source: a rollout with targets [T, B], or its samples [T x B, ...] with targets [T x B], see `indexable`.
     chosen [N]: numbers of samples, or of environments [b] for a recurrent policy; a part of an order of
     `random_orders`.
     """
-    if rollout.recurrent_inputs is not None:
-        batch, targets = rollout.sequences(chosen), map_leaves(lambda target: target[:, chosen], targets)
+    if isinstance(source, Batch):
+        batch, targets = map_leaves(lambda rows: rows.index_select(0, chosen), (source, targets))
+    elif source.recurrent_inputs is not None:
+        batch, targets = source.sequences(chosen), map_leaves(lambda target: target[:, chosen], targets)
     else:
-        steps, envs = chosen // rollout.num_envs, chosen % rollout.num_envs
-        batch, targets = rollout.samples_at(steps, envs), map_leaves(lambda target: target[steps, envs], targets)
+        steps, envs = chosen // source.num_envs, chosen % source.num_envs
+        batch, targets = source.samples_at(steps, envs), map_leaves(lambda target: target[steps, envs], targets)
     return batch, targets, batch.valid.sum()
 
 

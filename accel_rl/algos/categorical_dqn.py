@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from accel_rl.algos.base import RunInfo, Stats, masked_sum
+from accel_rl.algos.base import RunInfo, Stats, masked_sum, sum_terms
 from accel_rl.algos.dqn import DQN, DQNSettings
 from accel_rl.algos.returns import project_distribution
 from accel_rl.config.fields import basic_setting
@@ -67,13 +67,9 @@ def cross_entropy_loss(
     """
     log_p = log_p.masked_fill(~valid.unsqueeze(-1), 0.0)  # before the sum, whose gradient of a nan is nan, too
     entropies = -(td_target * log_p).sum(-1)
-    loss_sum = masked_sum(entropies if importance is None else entropies * importance, valid)
-    p, q = td_target.clamp(min=MIN_PROBABILITY), log_p.detach().exp().clamp(min=MIN_PROBABILITY)
+    loss = entropies if importance is None else entropies * importance
+    probability = log_p.detach().exp()
+    p, q = td_target.clamp(min=MIN_PROBABILITY), probability.clamp(min=MIN_PROBABILITY)
     divergence = (p * (p / q).log()).sum(-1).masked_fill(~valid, 0.0)
-    terms = {
-        "loss": loss_sum,
-        "value": masked_sum(log_p.exp() @ support, valid),
-        "divergence": masked_sum(divergence, valid),
-        "priority": divergence.clamp(MIN_PROBABILITY, 1 / MIN_PROBABILITY),
-    }
-    return loss_sum, {name: term.detach() for name, term in terms.items()}
+    loss_sum, sums = sum_terms({"loss": loss, "value": probability @ support, "divergence": divergence}, valid)
+    return loss_sum, sums | {"priority": divergence.clamp(MIN_PROBABILITY, 1 / MIN_PROBABILITY)}

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from accel_rl.algos.base import MakeUpdate, RunInfo, Stats, frozen_copy, masked_sum, stack_stats
+from accel_rl.algos.base import MakeUpdate, RunInfo, Stats, frozen_copy, stack_stats, sum_terms
 from accel_rl.algos.q_base import QAlgo, td_error
 from accel_rl.algos.replay_settings import ReplayPlan, ReplaySettings
 from accel_rl.algos.running_statistics import ReplayStatistics
@@ -193,11 +193,7 @@ def huber_loss(
     """
     error = td_error(value, td_target, valid)
     losses = torch.nn.functional.huber_loss(error, torch.zeros_like(error), reduction="none")
-    loss_sum = masked_sum(losses if importance is None else losses * importance, valid)
-    terms = {
-        "loss": loss_sum,
-        "value": masked_sum(value, valid),
-        "td_error": masked_sum(error.abs(), valid),
-        "priority": error.abs().clamp(MIN_PRIORITY, MAX_PRIORITY),
-    }
-    return loss_sum, {name: term.detach() for name, term in terms.items()}
+    distance = error.detach().abs()
+    terms = {"loss": losses if importance is None else losses * importance, "value": value, "td_error": distance}
+    loss_sum, sums = sum_terms(terms, valid)
+    return loss_sum, sums | {"priority": distance.clamp(MIN_PRIORITY, MAX_PRIORITY)}

@@ -5,11 +5,12 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import mse_loss
 
-from accel_rl.algos.actor_critic import ActorCriticAlgo, ActorCriticSettings, Outputs, actor_critic_loss
+from accel_rl.algos.actor_critic import ActorCriticAlgo, ActorCriticSettings, Outputs, actor_critic_terms
 from accel_rl.algos.auxiliary_settings import AuxiliarySettings
-from accel_rl.algos.base import RunInfo, Stats, masked_sum, stack_stats
-from accel_rl.algos.batches import add_final_values, bootstrap, check_minibatches, minibatch, random_orders
+from accel_rl.algos.base import RunInfo, Stats, masked_sum, stack_stats, sum_terms
+from accel_rl.algos.batches import add_final_values, bootstrap, check_minibatches, indexable, minibatch, random_orders
 from accel_rl.algos.returns import generalized_advantage
 from accel_rl.config.fields import basic_setting, setting
 from accel_rl.config.schedules import schedule_setting
@@ -69,14 +70,14 @@ class PPO(ActorCriticAlgo):
     def learn(self, rollout: Rollout, update: Update) -> Stats:
         settings, stats, step = self.settings, list[Stats](), rollout.first_step
         rollout, rate = add_final_values(self.policy, rollout, settings.discount), self.learning_rate(step)
-        coefficients = (self.scheduled("clip", step), self.scheduled("entropy_weight", step))
+        coefficients = tuple(torch.tensor(self.scheduled(name, step)) for name in ("clip", "entropy_weight"))
         orders = random_orders(rollout, settings.epochs)
-        rollout, targets = update.graphed(self.prepare, rollout)
+        source, targets = update.graphed(self.prepare, rollout)
         if settings.normalize_advantage == "rollout":
-            targets = targets._replace(advantage=standardized(targets.advantage, rollout.valid, update))
+            targets = targets._replace(advantage=standardized(targets.advantage, source.valid, update))
         for order in orders:
             parts = order.chunk(settings.minibatches)  # of segments perhaps fewer
-            stats += update.repeat(self.update_on, parts, rate, rollout, targets, coefficients)
+            stats += update.repeat(self.update_on, parts, rate, source, targets, coefficients)
             if settings.target_kl is not None and self._is_too_far(stats[-len(parts) :], update):
                 break
         return stack_stats(stats)
@@ -86,26 +87,30 @@ class PPO(ActorCriticAlgo):
         update: Update,
         chosen: Tensor,
         learning_rate: float | Tensor,
-        rollout: Rollout,
+        source: Rollout | Batch,
         targets: PPOTargets,
-        coefficients: tuple[float | Tensor, float | Tensor],
+        coefficients: tuple[Tensor, ...],
     ) -> Stats:
-        """Makes one update, on a minibatch. chosen: see `minibatch`; coefficients: clip and entropy weight."""
-        batch, part, num_samples = update.graphed(minibatch, rollout, targets, chosen)
+        """Makes one update, on a minibatch. source, chosen: see `minibatch`; coefficients: clip and entropy weight."""
+        batch, part, num_samples = update.graphed(minibatch, source, targets, chosen)
         if self.settings.normalize_advantage == "minibatch":
             part = part._replace(advantage=standardized(part.advantage, batch.valid, update))
         return update.minimize(self.loss, (batch, part, *coefficients), num_samples, learning_rate)
 
-    def prepare(self, rollout: Rollout) -> tuple[Rollout, PPOTargets]:
-        """Returns the rollout, so that all minibatches find it in one place on a GPU, and the targets of all steps.
-        Advantages are not standardized."""
+    def prepare(self, rollout: Rollout) -> tuple[Rollout | Batch, PPOTargets]:
+        """Returns the steps, so that all minibatches find them in one place on a GPU, and their targets, as
+        `indexable`. Advantages are not standardized."""
         settings, outputs = self.settings, rollout.policy_outputs  # value and distribution of the acting policy
         reward, done, bootstrap_value = bootstrap(self.policy, rollout, settings.discount)
         advantage, return_ = generalized_advantage(
             reward, outputs["value"], done, bootstrap_value, settings.discount, settings.gae_lambda
         )
         old_log_probability = self.policy.distribution.log_probability(outputs["distribution"], rollout.action)
-        return rollout, PPOTargets(advantage, return_, outputs["value"], old_log_probability)
+        source, targets = indexable(rollout, PPOTargets(advantage, return_, outputs["value"], old_log_probability))
+        if self.policy.normalizes_rows:  # once for all epochs
+            assert isinstance(source, Batch) and self.policy.norm
+            source = source._replace(observation=self.policy.norm(source.observation))
+        return source, targets
 
     def _is_too_far(self, epoch: list[Stats], update: Update) -> bool:
         """Tells whether the policy is too far from the one that acted. Waits for a GPU, the price of target_kl."""
@@ -114,7 +119,8 @@ class PPO(ActorCriticAlgo):
         return bool(update.max(kl) > 1.5 * self.settings.target_kl)
 
     def loss(self, batch: Batch, targets: PPOTargets, clip: Tensor, entropy_weight: Tensor) -> tuple[Tensor, Stats]:
-        return ppo_loss(self.evaluate(batch), targets, batch.valid, self.settings, clip, entropy_weight)
+        outputs = self.evaluate(batch, is_normalized=self.policy.normalizes_rows)
+        return ppo_loss(outputs, targets, batch.valid, self.settings, clip, entropy_weight)
 
 
 def ppo_loss(
@@ -141,18 +147,17 @@ def ppo_loss(
     log_ratio = outputs.log_probability - old_log_probability
     log_ratio = log_ratio.masked_fill(~valid, 0.0)  # whose exponential may overflow, with a gradient of 0 x infinity
     ratio = log_ratio.exp()
-    surrogate = torch.minimum(ratio * advantage, advantage + clip * advantage.abs())
-    error = (outputs.value - return_).square()
+    surrogate = (ratio * advantage).clamp(max=advantage + clip * advantage.abs())  # faster than torch.minimum
+    error = mse_loss(outputs.value, return_, reduction="none")
     if (most := settings.value_clip) is not None:
         near = old_value + (outputs.value - old_value).clamp(-most, most)
         error = torch.maximum(error, (near - return_).square())
-    loss_sum, terms = actor_critic_loss(outputs, surrogate, error, valid, settings, entropy_weight)
-    log_ratio, ratio = log_ratio.detach(), ratio.detach()
-    return loss_sum, terms | {
+    terms = actor_critic_terms(outputs, surrogate, error, settings, entropy_weight)
+    with torch.no_grad():
         # By expm1 rounding leaves it at 0 where the policies agree; ratio - 1 would lose all digits there.
-        "approx_kl": masked_sum((torch.expm1(log_ratio) - log_ratio).clamp(min=0), valid),
-        "clip_fraction": masked_sum(((ratio - 1).abs() > clip).float(), valid),
-    }
+        terms["approx_kl"] = (torch.expm1(log_ratio) - log_ratio).clamp(min=0)
+        terms["clip_fraction"] = ((ratio - 1).abs() > clip).float()
+    return sum_terms(terms, valid)
 
 
 def standardized(advantage: Tensor, valid: Tensor, update: Update) -> Tensor:

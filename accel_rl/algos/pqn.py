@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from accel_rl.algos.base import AlgoSettings, CoreSettings, RunInfo, Stats, masked_sum, stack_stats
-from accel_rl.algos.batches import add_final_values, bootstrap, check_minibatches, minibatch, random_orders
+from accel_rl.algos.batches import add_final_values, bootstrap, check_minibatches, indexable, minibatch, random_orders
 from accel_rl.algos.exploration import ExplorationSettings
 from accel_rl.algos.q_base import QAlgo, td_error
 from accel_rl.algos.returns import generalized_advantage
@@ -75,21 +75,26 @@ class PQN(QAlgo):
         rate = self.learning_rate(rollout.first_step)
         rollout = add_final_values(self.policy, rollout, self.settings.discount)
         orders = random_orders(rollout, self.settings.epochs)
-        rollout, targets = update.graphed(self.prepare, rollout)
+        source, targets = update.graphed(self.prepare, rollout)
         stats: list[Stats] = []
         for order in orders:
-            stats += update.repeat(self.update_on, order.chunk(self.settings.minibatches), rate, rollout, targets)
+            stats += update.repeat(self.update_on, order.chunk(self.settings.minibatches), rate, source, targets)
         return stack_stats(stats)
 
     def update_on(
-        self, update: Update, chosen: Tensor, learning_rate: float | Tensor, rollout: Rollout, targets: PQNTargets
+        self,
+        update: Update,
+        chosen: Tensor,
+        learning_rate: float | Tensor,
+        source: Rollout | Batch,
+        targets: PQNTargets,
     ) -> Stats:
-        """Makes one update, on a minibatch. chosen: see `minibatch`."""
-        batch, part, num_samples = update.graphed(minibatch, rollout, targets, chosen)
+        """Makes one update, on a minibatch. source, chosen: see `minibatch`."""
+        batch, part, num_samples = update.graphed(minibatch, source, targets, chosen)
         return update.minimize(self.loss, (batch, part), num_samples, learning_rate)
 
-    def prepare(self, rollout: Rollout) -> tuple[Rollout, PQNTargets]:
-        """Returns the rollout, so that all minibatches find it in one place on a GPU, and its targets:
+    def prepare(self, rollout: Rollout) -> tuple[Rollout | Batch, PQNTargets]:
+        """Returns the steps, so that all minibatches find them in one place on a GPU, and their targets:
 
             R_t = r_t + g (1 - done_t) [(1 - lambda) max_a Q(s_{t+1}, a) + lambda R_{t+1}],    R_T = max_a Q(s_T, a)
 
@@ -98,7 +103,7 @@ class PQN(QAlgo):
         settings, value = self.settings, rollout.policy_outputs["value"]
         reward, done, last = bootstrap(self.policy, rollout, settings.discount)
         _, return_ = generalized_advantage(reward, value, done, last, settings.discount, settings.return_lambda)
-        return rollout, PQNTargets(return_)
+        return indexable(rollout, PQNTargets(return_))
 
     def loss(self, batch: Batch, targets: PQNTargets) -> tuple[Tensor, Stats]:
         q_values = self.policy.evaluate(batch.observation, batch.recurrent_inputs)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from accel_rl.algos.base import Stats, masked_sum
+from accel_rl.algos.base import Stats, sum_terms
 from accel_rl.algos.dqn import DQN, MAX_PRIORITY, MIN_PRIORITY, DQNSettings
 from accel_rl.config.fields import basic_setting
 from accel_rl.models.actor_critic import Network
@@ -62,15 +62,11 @@ def quantile_huber_loss(
     tau = (torch.arange(K, dtype=torch.float64, device=quantiles.device) + 0.5) / K
     below, above = _huber_sums(quantiles.double(), td_target.double())
     losses = ((1 - tau) * below + tau * above).sum(1).to(quantiles.dtype) / K
-    loss_sum = masked_sum(losses if importance is None else losses * importance, valid)
-    distance = (td_target.mean(1) - quantiles.detach().mean(1)).abs()
-    terms = {
-        "loss": loss_sum,
-        "value": masked_sum(quantiles.mean(1), valid),
-        "td_error": masked_sum(distance, valid),
-        "priority": distance.clamp(MIN_PRIORITY, MAX_PRIORITY),
-    }
-    return loss_sum, {name: term.detach() for name, term in terms.items()}
+    value = quantiles.detach().mean(1)
+    distance = (td_target.mean(1) - value).abs()
+    terms = {"loss": losses if importance is None else losses * importance, "value": value, "td_error": distance}
+    loss_sum, sums = sum_terms(terms, valid)
+    return loss_sum, sums | {"priority": distance.clamp(MIN_PRIORITY, MAX_PRIORITY)}
 
 
 def _huber_sums(x: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from torch import Tensor
+from torch.nn.functional import mse_loss
 
-from accel_rl.algos.actor_critic import ActorCriticAlgo, ActorCriticSettings, Outputs, actor_critic_loss
+from accel_rl.algos.actor_critic import ActorCriticAlgo, ActorCriticSettings, Outputs, actor_critic_terms
 from accel_rl.algos.auxiliary_settings import AuxiliarySettings
-from accel_rl.algos.base import RunInfo, Stats, Window, masked_sum
+from accel_rl.algos.base import RunInfo, Stats, Window, sum_terms
 from accel_rl.algos.batches import add_final_values, bootstrap
 from accel_rl.algos.returns import vtrace
 from accel_rl.config.fields import basic_setting, setting
@@ -153,6 +154,6 @@ def vtrace_loss(
     log_ratio = (outputs.log_probability - behaviour).detach()
     bounds = (settings.discount, settings.rho_bar, settings.c_bar)
     target, advantage = vtrace(reward, outputs.value.detach(), done, bootstrap_value, log_ratio, *bounds)
-    gain, value_error = outputs.log_probability * advantage, (outputs.value - target).square()
-    loss_sum, terms = actor_critic_loss(outputs, gain, value_error, valid, settings, entropy_weight)
-    return loss_sum, terms | {"ratio": masked_sum(log_ratio.exp(), valid)}
+    gain, value_error = outputs.log_probability * advantage, mse_loss(outputs.value, target, reduction="none")
+    terms = actor_critic_terms(outputs, gain, value_error, settings, entropy_weight)
+    return sum_terms(terms | {"ratio": log_ratio.exp()}, valid)

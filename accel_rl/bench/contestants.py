@@ -7,7 +7,7 @@ from torch import Tensor
 
 from accel_rl.bench.timing import Repeated, Shares
 from accel_rl.envs import EnvConfig, EnvSpec
-from accel_rl.envs.batches.batch_simulator import BatchConfig
+from accel_rl.envs.batches.env_batch import BatchConfig
 from accel_rl.hardware.placement import MAX_LEARNING_THREADS, MAX_SAMPLING_THREADS, pinned
 from accel_rl.hardware.topology import Cpus, available_cpus
 from accel_rl.models.actor_critic import ActorCritic

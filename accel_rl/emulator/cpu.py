@@ -31,7 +31,7 @@ def run(s, rom, screen, max_instructions, end_cycle=None):
     slice_word, slice_start = i32(SLICE), i32(0)
     left = i32(max_instructions)
     while left > 0:
-        if end_cycle is not None:  # noqa: SIM102 (Numba removes this where it is None)
+        if end_cycle is not None:  # noqa: SIM102 (Numba leaves it out where it is None)
             if cycles >= end_cycle:
                 break
         left = i32(left - 1)

@@ -135,6 +135,16 @@ class ActorCritic(nn.Module):
         observation: [T, B, *O] with the recurrent inputs that `unroll` takes, or [..., *O] without a core."""
         return self._heads(self.encode(observation, recurrent_inputs), observation)
 
+    @property
+    def normalizes_rows(self) -> bool:
+        """Whether `norm` normalizes rows as a whole: then `evaluate_normalized` takes its results."""
+        is_special = self.spec.mask_size or self.spec.frame_stack or self.state_size or type(self) is not ActorCritic
+        return isinstance(self.norm, ObservationNorm) and not is_special
+
+    def evaluate_normalized(self, observation: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns what `evaluate` does for rows [N, *O] that `norm` has normalized already."""
+        return self._heads(self._trunks(observation), observation)
+
     def encode(self, observation: Tensor, recurrent_inputs: RecurrentInputs | None = None) -> list[Tensor]:
         """Returns the heads' inputs at each step [..., F]: the policy's, and the value's if that is separate. Arguments
         are those of `evaluate`."""
@@ -225,9 +235,13 @@ class ActorCritic(nn.Module):
     def _features(self, observation: Tensor) -> list[Tensor]:
         """Returns each trunk's features [..., F]."""
         x, leading = self._flattened(observation)
-        with precision(self.bf16, x.device):
-            features = [encoder.features(x) for encoder in self._encoders]
+        features = self._trunks(x)
         return features if len(leading) == 1 else [each.reshape(*leading, -1) for each in features]
+
+    def _trunks(self, x: Tensor) -> list[Tensor]:
+        """Returns each trunk's features [N, F] of normalized observations [N, *O]."""
+        with precision(self.bf16, x.device):
+            return [encoder.features(x) for encoder in self._encoders]
 
     def _flattened(self, observation: Tensor) -> tuple[Tensor, torch.Size]:
         """Returns normalized observations as the trunks take them [N, *O], and the leading dimensions."""

@@ -5,6 +5,7 @@ single learner). Moments are float64, so that rounding does not depend on how sa
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -90,11 +91,12 @@ class ObservationNorm(nn.Module):
 
     def direct(self, observation: Tensor) -> Tensor:
         """Computes `forward` of vectors on a CPU, for acting: by NumPy, whose calls take less time (see direct.py)."""
-        moments = self.moments
-        if not moments.count:
+        buffers: Any = self.moments._buffers  # found faster than attributes
+        count, mean, square = (buffers[name].numpy() for name in ("count", "mean", "square"))
+        if not count:
             return observation.to(torch.float32)
-        scaled = observation.numpy() - moments.mean.numpy()
-        scaled /= (moments.variance + EPSILON).sqrt().numpy()
+        scaled = observation.numpy() - mean
+        scaled /= np.sqrt(square / count + EPSILON)
         np.minimum(np.maximum(scaled, -LIMIT, out=scaled), LIMIT, out=scaled)
         return torch.from_numpy(scaled.astype(np.float32))
 

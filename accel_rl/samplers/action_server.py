@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from accel_rl.envs.batches.batch_simulator import select_envs
+from accel_rl.envs.batches.env_batch import select_envs
 from accel_rl.envs.spec import Array, EnvSpec
 from accel_rl.rollout import Game, Policy, RecurrentInputs, Rollout, TerminalFrames
 from accel_rl.samplers.base import SamplerConfig, restore_noise

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import torch
 
-from accel_rl.envs.batches.batch_simulator import rollout_layout
+from accel_rl.envs.batches.env_batch import rollout_layout
 from accel_rl.errors import UsageError
 from accel_rl.rollout import Game, Policy, Rollout
 from accel_rl.samplers.action_server import ActionServer

@@ -17,8 +17,8 @@ from gymnasium.vector.utils import batch_space
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
-from accel_rl.envs.batches.batch_simulator import BatchConfig, rollout_layout
 from accel_rl.envs.batches.device_env import array_library, final_observation, resets_in_next_step
+from accel_rl.envs.batches.env_batch import BatchConfig, rollout_layout
 from accel_rl.envs.global_generators import GlobalGenerators, with_own_generators
 from accel_rl.envs.gym import RESET, STEP
 from accel_rl.envs.make import make_device_env

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from accel_rl.envs.batches.batch_simulator import select_envs
+from accel_rl.envs.batches.env_batch import select_envs
 from accel_rl.envs.spec import Array
 from accel_rl.hardware.shared_memory import Layout, SharedArrays
 

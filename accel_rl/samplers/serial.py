@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from accel_rl.envs.batches.batch_simulator import BatchConfig, EnvBatch, rollout_layout, select_envs
+from accel_rl.envs.batches.env_batch import BatchConfig, EnvBatch, rollout_layout, select_envs
 from accel_rl.envs.batches.vector_batch import make_batch
 from accel_rl.rollout import Game, Policy, Rollout
 from accel_rl.samplers.action_server import ActionServer

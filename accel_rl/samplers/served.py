@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from accel_rl.envs.batches.batch_simulator import BatchConfig
+from accel_rl.envs.batches.env_batch import BatchConfig
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.rollout import Policy, Rollout
 from accel_rl.samplers.action_server import ActionServer

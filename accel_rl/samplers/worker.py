@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-from accel_rl.envs.batches.batch_simulator import BatchConfig, EnvBatch
+from accel_rl.envs.batches.env_batch import BatchConfig, EnvBatch
 from accel_rl.envs.batches.vector_batch import make_batch
 from accel_rl.envs.global_generators import only_simulate
 from accel_rl.errors import RunError

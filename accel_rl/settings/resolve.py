@@ -10,7 +10,7 @@ from accel_rl.config.learners import LearnerSettings, RankInfo, check_learners, 
 from accel_rl.config.presets import KINDS, load_preset, preset_and_base, preset_settings
 from accel_rl.config.run_settings import RunSettings
 from accel_rl.config.sources import overlay, read_yaml
-from accel_rl.envs.batches.batch_simulator import BatchConfig
+from accel_rl.envs.batches.env_batch import BatchConfig
 from accel_rl.envs.batches.vector_batch import check_reset_mode
 from accel_rl.envs.games.atari import game_name, make_options
 from accel_rl.envs.games.emulator_choice import check_simulator, check_wrappers, choose_simulator

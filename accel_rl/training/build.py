@@ -32,7 +32,7 @@ from accel_rl.updates import Exchange, Update
 from accel_rl.updates.all_reduce import AllReduce
 from accel_rl.updates.compiled_calls import CompiledCalls, why_not_compiled
 from accel_rl.updates.flat import FlatParameters
-from accel_rl.updates.optimizers import Optimizer, make_optimizer
+from accel_rl.updates.optimizers import Optimizer, for_one_learner, make_optimizer
 from accel_rl.updates.parameter_store import CentralStore
 from accel_rl.updates.store_exchange import StoreExchange, shared_state
 
@@ -207,14 +207,17 @@ def build_update(
     if config.device == "cpu":
         keep_freed_memory()
     exchange: Exchange | None = AllReduce() if all_reduce else None
+    optimizer = build_optimizer(config)
     if store:
         own_state, steps = learners.rule_state == "own", learners.updates_per_exchange
         exchange = StoreExchange(store, own_state=own_state, updates_per_exchange=steps)
+    if exchange is None:
+        optimizer = for_one_learner(optimizer)
     make: Callable[..., Update] = partial(UpdateWithTasks, tasks) if tasks else Update
     reason = why_not_compiled(config.run.compile, config.run.deterministic, module, store is not None)
     return make(
         module,
-        build_optimizer(config),
+        optimizer,
         config.algo.clip_grad_norm,
         exchange,
         cuda_graphs=config.run.cuda_graphs,

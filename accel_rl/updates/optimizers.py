@@ -109,6 +109,36 @@ class Adam:
 
 
 @dataclass(frozen=True)
+class FusedAdam(Adam):
+    """Computes Adam's update on a CPU in one operation, which takes a third of the time.
+
+    Its rounding depends on where the vector is cut, so it is not for learners that share or exchange parts of it."""
+
+    def apply(self, parameters: Tensor, gradient: Tensor, learning_rate: float | Tensor, state: State) -> None:
+        if isinstance(learning_rate, Tensor) or not parameters.is_cpu:
+            super().apply(parameters, gradient, learning_rate, state)
+            return
+        count = state["step"].add_(1)
+        epsilon = self.epsilon / (1 - self.beta2 ** float(count)) ** 0.5  # PyTorch adds it to sqrt(v / (1 - beta2^t))
+        torch._fused_adam_(
+            [parameters],
+            [gradient],
+            [state["mean"]],
+            [state["square"]],
+            [],
+            [count],
+            lr=learning_rate,
+            beta1=self.beta1,
+            beta2=self.beta2,
+            eps=epsilon,
+            weight_decay=0.0,
+            amsgrad=False,
+            maximize=False,
+        )
+        torch.autograd.graph.increment_version(parameters)  # which it omits, and models/prepared.py reads
+
+
+@dataclass(frozen=True)
 class RAdam(Adam):
     """Computes Adam's m and v, and the length of the average behind v,  rho = rho_max - 2 t beta2^t / (1 - beta2^t),
     rho_max = 2 / (1 - beta2) - 1. Where rho > 5,
@@ -260,6 +290,11 @@ def make_optimizer(name: str, **hyperparameters: Any) -> Optimizer:
         known_names = ", ".join(known) or "a learning rate"
         raise ValueError(f"optimizer {name!r} has no {', '.join(unknown)}, only {known_names}")
     return OPTIMIZERS[name](**hyperparameters)
+
+
+def for_one_learner(optimizer: Optimizer) -> Optimizer:
+    """Returns the fastest optimizer that computes the same for a learner that exchanges nothing."""
+    return FusedAdam(**vars(optimizer)) if type(optimizer) is Adam else optimizer
 
 
 def _unknown(name: str) -> ValueError:

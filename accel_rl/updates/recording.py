@@ -49,7 +49,6 @@ HOST_CALL = "host"
 class Program(NamedTuple):
     """Operations on arguments (Made 0, 1, ...) and bases (Held); results: the tensors that it returns."""
 
-    num_arguments: int
     operations: tuple[Operation, ...]
     results: tuple[Made | Held, ...]
 
@@ -107,7 +106,7 @@ def record(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Recordin
     changed = {place: recorder.bases[place].clone() for place in recorder.saved}
     for place, saved in recorder.saved.items():
         recorder.bases[place].copy_(saved)
-    program = Program(len(given), tuple(recorder.operations), returned)
+    program = Program(tuple(recorder.operations), returned)
     problem = recorder.problem or _check(program, recorder.bases, given, leaves(result), changed)
     return Recording(program, given, recorder.bases, result, problem, recorder.host_calls)
 
@@ -117,7 +116,7 @@ def pieces(recording: Recording) -> list[Piece]:
     program = recording.program
     starts = [0, *(at + 1 for at, each in enumerate(program.operations) if each.name == HOST_CALL)]
     if len(starts) == 1:
-        return [Piece(recording, tuple(range(program.num_arguments)), (), None)]
+        return [Piece(recording, tuple(range(len(recording.arguments))), (), None)]
     made, found = dict(enumerate(recording.arguments)), list[Piece]()
     bases = [base.clone() for base in recording.bases]
     for start, stop in zip(starts, [*(start - 1 for start in starts[1:]), len(program.operations)], strict=True):
@@ -126,7 +125,7 @@ def pieces(recording: Recording) -> list[Piece]:
         outputs = sorted(own & (_used(later) | _numbers(program.results)))
         results = tuple(map(Made, outputs)) if later else program.results
         inputs = sorted((_used(operations) | _numbers(results)) & made.keys())
-        part = _renumbered(Program(len(inputs), operations, results), inputs)
+        part = _renumbered(Program(operations, results), inputs)
         arguments = [made[number] for number in inputs]
         copies = [base.clone() for base in bases]
         with torch.no_grad():
@@ -167,7 +166,7 @@ def _renumbered(program: Program, inputs: list[int]) -> Program:
         )
         for each in program.operations
     )
-    return Program(len(inputs), operations, _map(rename, program.results))
+    return Program(operations, _map(rename, program.results))
 
 
 def _check(

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from accel_rl.rollout import Batch, Rollout
 
+LEAF = (Tensor, float, int)
+
 
 def leaves(tree: Any) -> list[Any]:
     """Returns all tensors and numbers of a nested batch, in the order of its fields."""
@@ -19,7 +21,7 @@ def leaves(tree: Any) -> list[Any]:
 
 
 def _gather(tree: Any, found: list[Any]) -> None:
-    if isinstance(tree, Tensor | float | int):
+    if isinstance(tree, LEAF):
         found.append(tree)
     elif tree is not None:
         for part in _parts(tree):
@@ -44,7 +46,7 @@ def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
     """Returns a batch of the same structure with function(leaf) in place of each tensor and number.
 
     The games and first_step of a resulting rollout cannot be read. Raises TypeError for types not named above."""
-    if isinstance(tree, Tensor | float | int):
+    if isinstance(tree, LEAF):
         return function(tree)
     if tree is None:
         return None
@@ -104,21 +106,20 @@ def slices(tree: Any, most_elements: int) -> list[Any]:
     """Cuts a batch along its samples, the first axis, into parts of about equal size; 0-d tensors go with each part.
 
     No tensor of a part has more than most_elements elements, but each part has at least one sample. A batch that
-    contains a `Batch` of sequences stays whole. Raises ValueError if the tensors hold different numbers of samples."""
-    if _holds_sequences(tree):
-        return [tree]
+    contains a `Batch` of sequences stays whole. Raises ValueError if tensors to cut hold different numbers of
+    samples."""
     samples = [leaf for leaf in leaves(tree) if leaf.dim()]
+    largest = max([leaf.numel() for leaf in samples], default=0)
+    if largest <= most_elements or _holds_sequences(tree):
+        return [tree]
     lengths = {len(leaf) for leaf in samples}
     if len(lengths) > 1:
         raise ValueError(
             f"tensors with {sorted(lengths)} samples in one batch, but they must be equal; "
             "put sequences [T, B, ...] into a Batch, which is not cut"
         )
-    num_samples = max(lengths, default=0)
-    largest = max((leaf.numel() for leaf in samples), default=0)
-    num_parts = max(1, min(num_samples, -(-largest // most_elements)))
-    if num_parts == 1:
-        return [tree]
+    (num_samples,) = lengths
+    num_parts = min(num_samples, -(-largest // most_elements))
     bounds = [part * num_samples // num_parts for part in range(num_parts + 1)]
     return [
         map_leaves(lambda leaf, rows=slice(start, stop): leaf[rows] if leaf.dim() else leaf, tree)  # type: ignore[misc]

@@ -226,10 +226,10 @@ class Update:
                 terms = unpack(self._graphs(key, work, (batches, *arguments)))
             else:
                 rate_or_number = rate if self.exchange.sums_gradients else learning_rate  # see _as_a_whole
-                eager = partial(self._in_slices, losses, num_samples, rate_or_number, self._graph_is_all)
+                eager = partial(self._eager, losses, num_samples, rate_or_number)
                 (terms,) = self._by_machine_code(key, work, [batches], arguments, eager)
         else:
-            terms = self._in_slices(losses, num_samples, learning_rate, False, batches)
+            terms = self._in_slices(losses, batches, num_samples)
         if not (has_own_graph and self._graph_is_all):
             terms = self._apply(terms, num_samples, learning_rate)
         return terms if values_before is None else terms | self.parameters.norms(values_before)
@@ -240,20 +240,19 @@ class Update:
         torch.autograd.graph.increment_version(self.parameters.values)  # models/prepared.py reads it
         return terms
 
-    def _in_slices(
-        self,
-        losses: Sequence[Loss],
-        num_samples: Tensor,
-        learning_rate: float | Tensor,
-        applies: bool,
-        batches: Sequence[Any],
-    ) -> Terms:
-        """Computes the gradient, on a CPU in slices of the batch, and applies it, if that is wanted."""
+    def _in_slices(self, losses: Sequence[Loss], batches: Sequence[Any], num_samples: Tensor) -> Terms:
+        """Computes the gradient, on a CPU in slices of the batch."""
         batch, *others = to_device(batches, self.device)
         parts = slices(batch, self.slice_elements) if self._on_cpu else [batch]
         pieces = [LossPart(losses[0], part) for part in parts] + [*map(LossPart, losses[1:], others)]
-        terms = self._gradient(pieces, num_samples)
-        return self._apply(terms, num_samples, learning_rate) if applies else terms
+        return self._gradient(pieces, num_samples)
+
+    def _eager(
+        self, losses: Sequence[Loss], num_samples: Tensor, learning_rate: float | Tensor, batches: Sequence[Any]
+    ) -> Terms:
+        """Does operation by operation what machine code of `_in_graph` does."""
+        terms = self._in_slices(losses, batches, num_samples)
+        return self._apply(terms, num_samples, learning_rate) if self._graph_is_all else terms
 
     def _in_graph(
         self, losses: Sequence[Loss], batches: Sequence[Any], num_samples: Tensor, learning_rate: Tensor

@@ -11,7 +11,7 @@ import torch
 
 from accel_rl.algos.dqn import DQN, DQNSettings
 from accel_rl.algos.replay_settings import updates_per_rollout
-from accel_rl.envs.batches.batch_simulator import BatchConfig
+from accel_rl.envs.batches.env_batch import BatchConfig
 from accel_rl.errors import UsageError
 from accel_rl.replay.transitions import TransitionBatch
 from accel_rl.samplers import SerialSampler

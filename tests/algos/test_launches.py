@@ -161,7 +161,7 @@ def assert_learns_alike(cpu: Run, gpu: Run, learn: Callable[[Run, Rollout], Any]
 
 
 @pytest.mark.gpu(fake=True, like_cpu=True)
-@pytest.mark.parametrize("name", some_slow(ON_POLICY, {*IN_TEST_SLOW, "ppo, normalized"}))
+@pytest.mark.parametrize("name", some_slow(ON_POLICY, {*IN_TEST_SLOW, "ppo, normalized", "pqn", "a2c, gae"}))
 def test_graphs_learn_what_single_operations_do(name: str) -> None:
     """CUDA graphs on a GPU learn what single operations on a CPU learn, with changing schedules and truncations."""
     fewer = {"epochs": 2} if "epochs" in ON_POLICY[name][2] else {}
@@ -175,19 +175,16 @@ def test_deterministic_runs(name: str) -> None:
     """Acting and learning use only operations that have a deterministic kernel."""
     run = Run(name, GPU)
     torch.use_deterministic_algorithms(True)
-    try:
-        policy = run.algo.policy
-        observation = run.rollout().observations(0, 1)[0]
-        policy.act(observation, policy.draw_noise(1, B, torch.Generator(GPU))[0])
-        for _ in range(4):
-            run.replayed(run.rollout(1)) if run.algo.replay else run.learn(run.rollout(1))
-    finally:
-        torch.use_deterministic_algorithms(False)
+    policy = run.algo.policy
+    observation = run.rollout().observations(0, 1)[0]
+    policy.act(observation, policy.draw_noise(1, B, torch.Generator(GPU))[0])
+    for _ in range(4):
+        run.replayed(run.rollout(1)) if run.algo.replay else run.learn(run.rollout(1))
     assert run.update._graphs and run.update._graphs.is_enabled and not run.update._graphs._not_capturable
 
 
 @pytest.mark.parametrize("replay_device", ["auto", pytest.param("cpu", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", some_slow(OFF_POLICY, {"dqn", "qr_dqn"}))
+@pytest.mark.parametrize("name", some_slow(OFF_POLICY, {"dqn", "qr_dqn", "rainbow"}))
 def test_graphs_draw_and_learn_the_same(name: str, replay_device: str) -> None:
     """Graphs draw the same samples and learn the same from them, while the room for final frames grows."""
     runs = [Run(name, device, replay_device=replay_device) for device in (CPU, GPU)]
@@ -208,7 +205,7 @@ def test_graphs_draw_and_learn_the_same(name: str, replay_device: str) -> None:
     assert len(set(rooms)) >= 3, "the room for final frames grows more than once"
 
 
-@pytest.mark.parametrize("name", some_slow(ON_POLICY, IN_TEST_SLOW - {"a2c, tasks"}))
+@pytest.mark.parametrize("name", some_slow(ON_POLICY, (IN_TEST_SLOW | {"ppo, normalized"}) - {"a2c, tasks"}))
 def test_launches_of_an_update(name: str) -> None:
     """An on-policy update launches few kernels outside of its graphs and never waits."""
     run = Run(name, GPU)

@@ -61,6 +61,15 @@ def test_the_first_minibatch_has_ratio_one(core: dict[str, Any], normalize: bool
             algo.statistics.update(rollout, watched)
 
 
+@pytest.mark.parametrize("weight", [0.01, 0.0])
+def test_a_bonus_has_a_gradient(weight: float) -> None:
+    """The entropy has a gradient if it has a weight; without one it is computed for the log alone."""
+    algo = ppo(COUNTING, 4, 4, entropy_weight=weight)
+    rollout = make(SerialSampler, COUNTING, SamplerConfig(4, 4, 2), algo.policy).collect()
+    outputs = algo.evaluate(rollout.samples())
+    assert outputs.entropy.requires_grad == (weight > 0) and outputs.log_probability.requires_grad
+
+
 def test_observations_at_are_observations() -> None:
     """`observations_at` returns the same stacks as `observations` at any steps and environments."""
     sampler = make(SerialSampler, PONG, SamplerConfig(4, 6, 2), decorrelation_steps=5)

@@ -17,7 +17,6 @@ from accel_rl.errors import UsageError
 from accel_rl.models.normalize import RunningMoments
 from accel_rl.rollout import Rollout
 from accel_rl.updates import Update
-from accel_rl.updates.cuda_graphs import CudaGraphs
 from accel_rl.updates.optimizers import SGD, RMSProp
 from accel_rl.updates.trees import map_leaves
 from tests.helpers.random_rollouts import FRAMES, VECTORS
@@ -122,16 +121,13 @@ def test_padding_is_cut_off_without_copies() -> None:
     assert ordinary.without_padding() is ordinary and narrow.without_padding() is narrow
 
 
-@pytest.mark.parametrize("how", ["buffers", pytest.param("graph", marks=pytest.mark.gpu(fake=True))])
+@pytest.mark.gpu(fake=True)
 @pytest.mark.parametrize("name", ["a2c", "ga3c", "a2c, core", "ppo", "vtrace"])
-def test_graphs_learn_from_segments(name: str, how: str) -> None:
+def test_graphs_learn_from_segments(name: str) -> None:
     """Graphs learn the same as eager updates while the number, length and end of segments vary."""
-    device = torch.device("cuda:0" if how == "graph" else "cpu")
     algos = [make(name), make(name)]
-    algos[1].policy.to(device)
+    algos[1].policy.to("cuda:0")
     updates = [Update(algo.policy, RMSProp(), 0.5) for algo in algos]
-    if how == "buffers":
-        updates[1]._graphs = CudaGraphs(device)
     for seed in range(6):
         segments = tuple(
             Segment(HORIZON, "cut") if (seed + column) % 3 else ALL_KINDS[(seed + column) % NUM_SEGMENTS]
@@ -145,8 +141,7 @@ def test_graphs_learn_from_segments(name: str, how: str) -> None:
     torch.testing.assert_close(updates[1].parameters.values.cpu(), updates[0].parameters.values, rtol=1e-3, atol=1e-4)
     graphs = updates[1]._graphs
     assert graphs and graphs.is_enabled and not graphs._not_capturable
-    if how == "graph":
-        assert len(graphs._calls) <= 3, "each number of segments has graphs of its own"
+    assert len(graphs._calls) <= 3, "each number of segments has graphs of its own"
 
 
 def test_observations_are_normalized_by_valid_steps() -> None:

@@ -1,9 +1,6 @@
 """The benchmark of sampling: its rows, shares and options, and the schema of its JSON, from a tiny real run."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -125,13 +122,6 @@ def test_figure_has_a_curve_for_each_number_of_cores(result: Any, tmp_path: Path
     points += [point("process", 1, None, 2000.0), point("hyperthreads", 1, None, 2500.0)]
     draw_sampling({**result, "figure_2": points}, tmp_path / "figure.png")
     assert (tmp_path / "figure.png").stat().st_size > 10_000
-
-
-def test_bare_processes_import_no_torch() -> None:
-    """The bare processes import no torch, like the sampler's workers."""
-    code = "import sys, accel_rl.bench.limit; sys.exit('torch' in sys.modules)"
-    path = os.pathsep.join(sys.path)
-    assert subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}).returncode == 0
 
 
 @pytest.mark.parametrize("simulator", ["native", "ale"])

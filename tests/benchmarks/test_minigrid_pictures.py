@@ -1,21 +1,23 @@
 """MiniGrid's pictures for the comparison of auxiliary tasks."""
 
+import importlib.util
+
+import gymnasium
 import numpy as np
 import pytest
 
 from accel_rl.envs import make_env
 from accel_rl.envs.saved_states import is_exact
 
-pytest.importorskip("minigrid")
-import gymnasium
-from minigrid.wrappers import RGBImgPartialObsWrapper
-
+pytestmark = pytest.mark.skipif(not importlib.util.find_spec("minigrid"), reason="MiniGrid is not installed")
 MAKE = "benchmarks.minigrid_pictures:make"
 
 
 @pytest.mark.parametrize("task", ["DoorKey-5x5", "MultiRoom-N2-S4", "LavaGapS5"])
 def test_the_pictures_are_those_of_minigrid(task: str) -> None:
     """Pictures equal MiniGrid's own, with the agent and what it carries."""
+    from minigrid.wrappers import RGBImgPartialObsWrapper  # here, as it imports pygame
+
     env = make_env(MAKE, task=task)
     reference = RGBImgPartialObsWrapper(gymnasium.make(f"minigrid:MiniGrid-{task}-v0"), tile_size=8)
     env.action_space.seed(1)

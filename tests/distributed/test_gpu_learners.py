@@ -10,7 +10,7 @@ from accel_rl.run_folder import checkpoint
 from tests.helpers.gpu_runs import assert_learned_alike
 from tests.helpers.runs import TINY, assert_same_run
 
-pytestmark = pytest.mark.multiprocess
+pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
 
 COMMON: dict[str, Any] = {**TINY, "seed": 5, "sampler": "serial", "decorrelation_steps": 3, "log_interval_steps": 40}
 COMMON |= {"schedule_steps": 400, "precision": "float32"}
@@ -23,9 +23,7 @@ DQN |= {"training_intensity": 2, "target_interval_steps": 60, "epsilon_steps": 2
     "settings",
     [
         {"devices": "all", "normalize_returns": True},
-        pytest.param(
-            {"devices": "cuda:1", "learners_per_gpu": 2, "algo": "ppo", "minibatches": 2}, marks=pytest.mark.slow
-        ),
+        {"devices": "cuda:1", "learners_per_gpu": 2, "algo": "ppo", "minibatches": 2},
     ],
     ids=["a GPU each, by NCCL", "two on one GPU"],
 )
@@ -38,7 +36,6 @@ def test_learners_on_gpus_are_those_on_cpus(settings: dict[str, Any], tmp_path: 
 
 
 @pytest.mark.gpu(count=2)
-@pytest.mark.slow
 def test_asynchronous_learners_on_gpus_finish(tmp_path: Path) -> None:
     """Asynchronous learners on GPUs reach the last step with finite parameters."""
     run = accel_rl.train(**COMMON, algo="appo", minibatches=2, devices="all", steps=200, out=tmp_path / "run")
@@ -47,7 +44,6 @@ def test_asynchronous_learners_on_gpus_finish(tmp_path: Path) -> None:
 
 
 @pytest.mark.gpu(count=2)
-@pytest.mark.slow
 def test_learners_on_gpus_resume_exactly(tmp_path: Path) -> None:
     """A resumed run of learners on GPUs equals an uninterrupted one."""
     settings = {**COMMON, **DQN, "devices": "all", "deterministic": True}

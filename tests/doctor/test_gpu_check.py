@@ -155,6 +155,7 @@ def test_a_fault_is_named(fault: str, monkeypatch: Any, capsys: Any) -> None:
 
 
 @pytest.mark.gpu(fake=True)
+@pytest.mark.slow
 def test_a_driver_that_pins_no_memory_is_named(monkeypatch: Any, capsys: Any) -> None:
     """Transfers are slower then, but all that is computed is right."""
     refuse_to_pin(monkeypatch)

@@ -118,10 +118,10 @@ def compare(game, preset, steps, options):
 
 
 # The fast tests have each height of screen with each way to resize it, several lives, whole games, and colours.
-STEPS = {("breakout", "stooke", False): 300, ("seaquest", "stooke", False): 120, ("pong", "v5", False): 60}
-STEPS |= {("space_invaders", "dqn84", False): 100, ("carnival", "stooke", False): 100}
-STEPS |= {("adventure", "stooke", False): 100, ("breakout", "stooke", True): 60, ("carnival", "dqn84", True): 60}
-SLOW_STEPS = {case: 250 for case in itertools.product(GAMES, PRESETS, (False, True)) if case not in STEPS}
+STEPS = {("breakout", "stooke", False): 300, ("seaquest", "stooke", False): 60, ("pong", "v5", False): 60}
+STEPS |= {("space_invaders", "dqn84", False): 60, ("carnival", "stooke", False): 60}
+STEPS |= {("adventure", "stooke", False): 60, ("breakout", "stooke", True): 40, ("carnival", "dqn84", True): 40}
+SLOW_STEPS = dict.fromkeys(itertools.product(GAMES, PRESETS, (False, True)), 250)
 SLOW_STEPS[("breakout", "v5", False)] = 500
 
 

@@ -5,7 +5,8 @@ import functools
 import numpy as np
 import pytest
 
-from accel_rl.envs.batches.batch_simulator import BatchConfig, BatchSimulator, rollout_layout
+from accel_rl.envs.batches.batch_simulator import BatchSimulator
+from accel_rl.envs.batches.env_batch import BatchConfig, rollout_layout
 from accel_rl.envs.games.atari import AtariSimulator, make_options
 from accel_rl.envs.spec import EnvConfig
 from tests.envs import scripted_game

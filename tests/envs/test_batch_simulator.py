@@ -5,14 +5,8 @@ import pickle
 import numpy as np
 import pytest
 
-from accel_rl.envs.batches.batch_simulator import (
-    BatchConfig,
-    BatchSimulator,
-    make_simulator,
-    rollout_layout,
-    select_envs,
-    stand_still,
-)
+from accel_rl.envs.batches.batch_simulator import BatchSimulator, make_simulator
+from accel_rl.envs.batches.env_batch import BatchConfig, rollout_layout, select_envs, stand_still
 from accel_rl.envs.spec import EnvConfig
 from accel_rl.errors import RunError, UsageError
 from tests.helpers import toy_envs

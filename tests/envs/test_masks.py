@@ -8,7 +8,8 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from accel_rl.envs.batches.batch_simulator import BatchConfig, BatchSimulator, rollout_layout
+from accel_rl.envs.batches.batch_simulator import BatchSimulator
+from accel_rl.envs.batches.env_batch import BatchConfig, rollout_layout
 from accel_rl.envs.gym import GymSimulator
 from accel_rl.envs.spaces.conversion import row_space, to_row
 from accel_rl.envs.spaces.masks import flat_mask, pack, random_allowed

@@ -1,5 +1,6 @@
 """MuJoCo's environments: stepped, saved exactly and drawn; and the error when MuJoCo is not installed."""
 
+import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 import accel_rl
 from tests.envs.gym_simulators import assert_state_is_exact
 
-pytest.importorskip("mujoco")
+pytestmark = pytest.mark.skipif(not importlib.util.find_spec("mujoco"), reason="MuJoCo is not installed")
 
 
 @pytest.mark.parametrize("name", ["Hopper-v5", "Ant-v5", "Reacher-v5"])

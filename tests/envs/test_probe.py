@@ -46,14 +46,14 @@ def test_same_as_in_this_process():
 def test_environments_that_break(how, timeout_s, words):
     """An environment that hangs, dies or raises ends the probe with an error, not the learner."""
     with pytest.raises(RunError) as raised:
-        probe.probe_spec(EnvConfig(f"{TOYS}:Broken", options={"how": how, "at_build": True}), timeout_s)
+        forks.probe_spec(EnvConfig(f"{TOYS}:Broken", options={"how": how, "at_build": True}), timeout_s)
     assert all(word in str(raised.value) for word in [f"{TOYS}:Broken", *words])
 
 
 def test_usage_errors():
     """A user's mistake is raised as a UsageError."""
     with pytest.raises(UsageError, match="no_such_option"):
-        probe.probe_spec(EnvConfig(f"{TOYS}:Counting", options={"no_such_option": 1}), timeout_s=60)
+        forks.probe_spec(EnvConfig(f"{TOYS}:Counting", options={"no_such_option": 1}), timeout_s=60)
 
 
 def test_strangers_code_stays_outside(tmp_path, monkeypatch):

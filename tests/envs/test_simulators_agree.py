@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from accel_rl.envs.batches.batch_simulator import BatchConfig
+from accel_rl.envs.batches.env_batch import BatchConfig
 from accel_rl.envs.games.atari import games
 from accel_rl.envs.spec import EnvConfig
 from accel_rl.errors import RunError
@@ -20,9 +20,6 @@ CASES = {
     "v5": ({"max_episode_steps": 60, "preset": "v5"}, {"reset_mode": "reserve"}),
     "color": ({"color": True, "frame_stack": 1, "frame_shape": (84, 84)}, {"terminal_frames": True}),
 }
-
-
-pytestmark = pytest.mark.usefixtures("few_starts")
 
 
 def compare(game, preset, options, num_envs=2, horizon=25, count=4, wrong_actions=0, decorrelation_steps=40, **config):
@@ -42,7 +39,9 @@ def compare(game, preset, options, num_envs=2, horizon=25, count=4, wrong_action
     return episodes, ended, most
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=[pytest.mark.slow] * (case in ("limit", "v5"))) for case in CASES]
+)
 def test_in_all_ways_to_reset(case):
     """Both simulators give equal rollouts in every way to reset and to start."""
     options, config = CASES[case]

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from accel_rl.envs import make_env
-from accel_rl.envs.batches.batch_simulator import BatchConfig, BatchSimulator, EnvBatch, rollout_layout
+from accel_rl.envs.batches.batch_simulator import BatchSimulator
+from accel_rl.envs.batches.env_batch import BatchConfig, EnvBatch, rollout_layout
 from accel_rl.envs.batches.vector_batch import VectorBatch, make_batch
 from accel_rl.envs.batches.vector_simulator import VectorSimulator
 from accel_rl.envs.gym import GymSimulator

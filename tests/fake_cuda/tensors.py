@@ -129,6 +129,10 @@ class GpuTensor(Tensor):
 class GpuMode(TorchDispatchMode):
     """Sends operations without a GPU tensor to `dispatch` as well: they may make one."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else each operation goes through PyTorch's tracer, whose import takes a second
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return dispatch(func, args, kwargs or {})
 

@@ -92,7 +92,7 @@ def read_faults() -> list[Fault]:
     """Returns the faults of all lists."""
     faults = []
     for path in sorted(HERE.glob("*.yaml")):
-        content = yaml.safe_load(path.read_text())
+        content = yaml.load(path.read_text(), yaml.CSafeLoader)
         for each in content["faults"]:
             faults.append(Fault(path.stem, **{"tests": content["tests"]} | each))
     return faults

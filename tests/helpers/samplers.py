@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from accel_rl.envs import EnvConfig
-from accel_rl.envs.batches.batch_simulator import BatchConfig, prepare
+from accel_rl.envs.batches.batch_simulator import prepare
+from accel_rl.envs.batches.env_batch import BatchConfig
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.rollout import PolicyStep, RecurrentInputs, TerminalFrames
 from accel_rl.samplers import AlternatingSampler, SerialSampler

@@ -8,7 +8,8 @@ import pytest
 from gymnasium.spaces import Discrete
 
 from accel_rl.emulator import state as words
-from accel_rl.envs.batches.batch_simulator import BatchConfig, BatchSimulator, make_simulator, rollout_layout
+from accel_rl.envs.batches.batch_simulator import BatchSimulator, make_simulator
+from accel_rl.envs.batches.env_batch import BatchConfig, rollout_layout
 from accel_rl.envs.games.atari import AtariSimulator
 from accel_rl.envs.games.native import make_native
 

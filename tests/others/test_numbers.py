@@ -110,7 +110,7 @@ def test_actions_are_clipped_outside_and_judged_as_they_were_chosen() -> None:
     sampler = make(SerialSampler, env, SamplerConfig(4, 25, 0), algo.policy)
     with closing(sampler), torch.no_grad():
         rollout = sampler.collect()
-        density = algo.prepare(rollout)[1].old_log_probability
+        density = algo.prepare(rollout)[1].old_log_probability.reshape(25, 4)
     action = rollout.action.double().numpy()
     assert (action > 2).any() and (action < -1).any()
     np.testing.assert_array_equal(rollout.observation_rows[1:], action.clip(-1, 2))

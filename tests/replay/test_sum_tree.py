@@ -58,7 +58,7 @@ def test_draws_are_proportional(size: int) -> None:
     values[rng.random(size) < 0.3] = 0
     values[-1] = 3.0  # the last leaf can be drawn
     tree = filled(values)
-    count = 20 * size + 1000
+    count = 10 * size + 1000
     index, probability = tree.sample(count, torch.Generator().manual_seed(1))
     assert index.dtype == torch.int64 and probability.dtype == torch.float64
     share = values / values.sum()
@@ -164,13 +164,10 @@ def test_a_draw_is_captured_in_deterministic_runs() -> None:
     """A CUDA graph draws what single launches draw, also with --deterministic, which refuses sums in any order."""
     tree, graphs = filled(torch.arange(3000), "cuda:0"), CudaGraphs(torch.device("cuda:0"))
     torch.use_deterministic_algorithms(True)
-    try:
-        for seed in range(4):
-            noise = torch.rand(50, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).to("cuda:0")
-            for one, other in zip(graphs("draw", tree.choose, (noise,)), tree.choose(noise), strict=True):
-                assert torch.equal(one, other)
-    finally:
-        torch.use_deterministic_algorithms(False)
+    for seed in range(4):
+        noise = torch.rand(50, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).to("cuda:0")
+        for one, other in zip(graphs("draw", tree.choose, (noise,)), tree.choose(noise), strict=True):
+            assert torch.equal(one, other)
     assert graphs._calls and all(calls.graphs for calls in graphs._calls.values())
 
 

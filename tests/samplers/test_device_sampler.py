@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from accel_rl.envs import EnvConfig, make_env
-from accel_rl.envs.batches.batch_simulator import BatchConfig
+from accel_rl.envs.batches.env_batch import BatchConfig
 from accel_rl.envs.gym import GymSimulator
 from accel_rl.envs.spaces.conversion import to_env_action
 from accel_rl.envs.spec import EnvSpec

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from accel_rl.envs.batches.batch_simulator import BatchConfig
+from accel_rl.envs.batches.env_batch import BatchConfig
 from accel_rl.envs.spec import EnvConfig
 from accel_rl.processes import spawning
 from accel_rl.processes.fork_server import ForkServer

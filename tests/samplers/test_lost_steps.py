@@ -78,14 +78,14 @@ def sampler_of(kind: str, tmp_path: Path, how: str, at_step: int, window: int) -
     return make_kind(kind, EnvConfig(f"{TOYS}:Broken", options=options), config, restart_on_error=True)
 
 
-@pytest.mark.parametrize("at_step", [5, 7])  # the first of a rollout, and one in the middle
 @pytest.mark.parametrize(
-    ("kind", "how"),
+    ("kind", "how", "at_step"),  # the first of a rollout, or one in the middle
     [
-        ("serial", "raise"),
-        pytest.param("alternating", "raise", marks=pytest.mark.slow),
-        ("alternating", "kill"),
-        ("device", "kill"),
+        ("serial", "raise", 5),
+        ("serial", "raise", 7),
+        pytest.param("alternating", "raise", 7, marks=pytest.mark.slow),
+        ("alternating", "kill", 5),
+        ("device", "kill", 7),
     ],
 )
 def test_the_step_before_a_lost_one_is_bootstrapped_with_one_discount(

@@ -120,7 +120,10 @@ def close(first: Tensor, second: Tensor) -> None:
     torch.testing.assert_close(first, second, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("case", CASES)
+SLOW = ("gru waits", "spherical", "switches", "reserve")
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, marks=[pytest.mark.slow] * (case in SLOW)) for case in CASES])
 def test_what_acted_is_what_learns(case: str) -> None:
     """Recurrent inputs, bootstraps and learning equal an unroll by hand, and the initial state matters."""
     env, reset_mode, options = CASES[case]

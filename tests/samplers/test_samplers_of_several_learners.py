@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from accel_rl.envs import EnvConfig
-from accel_rl.envs.batches.batch_simulator import BatchConfig
+from accel_rl.envs.batches.env_batch import BatchConfig
 from accel_rl.errors import RunError
 from accel_rl.samplers import AlternatingSampler, SerialSampler
 from accel_rl.samplers.base import GamesToPlay, SamplerConfig, StepHook, noise_generator

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import accel_rl
-from accel_rl.envs.batches.batch_simulator import BatchConfig
+from accel_rl.envs.batches.env_batch import BatchConfig
 from accel_rl.envs.batches.vector_simulator import VectorSimulator
 from accel_rl.envs.spec import EnvConfig
 from accel_rl.run_folder.trust import foreign_code

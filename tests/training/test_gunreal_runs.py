@@ -24,6 +24,7 @@ RUN: dict[str, Any] = {
     "min_training_batch": 10,
     "frame_shape": (36, 36),
     "frame_stack": 3,
+    "noop_max": 3,
     "auxiliary_replay_steps": 24,
     "log_interval_steps": 10,
 }

@@ -69,7 +69,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "normalize_returns": True,
         "warmup_steps": 24,
     },
-    "pqn lstm": {"algo": "pqn", "epochs": 2, "minibatches": 2, "core": "lstm", "core_size": 8, "epsilon_steps": 200},
+    "pqn lstm": {"algo": "pqn", "epochs": 2, "minibatches": 2, "core": "lstm", "core_size": 8, "epsilon_steps": 200}
+    | {"sampler": "serial"},
     "one_step_sarsa": {"algo": "one_step_sarsa", "target_interval_steps": 60, "sampler": "serial"},
     "a2c of one environment": {"envs": 1, "sampler": "serial", "core": "lstm", "core_size": 8, "reset_mode": "wait"},
     "vtrace normalized": {**VTRACE, "normalize_observations": True, "normalize_returns": True, "sampler": "serial"},

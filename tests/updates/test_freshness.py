@@ -17,7 +17,7 @@ from accel_rl.updates.compiled_calls import CompiledCalls
 from accel_rl.updates.exchange import copy_module
 from accel_rl.updates.flat import FlatParameters
 from accel_rl.updates.foreach import copy_tensors
-from accel_rl.updates.optimizers import OPTIMIZERS, Adam, Optimizer, TorchOptimizer, _torch_names, make_optimizer
+from accel_rl.updates.optimizers import OPTIMIZERS, Adam, Optimizer, for_one_learner, make_optimizer
 from accel_rl.updates.parameter_store import CentralStore
 from accel_rl.updates.recording import replay
 from accel_rl.updates.store_exchange import StoreExchange, shared_state
@@ -30,31 +30,8 @@ from tests.helpers.plain import error
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_after_updates(name: str) -> None:
     """A policy acts by its new parameters after each of the optimizers' updates."""
-    learn(Update(make_policy(), make_optimizer(name), slice_elements=2 * IMAGE[0].numel()))
-
-
-def torch_optimizers() -> Iterator[Any]:
-    """Yields every optimizer of torch.optim that Update can use, also with its faster implementations."""
-    for name in _torch_names():
-        for options in ({}, {"foreach": True}, {"fused": True}):
-            try:
-                optimizer = TorchOptimizer(name, **options)
-            except ValueError:
-                continue
-            is_fast = name == "Adam" or "fused" in options
-            yield pytest.param(optimizer, id=f"{name} {' '.join(options)}", marks=[] if is_fast else [pytest.mark.slow])
-
-
-@pytest.mark.parametrize("optimizer", list(torch_optimizers()))
-def test_after_updates_of_torch_optimizers(optimizer: Optimizer) -> None:
-    """A policy acts by its new parameters after updates of PyTorch's optimizers."""
-    policy = make_policy()
-    update = Update(policy, optimizer)
-    before = evaluate(policy)
-    for parameter in policy.parameters():
-        parameter.grad.normal_()
-    update.exchange.apply({}, torch.tensor(1), 1.0 if optimizer.name != "Adadelta" else 1000.0)  # type: ignore[attr-defined]
-    assert_fresh(policy, before)
+    for optimizer in (make_optimizer(name), for_one_learner(make_optimizer(name))):
+        learn(Update(make_policy(), optimizer, slice_elements=2 * IMAGE[0].numel()))
 
 
 def test_after_compiled_updates() -> None:
@@ -118,14 +95,14 @@ def test_after_the_first_ranks_parameters_have_arrived(process_group: None, monk
 
 STORES: dict[str, tuple[Optimizer, dict[str, Any]]] = {
     "shared adam": (Adam(), {}),
-    "own torch.Adam, fused": (TorchOptimizer("Adam", fused=True), {"own_state": True}),
+    "own adam": (Adam(), {"own_state": True}),
     "multi-step adam": (Adam(), {"updates_per_exchange": 2}),
 }
 
 
 @pytest.mark.parametrize(
     ("name", "in_place"),
-    [("shared adam", True), ("own torch.Adam, fused", True), ("multi-step adam", False)],
+    [("shared adam", True), ("own adam", True), ("multi-step adam", False)],
 )
 def test_after_exchanges_with_the_store(name: str, in_place: bool) -> None:
     """A policy acts by the store's parameters after its start, a pull, an exchange and a load."""

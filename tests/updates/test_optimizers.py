@@ -1,4 +1,6 @@
-"""Tests of optimizers against slow loops over single numbers, and PyTorch."""
+"""Tests of optimizers against slow loops over single numbers, and PyTorch.
+
+Each process whose tests make an optimizer of torch.optim imports PyTorch's compiler, so all of these are here."""
 
 import dataclasses
 import io
@@ -7,24 +9,46 @@ import math
 import pytest
 import torch
 
-from accel_rl.updates.optimizers import SGD, Adam, MomentumSGD, RAdam, RMSProp, TorchOptimizer, make_optimizer
+from accel_rl.errors import UsageError
+from accel_rl.updates import Update
+from accel_rl.updates.optimizers import (
+    SGD,
+    Adam,
+    FusedAdam,
+    MomentumSGD,
+    RAdam,
+    RMSProp,
+    TorchOptimizer,
+    _torch_names,
+    make_optimizer,
+)
+from accel_rl.updates.store_exchange import shared_state
+from tests.helpers.freshness import assert_fresh, evaluate, make_policy
 
-OPTIMIZERS = [
+OWN = [
     RMSProp(),
     RMSProp(momentum=0.5, initial_square=1.0, epsilon=0.1),
     Adam(),
+    FusedAdam(),
     RAdam(),
     MomentumSGD(),
     SGD(),
-    TorchOptimizer("Adam", eps=1e-5),
-    TorchOptimizer("AdamW", weight_decay=0.1),
-    TorchOptimizer("RMSprop", momentum=0.9, centered=True),
-    TorchOptimizer("SGD", momentum=0.9, nesterov=True),
-    TorchOptimizer("Adagrad", initial_accumulator_value=0.1),
-    TorchOptimizer("NAdam"),
 ]
-each_optimizer = pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=repr)
+TORCH = [
+    ("Adam", {"eps": 1e-5}),
+    ("AdamW", {"weight_decay": 0.1}),
+    ("RMSprop", {"momentum": 0.9, "centered": True}),
+    ("SGD", {"momentum": 0.9, "nesterov": True}),
+    ("Adagrad", {"initial_accumulator_value": 0.1}),
+    ("NAdam", {}),
+]
 LEARNING_RATES = [1e-2, 7e-3, 5e-3, 4e-3, 1e-3, 5e-4]  # a schedule: it changes with every update
+
+
+@pytest.fixture(params=OWN + TORCH, ids=repr)
+def optimizer(request):
+    made = request.param
+    return TorchOptimizer(made[0], **made[1]) if isinstance(made, tuple) else made
 
 
 def random_problem(size=37, dtype=torch.float64):
@@ -77,6 +101,8 @@ def slow_momentum_sgd(theta, gradients, momentum):
         (RMSProp(0.95, 0.1, 0.5, 1.0), lambda *a: slow_rmsprop(*a, 0.95, 0.1, 0.5, 1.0)),
         (Adam(), lambda *a: slow_adam(*a, 0.9, 0.999, 1e-5)),
         (Adam(0.5, 0.9, 1e-2), lambda *a: slow_adam(*a, 0.5, 0.9, 1e-2)),
+        (FusedAdam(), lambda *a: slow_adam(*a, 0.9, 0.999, 1e-5)),
+        (FusedAdam(0.5, 0.9, 1e-2), lambda *a: slow_adam(*a, 0.5, 0.9, 1e-2)),
         (MomentumSGD(), lambda *a: slow_momentum_sgd(*a, 0.9)),
         (SGD(), lambda *a: slow_momentum_sgd(*a, 0)),
     ],
@@ -109,9 +135,7 @@ def test_radam_is_torch_radam(betas, as_tensor):
     torch.testing.assert_close(ours[0], expected, rtol=1e-11, atol=1e-11)
 
 
-@pytest.mark.parametrize(
-    "optimizer", [optimizer for optimizer in OPTIMIZERS if isinstance(optimizer, TorchOptimizer)], ids=repr
-)
+@pytest.mark.parametrize("optimizer", TORCH, indirect=True, ids=repr)
 def test_a_torch_optimizer_is_the_optimizer_of_torch(optimizer):
     """An optimizer of torch.optim updates as it does by itself."""
     start, gradients = random_problem(dtype=torch.float32)
@@ -124,7 +148,6 @@ def test_a_torch_optimizer_is_the_optimizer_of_torch(optimizer):
     assert torch.equal(run(optimizer, start, gradients)[0], expected)
 
 
-@each_optimizer
 def test_state_resumes_bit_for_bit(optimizer):
     """A new optimizer continues bit for bit from a saved state."""
     start, gradients = random_problem(dtype=torch.float32)
@@ -146,7 +169,6 @@ def test_state_resumes_bit_for_bit(optimizer):
     assert all(torch.equal(state[key], expected_state[key]) for key in state)
 
 
-@each_optimizer
 def test_updates_in_place(optimizer):
     """Updates are in place and leave the gradient unchanged."""
     parameters, gradients = random_problem(dtype=torch.float32)
@@ -160,13 +182,42 @@ def test_updates_in_place(optimizer):
     assert parameters.grad is None
 
 
-@each_optimizer
 def test_chunks_update_like_the_whole(optimizer):
     """Chunks updated one by one equal the whole vector's update."""
     start, gradients = random_problem()
     chunks = [slice(0, 10), slice(10, 37)]
     parts = [run(optimizer, start[chunk], [gradient[chunk] for gradient in gradients])[0] for chunk in chunks]
     torch.testing.assert_close(torch.cat(parts), run(optimizer, start, gradients)[0], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("is_fast", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_policies_act_by_the_parameters_of_torch_optimizers(is_fast):
+    """A policy acts by its new parameters after updates of every optimizer of torch.optim that Update can use, also by
+    its faster implementations."""
+    for name in _torch_names():
+        for options in ({}, {"foreach": True}, {"fused": True}):
+            if is_fast != (name == "Adam" or "fused" in options):
+                continue
+            try:
+                optimizer = TorchOptimizer(name, **options)
+            except ValueError:
+                continue
+            policy = make_policy()
+            update = Update(policy, optimizer)
+            before = evaluate(policy)
+            for parameter in policy.parameters():
+                parameter.grad.normal_()
+            update.exchange.apply({}, torch.tensor(1), 1.0 if name != "Adadelta" else 1000.0)
+            assert_fresh(policy, before)
+
+
+def test_torch_optimizers_cannot_be_shared():
+    """A central store refuses optimizers whose state does not exist before the first update."""
+    optimizer = TorchOptimizer("Adam")
+    with pytest.raises(UsageError, match=r"state of TorchOptimizer\('Adam'\) does not exist before .* of rmsprop"):
+        shared_state(optimizer, torch.zeros(3))
+    with pytest.raises(UsageError, match="is for Adam, not for TorchOptimizer"):
+        shared_state(optimizer, torch.zeros(3), updates_per_exchange=2)
 
 
 def test_adam_counts_steps_exactly():

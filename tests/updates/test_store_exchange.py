@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from accel_rl.errors import UsageError
 from accel_rl.updates import Update
 from accel_rl.updates.cuda_graphs import CudaGraphs
-from accel_rl.updates.optimizers import SGD, Adam, MomentumSGD, Optimizer, RMSProp, TorchOptimizer
+from accel_rl.updates.optimizers import SGD, Adam, MomentumSGD, Optimizer, RMSProp
 from accel_rl.updates.parameter_store import CentralStore, LockedTensors
 from accel_rl.updates.store_exchange import StoreExchange, shared_state
 from tests.updates.store_process import Process, Weights, learn, update_store
@@ -445,7 +445,6 @@ def test_a_target_includes_what_is_pending() -> None:
         (RMSProp(), {}),
         (Adam(), {}),
         (Adam(), {"own_state": True}),
-        (TorchOptimizer("Adam"), {"own_state": True}),
         (Adam(), {"updates_per_exchange": 3}),
     ],
     ids=repr,
@@ -500,13 +499,7 @@ def assert_parameters(update: Update, expected: Tensor) -> None:
 @pytest.mark.parametrize(
     ("rule", "options", "message"),
     [
-        (
-            TorchOptimizer("Adam"),
-            {},
-            r"state of TorchOptimizer\('Adam'\) does not exist before .* choose one of rmsprop",
-        ),
         (RMSProp(), {"updates_per_exchange": 2}, "updates_per_exchange=2 is for Adam, not for RMSProp"),
-        (TorchOptimizer("Adam"), {"updates_per_exchange": 2}, "is for Adam, not for TorchOptimizer"),
         (Adam(), {"updates_per_exchange": 0}, "updates_per_exchange=0 must be at least 1"),
         (Adam(), {"updates_per_exchange": 2, "own_state": True}, "omit one of them"),
     ],

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from accel_rl.envs.batches.batch_simulator import BatchConfig, BatchSimulator, EnvBatch, stand_still
+from accel_rl.envs.batches.batch_simulator import BatchSimulator
+from accel_rl.envs.batches.env_batch import BatchConfig, EnvBatch, stand_still
 from accel_rl.envs.batches.vector_simulator import VectorSimulator
 from accel_rl.envs.closing import close_all
 from accel_rl.envs.global_generators import with_own_generators

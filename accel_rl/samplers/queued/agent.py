@@ -18,7 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from accel_rl.envs.batches.batch_simulator import BatchConfig, BatchSimulator, rollout_layout
+from accel_rl.envs.batches.batch_simulator import BatchSimulator
+from accel_rl.envs.batches.env_batch import BatchConfig, rollout_layout
 from accel_rl.envs.global_generators import only_simulate
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.hardware.shared_memory import Layout, Semaphore, SharedArrays, make_poller

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager
 from typing import Any
 
-from accel_rl.envs.batches.batch_simulator import BatchConfig
+from accel_rl.envs.batches.env_batch import BatchConfig
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import RunError
 from accel_rl.hardware.shared_memory import Layout, Semaphore, SharedArrays, make_poller

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from accel_rl.envs.batches.batch_simulator import BatchConfig
+from accel_rl.envs.batches.env_batch import BatchConfig
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import UsageError
 from accel_rl.hardware.host_memory import used_share

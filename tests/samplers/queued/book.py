@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from accel_rl.envs import EnvConfig
-from accel_rl.envs.batches.batch_simulator import BatchConfig
+from accel_rl.envs.batches.env_batch import BatchConfig
 from accel_rl.rollout import PolicyStep, RecurrentInputs
 from accel_rl.samplers.base import SamplerConfig
 from accel_rl.samplers.queued.sampler import QueuedSampler

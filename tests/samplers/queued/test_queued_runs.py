@@ -31,12 +31,6 @@ PPO = {"algo": "ppo", "sampler": "queued", "epochs": 2, "minibatches": 2}
 VTRACE = {"algo": "vtrace", "sampler": "queued"}
 
 
-@pytest.fixture(autouse=True)
-def _not_deterministic() -> Any:
-    yield
-    torch.use_deterministic_algorithms(False)
-
-
 def test_recurrent_policies_get_what_they_had() -> None:
     """A recurrent policy's outputs and states equal an unroll by hand through each agent's segments."""
     settings = {**CARTPOLE, **A2C, **LSTM, "env": f"{TOYS}:Counting"}
@@ -107,12 +101,12 @@ RESUMED: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("case", [name if name == "lstm" else pytest.param(name, marks=slow) for name in RESUMED])
 def test_two_halves_equal_a_whole_run(case: str, tmp_path: Path) -> None:
     """A run that was stopped and resumed ends with the parameters of an uninterrupted one."""
-    settings = {**RESUMED[case], "deterministic": True, "device": "cpu", "schedule_steps": 1000, "steps": 200}
+    settings = {**RESUMED[case], "deterministic": True, "device": "cpu", "schedule_steps": 1000, "steps": 120}
     whole = accel_rl.train(**settings, out=tmp_path / "whole")
-    half = accel_rl.train(**{**settings, "steps": 97}, out=tmp_path / "half")
+    half = accel_rl.train(**{**settings, "steps": 57}, out=tmp_path / "half")
     before = checkpoint.load(half / "checkpoint.pt")["steps"]
-    accel_rl.train(resume=half, steps=200)
-    assert before < 120
+    accel_rl.train(resume=half, steps=120)
+    assert before < 80
     states = [checkpoint.load(run / "checkpoint.pt") for run in (half, whole)]
     for name in ("policy", "update", "steps"):
         assert_same(*(state[name] for state in states), name)
@@ -144,7 +138,7 @@ def test_predictors_of_a_resumed_run_act_with_its_parameters() -> None:
 
 RMSPROP = {"optimizer": "rmsprop", "optimizer_options": {"epsilon": 0.1}}  # a smaller one magnifies rounding
 ON_GPU: dict[str, dict[str, Any]] = {
-    "ga3c": {**CARTPOLE, "learning_rate": 0.05, "steps": 150},  # large steps: old parameters show
+    "ga3c": {**CARTPOLE, "learning_rate": 0.05, "steps": 100},  # large steps: old parameters show
     "a2c lstm": {**CARTPOLE, **A2C, **LSTM, "steps": 150},
     # The order of several minibatches is drawn over the padding, too, on a GPU.
     "ppo": {**CARTPOLE, **PPO, "minibatches": 1, "normalize_observations": True, "steps": 150},

@@ -29,7 +29,7 @@ COMMON |= {"learning_rate_schedule": "constant"}
 LENGTHS = [3, -4, 5, 12, 1, -1, -5, 11, -10]
 VECTORS = {**COMMON, "env": f"{TOYS}:Counting", "env_options": {"lengths": LENGTHS, "seeded": True}}
 PIXELS = {**COMMON, "env": "pong", "frame_shape": (12, 12), "max_episode_steps": 9, "noop_max": 3}
-NUM_UPDATES = 30
+NUM_UPDATES = 20
 
 
 @dataclass
