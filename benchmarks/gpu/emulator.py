@@ -59,10 +59,6 @@ def emulator(rows: Rows) -> None:
         for game in SPEED_GAMES:
             rows.add(f"{game}, {size} consoles", measure, game, size)
     rows.add("pong, 16384 consoles in step", measure_frames, "pong", 16384, 1)
-    for game in ("pong", "seaquest"):
-        for size, lanes in ((16384, 16), (16384, 8), (65536, 16), (4096, 8), (4096, 4)):
-            name = f"{game}, {size} consoles, {lanes} a warp"
-            rows.add(name, partial(measure_frames, game, size, lanes=lanes))
     for path in sorted(cache_folder().glob("variant-*.cubin")):
         for game, size in (("pong", 16384), ("seaquest", 16384), ("pong", 65536)):
             rows.add(f"{game}, {size} consoles, {path.stem}", measure_variant, path, game, size)
@@ -103,10 +99,10 @@ class Frames:
 
     def make(self) -> None:
         n, consoles = self._consoles.num_envs, self._consoles
-        arguments = (n, consoles.screens, consoles.pictures, self._palette, self._shown)
-        show_pictures(self._shown.numel(), *arguments, block=128)
-        arguments = (n, 1, self._no_starts, self._shown, self._maker, 1, self._frames)
-        make_observations(self._frames.numel(), *arguments, block=128)
+        show = (n, consoles.screens, consoles.pictures, self._palette, self._shown)
+        show_pictures(self._shown.numel(), *show, block=128)
+        observe = (n, 1, self._no_starts, self._shown, self._maker, 1, self._frames)
+        make_observations(self._frames.numel(), *observe, block=128)
 
 
 # ---- prepared starts ----
@@ -141,7 +137,7 @@ def prepare(game: str) -> None:
         starts[ages == frame] = batch._states[ages == frame]
         results = batch.step(random.integers(0, len(batch.actions), NUM_STARTS))
         if results.ends.any():
-            batch.reset(results.ends.any(axis=0))
+            batch.reset(np.asarray(results.ends.any(axis=0)))
     batch._states[:] = starts
     for frame in range(CHECKED_FRAMES):
         batch.step(checked_actions(frame, NUM_STARTS, len(batch.actions)))
@@ -186,7 +182,6 @@ def measure_frames(
     num_envs: int,
     num_starts: int = NUM_STARTS,
     num_painted: int = 0,
-    lanes: int = LANES,
     is_dry: bool = False,
     variant: LoadedKernel | None = None,
 ) -> Row:
@@ -195,7 +190,7 @@ def measure_frames(
     num_starts: of different consoles; 1: all are in step, with the same actions."""
     batch, device = prepared(game), "cpu" if is_dry else "cuda"
     states = torch.as_tensor(batch.starts, device=device)[torch.arange(num_envs, device=device) % num_starts]
-    consoles = CudaConsoles(batch.rom, batch.rules, batch.program, states, device=device, lanes=lanes)
+    consoles = CudaConsoles(batch.rom, batch.rules, batch.program, states, device=device)
     consoles.launcher.loaded = variant
     frames = Frames(consoles, batch.height)
     numbers = torch.as_tensor(batch.action_numbers, device=device)
@@ -252,7 +247,7 @@ def measure_env(game: str, num_envs: int) -> Row:
     """Returns the agent steps per second of CudaAtari with random actions."""
     envs = CudaAtari(game, num_envs)
     envs.reset()
-    actions = torch.randint(envs.num_actions, (64, num_envs), device="cuda")
+    actions = torch.randint(len(envs.action_numbers), (64, num_envs), device="cuda")
 
     def steps(count: int) -> float:
         start = time.perf_counter()

@@ -90,8 +90,6 @@ def test_a_reset_of_some_leaves_the_others_as_they_are():
 def test_wrong_options_are_refused():
     with pytest.raises(UsageError, match="no option grayscale"):
         CudaAtari("pong", 2, device="cpu", grayscale=False)
-    with pytest.raises(UsageError, match="lanes=33 must be at most 32"):
-        CudaAtari("pong", 2, device="cpu", lanes=33)
     with pytest.raises(UsageError, match="at most 210 and 160"):
         CudaAtari("pong", 2, device="cpu", num_starts=1, img_height=300)
     envs = CudaAtari("pong", 2, device="cpu", num_starts=1, **SIZES)

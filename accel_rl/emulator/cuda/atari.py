@@ -1,6 +1,7 @@
 """Steps thousands of consoles on an NVIDIA GPU; nothing but launches passes between host and GPU."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -41,7 +42,7 @@ class CudaAtari:
     truncated bool [n]. The next step overwrites observations, rewards and lives.
 
     device: "cuda", or "cpu", where the same kernels run one thread after another. seed: of starts, of the choice among
-    them, and of sticky actions. lanes: the threads of each warp of 32 that are used; 0: fewer for few environments.
+    them, and of sticky actions.
 
     Raises UsageError for options that do not exist and for more environments than memory has room for."""
 
@@ -56,21 +57,16 @@ class CudaAtari:
         device: str | torch.device = "cuda",
         seed: int = 0,
         num_starts: int = 256,
-        lanes: int = 0,
         img_height: int = 84,
         img_width: int = 84,
         stack_num: int = 4,
-        frameskip: int = 4,
         order: Callable[[int], Any] | None = None,
         **options: Any,
     ):
         check_integers(1, num_envs=num_envs, num_starts=num_starts)
-        check_integers(0, seed=seed, lanes=lanes)
-        if lanes > LANES:
-            raise UsageError(f"lanes={lanes} must be at most {LANES}, the threads of a warp")
+        check_integers(0, seed=seed)
         self.num_envs, self.device, self.seed = num_envs, torch.device(device), seed
-        self.lanes = lanes or LANES
-        sizes = {"img_height": img_height, "img_width": img_width, "stack_num": stack_num, "frameskip": frameskip}
+        sizes: dict[str, Any] = {"img_height": img_height, "img_width": img_width, "stack_num": stack_num}
         for name in ("grayscale", "continuous", "batch_size", "autoreset_mode", "decorrelation_steps"):
             if name in options:
                 raise UsageError(f"CudaAtari has no option {name}")
@@ -86,10 +82,8 @@ class CudaAtari:
             """ale-py's numbers of the actions 0, 1, ..."""
         finally:
             starter.close()
-        self.single_observation_space, self.single_action_space = (
-            starter.single_observation_space,
-            starter.single_action_space,
-        )
+        self.single_observation_space = starter.single_observation_space
+        self.single_action_space = starter.single_action_space
         plan = FramePlan(rules.height, (img_height, img_width), color=False)
         if plan.enlarges:
             raise UsageError(
@@ -107,16 +101,14 @@ class CudaAtari:
         self._rom, self._rules, self._program = put(rom), put(rules.code), put(program)
         self._options, self._maker, self._palette = put(settings), put(plan.maker), put(grey)
         self._repeats = bool(start_states[0, words.REPEATS])
-        zeros = torch.zeros
-        ints = {"dtype": torch.int32, "device": self.device}
-        bytes_ = {"dtype": torch.uint8, "device": self.device}
-        self._states = zeros(-(-num_envs // LANES) * LANES * STATE_WORDS, **ints)
-        self._screens = zeros((num_envs, 3 * PICTURE), **bytes_)
-        self._shown = zeros((num_envs, pixels), **bytes_)
-        self._observations = zeros((num_envs, stack_num, img_height, img_width), **bytes_)
-        self._actions, self._rewards, self._events, self._lives, self.starts = zeros((5, num_envs), **ints).unbind()
+        ints = partial(torch.zeros, dtype=torch.int32, device=self.device)
+        black = partial(torch.zeros, dtype=torch.uint8, device=self.device)
+        self._states = ints(-(-num_envs // LANES) * LANES * STATE_WORDS)
+        self._screens, self._shown = black((num_envs, 3 * PICTURE)), black((num_envs, pixels))
+        self._observations = black((num_envs, stack_num, img_height, img_width))
+        self._actions, self._rewards, self._events, self._lives, self.starts = ints((5, num_envs)).unbind()
         """starts: the prepared start that each environment has begun in the last step; -1: none"""
-        self._pictures = zeros((num_envs, 2), **ints)
+        self._pictures = ints((num_envs, 2))
         self._step, self._start = Launcher(kernels.step_consoles, order), Launcher(kernels.start_consoles, order)
         self._show = Launcher(kernels.show_pictures, order)
         self._observe = Launcher(kernels.make_observations, order)
@@ -180,18 +172,17 @@ class CudaAtari:
             *(n, n, plays, self._actions, self._states, self._rom, self._screens, self._rules, self._program),
             *(self._options, len(self._start_states), self._rewards, self._events, self._pictures, self.starts),
             self._lives,
-            lanes=self.lanes,
         )
         self._start(
             *(n * kernels.START_THREADS, n, self.starts, self._states, self._screens.view(torch.int32), self._shown),
             *(self._start_states, self._start_screens, self._start_shown, self._lives),
             block=PIXEL_BLOCK,
         )
-        arguments = (n, self._screens, self._pictures, self._palette, self._shown)
-        self._show(self._shown.numel(), *arguments, block=PIXEL_BLOCK)
+        show = (n, self._screens, self._pictures, self._palette, self._shown)
+        self._show(self._shown.numel(), *show, block=PIXEL_BLOCK)
         stack = self._observations.shape[1]
-        arguments = (n, plays, self.starts, self._shown, self._maker, stack, self._observations.view(n, -1))
-        self._observe(n * pixels, *arguments, block=PIXEL_BLOCK)
+        observe = (n, plays, self.starts, self._shown, self._maker, stack, self._observations.view(n, -1))
+        self._observe(n * pixels, *observe, block=PIXEL_BLOCK)
         terminated, truncated = (self._events & TERMINATED) > 0, (self._events & TRUNCATED) > 0
         return self._observations, self._rewards, terminated, truncated, {"lives": self._lives}
 

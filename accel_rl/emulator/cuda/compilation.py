@@ -27,8 +27,7 @@ PTX_VERSIONS = {"sm_70": "ptx63", "sm_80": "ptx70", "sm_90": "ptx78", "sm_100": 
 def compile_kernel(kernel: Kernel, arch: str) -> str:
     """Returns the PTX of a kernel for an architecture (sm_90).
 
-    Its parameters are the number of lanes that each warp uses, and those of its function after the thread's number:
-    arrays by their fields as in machine_code.py."""
+    Its parameters are those of its function after the thread's number: arrays by their fields as in machine_code.py."""
     import llvmlite.binding as llvm
 
     llvm.initialize_all_targets()
@@ -81,15 +80,13 @@ def _retarget(text: str, layout: str) -> str:
 
 
 def _add_kernel(module: Any, name: str, kernel: str) -> None:
-    """Adds the kernel, which calls Numba's function with the number of its thread.
-
-    Its first parameter says how many lanes of each warp are used: few threads are faster if they share fewer warps."""
+    """Adds the kernel, which calls Numba's function with the number of its thread."""
     import llvmlite.binding as llvm
 
     function = module.get_function(name)
     types = [str(argument.type) for argument in function.arguments]
     taken = types[3:]  # without the result's place, the exception's, and the thread
-    parameters = ", ".join(["i32 %lanes", *(f"{kind} %a{i}" for i, kind in enumerate(taken))])
+    parameters = ", ".join(f"{kind} %a{i}" for i, kind in enumerate(taken))
     values = ", ".join(["ptr %result", "ptr %error", "i32 %thread", *(f"{kind} %a{i}" for i, kind in enumerate(taken))])
     sregs = {each: f"llvm.nvvm.read.ptx.sreg.{each}.x" for each in ("tid", "ctaid", "ntid")}
     declared = "\n".join(f'declare i32 @"{sreg}"()' for sreg in sregs.values())
@@ -105,17 +102,8 @@ def _add_kernel(module: Any, name: str, kernel: str) -> None:
             %block = call i32 @{sregs["ctaid"]}()
             %size = call i32 @{sregs["ntid"]}()
             %first = mul i32 %block, %size
-            %place = add i32 %first, %tid
-            %warp = lshr i32 %place, 5
-            %lane = and i32 %place, 31
-            %used = icmp ult i32 %lane, %lanes
-            br i1 %used, label %go, label %end
-        go:
-            %before = mul i32 %warp, %lanes
-            %thread = add i32 %before, %lane
+            %thread = add i32 %first, %tid
             %status = call i32 @"{name}"({values})
-            br label %end
-        end:
             ret void
         }}"""
     module.link_in(llvm.parse_assembly(text))

@@ -12,7 +12,6 @@ from accel_rl.emulator.batch import BatchAtari
 from accel_rl.emulator.consoles import Ints
 from accel_rl.emulator.cuda import kernels
 from accel_rl.emulator.cuda.driver import Launcher, interleave, separate
-from accel_rl.emulator.cuda.memory import LANES
 from accel_rl.emulator.registers import LINE_PIXELS
 from accel_rl.emulator.state import RAM
 from accel_rl.emulator.steps import PICTURE
@@ -25,8 +24,8 @@ PARTS = 16  # of the consoles that the CPU plays, each in a thread
 class CudaConsoles:
     """Consoles of one game in the memory of a device.
 
-    states: int32 [n, STATE_WORDS], an array or tensor. screens: uint8 [n, 3 * PICTURE]; None: black ones. lanes: see
-    CudaAtari. order: that of the threads on a CPU."""
+    states: int32 [n, STATE_WORDS], an array or tensor. screens: uint8 [n, 3 * PICTURE]; None: black ones.
+    order: that of the threads on a CPU."""
 
     def __init__(
         self,
@@ -36,11 +35,10 @@ class CudaConsoles:
         states: Any,
         screens: Any = None,
         device: str | torch.device = "cuda",
-        lanes: int = LANES,
         order: Callable[[int], Any] | None = None,
     ):
         put = partial(torch.tensor, device=device)
-        self.num_envs, self.device, self.lanes = len(states), torch.device(device), lanes
+        self.num_envs, self.device = len(states), torch.device(device)
         self.states = interleave(torch.as_tensor(states, device=device))
         black = partial(torch.zeros, dtype=torch.uint8, device=device)
         self.screens = black((self.num_envs, 3 * PICTURE)) if screens is None else put(screens)
@@ -56,7 +54,7 @@ class CudaConsoles:
         """Plays frames in each console, and paints the last ones, at most two."""
         arguments = (self.num_envs, num_frames, num_painted, self.actions, self.states, self._rom, self.screens)
         arguments += (self._rules, self._program, self.rewards, self.pictures)  # type: ignore[assignment]
-        self.launcher(self.num_envs, *arguments, lanes=self.lanes)
+        self.launcher(self.num_envs, *arguments)
 
     def read_states(self) -> Ints:
         """Returns a copy of the states, int32 [n, STATE_WORDS]."""

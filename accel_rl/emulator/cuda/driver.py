@@ -62,15 +62,13 @@ class LoadedKernel:
         _check(_driver().cuFuncGetAttribute(ctypes.byref(value), number, self._function), "asking a kernel")
         return value.value
 
-    def launch(self, threads: int, arguments: Sequence[Any], block: int = BLOCK, lanes: int = LANES) -> None:
-        """Launches at least this many threads; arguments: CUDA tensors and ints, as the entry's after `thread`.
-
-        lanes: the threads of each warp of 32 that are used."""
-        words = (ctypes.c_int64 * 512)(lanes, *flat_arguments(arguments))
+    def launch(self, threads: int, arguments: Sequence[Any], block: int = BLOCK) -> None:
+        """Launches at least this many threads; arguments: CUDA tensors and ints, as the entry's after `thread`."""
+        words = (ctypes.c_int64 * 512)(*flat_arguments(arguments))
         at = ctypes.addressof(words)
         pointers = (ctypes.c_void_p * 512)(*range(at, at + 8 * 512, 8))
         stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-        grid = -(-(-(-threads // lanes) * LANES) // block)
+        grid = -(-threads // block)
         status = _driver().cuLaunchKernel(self._function, grid, 1, 1, block, 1, 1, 0, stream, pointers, None)
         _check(status, "launching a kernel")
 
@@ -128,14 +126,14 @@ class Launcher:
         self.loaded: LoadedKernel | None = None
         """The kernel on the GPU; None before the first launch"""
 
-    def __call__(self, threads: int, *arguments: Any, block: int = BLOCK, lanes: int = LANES) -> None:
+    def __call__(self, threads: int, *arguments: Any, block: int = BLOCK) -> None:
         if (types := types_of(arguments)) != self._kernel.types:
             raise TypeError(f"{self._kernel.__name__} takes {self._kernel.types}, not {types}")
         if not next(each for each in arguments if isinstance(each, torch.Tensor)).is_cuda:
             run_on_cpu(self._kernel, self._order(threads), arguments)
             return
         self.loaded = self.loaded or load(self._kernel)
-        self.loaded.launch(threads, arguments, block, lanes)
+        self.loaded.launch(threads, arguments, block)
 
 
 @cache

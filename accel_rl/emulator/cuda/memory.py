@@ -84,7 +84,7 @@ def teach_numba_memory() -> None:
     from numba import extending, types
     from numba.core.typing.templates import AbstractTemplate, infer_global, signature
 
-    class GlobalPointer(types.Type):  # type: ignore[misc]
+    class GlobalPointer(types.Type):
         """A pointer to items in global memory that are `stride` items apart."""
 
         def __init__(self, dtype: Any, stride: int = 1, is_constant: bool = False):
@@ -92,12 +92,12 @@ def teach_numba_memory() -> None:
             super().__init__(f"GlobalPointer({dtype}, {stride}, {is_constant})")
 
     @extending.register_model(GlobalPointer)
-    class GlobalPointerModel(extending.models.PrimitiveModel):  # type: ignore[misc]
+    class GlobalPointerModel(extending.models.PrimitiveModel):
         def __init__(self, manager: Any, kind: Any):
             super().__init__(manager, kind, manager.lookup(kind.dtype).get_data_type().as_pointer(GLOBAL))
 
     @infer_global(operator.getitem)
-    class GetItem(AbstractTemplate):  # type: ignore[misc]
+    class GetItem(AbstractTemplate):
         def generic(self, arguments: Any, _keywords: Any) -> Any:
             pointer, index = arguments
             if isinstance(pointer, GlobalPointer) and isinstance(index, types.Integer):
@@ -105,7 +105,7 @@ def teach_numba_memory() -> None:
             return None
 
     @infer_global(operator.setitem)
-    class SetItem(AbstractTemplate):  # type: ignore[misc]
+    class SetItem(AbstractTemplate):
         def generic(self, arguments: Any, _keywords: Any) -> Any:
             pointer, index, _ = arguments
             if isinstance(pointer, GlobalPointer) and isinstance(index, types.Integer):

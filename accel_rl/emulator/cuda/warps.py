@@ -28,12 +28,12 @@ def wait_for(lanes: int) -> None:
     raise NotImplementedError
 
 
-def lanes_with(lanes: int, condition: bool) -> int:
+def lanes_with(lanes: int, condition: Any) -> int:
     """Waits for these lanes; returns those among them with the condition."""
     raise NotImplementedError
 
 
-run_alone = JitFunction(run.__wrapped__)
+run_alone: Any = JitFunction(run.__wrapped__)
 
 
 @jit
