@@ -6,10 +6,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from accel_rl.emulator.batch import BatchAtari
     from accel_rl.emulator.consoles import BatchArrays
+    from accel_rl.emulator.cuda.atari import CudaAtari
     from accel_rl.emulator.vector_env import AtariVectorEnv
 
-__all__ = ["AtariVectorEnv", "BatchArrays", "BatchAtari"]
-_MODULES = {"AtariVectorEnv": "vector_env", "BatchArrays": "consoles", "BatchAtari": "batch"}
+__all__ = ["AtariVectorEnv", "BatchArrays", "BatchAtari", "CudaAtari"]
+_MODULES = {
+    "AtariVectorEnv": "vector_env",
+    "BatchArrays": "consoles",
+    "BatchAtari": "batch",
+    "CudaAtari": "cuda.atari",
+}
 
 
 def __getattr__(name: str) -> Any:

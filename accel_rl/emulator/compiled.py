@@ -13,6 +13,7 @@ Only the short-lived process that compiles imports Numba; all others load machin
 
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -57,6 +58,10 @@ class EntryFunction(JitFunction):
     def __init__(self, function: Callable[..., Any]):
         super().__init__(function)
         self._compiled: dict[ArgumentTypes, MachineCode] = {}
+
+    def sources(self) -> str:
+        """Returns the text of the modules that it depends on, besides those of this folder."""
+        return Path(self.__wrapped__.__code__.co_filename).read_text()
 
     def __call__(self, *arguments: Any) -> Any:
         return self.bind(*arguments)()

@@ -200,8 +200,7 @@ def _link(image: bytes) -> Any:
 
 
 def _cache_path(function: "EntryFunction", types: ArgumentTypes) -> Path:
-    source = Path(function.__wrapped__.__code__.co_filename).read_text()
-    key = hashlib.sha256(repr((_build_key(), source, types)).encode()).hexdigest()[:16]
+    key = hashlib.sha256(repr((_build_key(), function.sources(), types)).encode()).hexdigest()[:16]
     return cache_folder() / f"{function.__name__}-{key}.o"
 
 
@@ -224,7 +223,7 @@ def _build_key() -> str:
     parts = [version, importlib.metadata.version("llvmlite"), sys.version]
     parts += [llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()]
     digest = hashlib.sha256("\n".join(parts).encode())
-    for path in sorted(Path(__file__).parent.rglob("*.py")):
+    for path in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 

@@ -118,7 +118,7 @@ class AtariVectorEnv(gymnasium.vector.VectorEnv[Bytes, npt.NDArray[Any], npt.NDA
         color = () if grayscale else (3,)
         self._arrays = VectorArrays.empty(num_envs, (stack_num, *plan.made_shape[-2:], *color))
         self._enlarged = plan.frame_shape[::-1] if plan.enlarges else None
-        options = np.zeros(steps.OPTION_WORDS, np.int32)
+        options = self.step_options = np.zeros(steps.OPTION_WORDS, np.int32)
         options[steps.FRAME_SKIP] = frameskip
         options[steps.MAX_POOL] = maxpool
         options[steps.FIRE_RESET] = use_fire_reset and ACTIONS.index("fire") in rules.actions

@@ -52,7 +52,7 @@ def step_or_start(
     events = i32(0)
     size = i32(maker[CHANNELS] * maker[HEIGHT] * maker[WIDTH])
     if not starts:
-        reward, before, events = _play(s, rom, screen, rules, program, options, action)
+        reward, before, events = play(s, rom, screen, rules, program, options, action)
         rewards[env] = i32((reward > 0) - (reward < 0)) if options[CLIP_REWARD] else reward
         _shift(observations, options[STACK], size)
         newest = i32((options[STACK] - 1) * size)
@@ -85,7 +85,7 @@ def step_or_start(
 
 
 @jit
-def _play(s, rom, screen, rules, program, options, action):
+def play(s, rom, screen, rules, program, options, action):
     """Plays a step's frames. Returns their reward, the offset of the last but one picture if the step shows it, and
     what has ended."""
     reward, before, events = i32(0), i32(NO_PICTURE), i32(0)

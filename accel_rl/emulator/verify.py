@@ -11,6 +11,10 @@ reward, lives, the end of the game and the screen must be equal. Each game is pl
     in all modes        --mode-frames frames in each mode with each difficulty
     as recorded         --actions FOLDER: FOLDER/GAME.actions, a file for emulator.play
 
+--simulator cuda compares the emulator on the GPU with the CPU's instead: --consoles of each game play --cuda-frames
+frames with random and sticky actions; all words of their states, rewards and the last pictures must be equal. With
+--device cpu, the GPU's functions run on the CPU.
+
 With every second seed, frames are not drawn when they are played; every fourth is drawn afterwards and compared. The
 table names the numbers of frames, the sources, the version of ale-py, and the first difference. The exit status is 1 if
 there is one.
@@ -221,6 +225,26 @@ def _verify_recorded(row: Row, game: str, plan: Plan) -> None:
         _play(row, "recorded", pair, iter(recorded), len(recorded), "recorded")
 
 
+def verify_cuda(games: Sequence[str], consoles: int, frames: int, device: str) -> int:
+    """Compares games on a GPU with the CPU; prints a line for each. Returns how many are equal. Raises UsageError if
+    there is no GPU."""
+    import torch
+
+    from accel_rl.emulator.cuda.consoles import compare
+
+    if device != "cpu" and not torch.cuda.is_available():
+        raise UsageError("there is no GPU that PyTorch can use: --device cpu runs the GPU's functions on the CPU")
+    exact = 0
+    for game in games:
+        try:
+            different = compare(game, consoles, frames, device)
+            print(f"{game:22} {consoles * frames:9,} frames  equal; {different} consoles differ in RAM", flush=True)
+            exact += 1
+        except RunError as difference:
+            print(f"{game:22} {difference}", flush=True)
+    return exact
+
+
 def write_table(rows: Sequence[Row], path: Path) -> None:
     """Writes the rows as CSV; rows of other games in the file stay."""
     table = {row["game"]: row for row in read_table(path)} if path.exists() else {}
@@ -244,6 +268,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--actions", type=Path, metavar="FOLDER", help="recorded actions")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes (1)")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write the table; rows of other games in it stay")
+    parser.add_argument("--simulator", choices=["native", "cuda"], default="native", help="what is compared (native)")
+    parser.add_argument("--consoles", type=int, default=512, metavar="N", help="consoles on the GPU (512)")
+    parser.add_argument("--cuda-frames", type=int, default=200, metavar="N", help="frames of each on the GPU (200)")
+    parser.add_argument("--device", default="cuda", help="the GPU; cpu: run its functions on the CPU (cuda)")
     given = parser.parse_args(arguments)
     games = known_games() if given.games == ["all"] else given.games
     plan = Plan(given.frames, given.seeds, given.mode_frames, given.actions)
@@ -256,6 +284,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise UsageError(f"--actions {given.actions} is no folder")
         for game in games:
             game_of(game)
+        if given.simulator == "cuda":
+            exact = verify_cuda(games, given.consoles, given.cuda_frames, given.device)
+            print(f"{exact} of {len(games)} games are equal")
+            return 0 if exact == len(games) else 1
         rows = []
         with ProcessPoolExecutor(given.jobs) as pool:
             for row in pool.map(verify, games, [plan] * len(games)):

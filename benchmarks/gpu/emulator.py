@@ -8,29 +8,24 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from accel_rl.emulator.batch import BatchAtari
-from accel_rl.emulator.compiled import EntryFunction
 from accel_rl.emulator.cuda import kernels
-from accel_rl.emulator.cuda.compilation import kernel_image, ptx_path
-from accel_rl.emulator.cuda.driver import BLOCK, LoadedKernel, run_on_cpu, types_of
-from accel_rl.emulator.cuda.memory import LANES, separate
+from accel_rl.emulator.cuda.atari import CudaAtari
+from accel_rl.emulator.cuda.compilation import kernel_images
+from accel_rl.emulator.cuda.consoles import CudaConsoles, check_equal, compare
+from accel_rl.emulator.cuda.driver import Launcher, LoadedKernel, load
+from accel_rl.emulator.cuda.memory import LANES, Kernel
 from accel_rl.emulator.frame_making import FramePlan
 from accel_rl.emulator.machine_code import cache_folder
 from accel_rl.emulator.palette import grey_palette
 from accel_rl.emulator.registers import LINE_PIXELS
 from accel_rl.emulator.state import FRAME, STATE_WORDS
-from accel_rl.emulator.steps import PICTURE
-from accel_rl.errors import RunError
-from accel_rl.hardware.topology import available_cpus
 from gpu.rows import Row, Rows
 
 SPEED_GAMES = ("pong", "breakout", "space_invaders", "seaquest")
@@ -52,28 +47,26 @@ def emulator(rows: Rows) -> None:
     if rows.is_dry:
         rows.add("pong, prepared", compare_prepared, "pong", True)
         rows.add("pong, 32 consoles", measure, "pong", 32, True)
-        rows.add("pong exact", compare, "pong", True)
+        rows.add("pong exact", compare_with_cpu, "pong", True)
         return
     thread = threading.Thread(target=BatchAtari, args=("pong", 1), daemon=True)
     thread.start()
-    rows.add("play_frames", load_play_frames, 1)
-    rows.add("make_pictures", load_make_pictures)
+    for kernel in kernels.KERNELS:
+        rows.add(kernel.__name__, load_kernel, kernel)
     for game in SPEED_GAMES:
         rows.add(f"{game}, prepared", compare_prepared, game)
     for size in SIZES[:2]:
         for game in SPEED_GAMES:
             rows.add(f"{game}, {size} consoles", measure, game, size)
     rows.add("pong, 16384 consoles in step", measure_frames, "pong", 16384, 1)
-    for game in ("pong", "seaquest"):
-        for size, lanes in ((16384, 16), (16384, 8), (65536, 16), (4096, 8), (4096, 4)):
-            name = f"{game}, {size} consoles, {lanes} a warp"
-            rows.add(name, partial(measure_frames, game, size, lanes=lanes))
     for path in sorted(cache_folder().glob("variant-*.cubin")):
         for game, size in (("pong", 16384), ("seaquest", 16384), ("pong", 65536)):
             rows.add(f"{game}, {size} consoles, {path.stem}", measure_variant, path, game, size)
     thread.join()
+    for size in SIZES[:3]:
+        rows.add(f"pong, CudaAtari, {size} environments", measure_env, "pong", size)
     for game in EXACT_GAMES:
-        rows.add(f"{game} exact", compare, game)
+        rows.add(f"{game} exact", compare_with_cpu, game)
     for size in SIZES[2:]:
         for game in SPEED_GAMES:
             rows.add(f"{game}, {size} consoles", measure, game, size)
@@ -81,121 +74,35 @@ def emulator(rows: Rows) -> None:
 
 # ---- kernels ----
 
-
-class Launcher:
-    """Launches a kernel on the GPU, or runs its threads one after another on the CPU, where its tensors are.
-
-    Loads it at the first launch."""
-
-    def __init__(self, kernel: EntryFunction):
-        self._kernel = kernel
-        self.loaded: dict[tuple[str, ...], LoadedKernel] = {}
-
-    def load(self, types: tuple[str, ...]) -> Row:
-        """Loads the kernel for these types; returns what it takes."""
-        start = time.perf_counter()
-        image, kind = kernel_image(self._kernel, types, arch())
-        made = time.perf_counter()
-        name = self._kernel.__name__
-        try:
-            loaded = LoadedKernel(name, image)
-        except RunError as error:  # a cubin of another version than the driver's
-            print(error)
-            image, kind = ptx_path(self._kernel, types, arch()).read_bytes(), f"ptx, as the {kind} was refused"
-            loaded = LoadedKernel(name, image)
-        self.loaded[types] = loaded
-        return {
-            "image": kind,
-            "kib": len(image) // 1024,
-            "compile_s": round(made - start, 2),
-            "load_s": round(time.perf_counter() - made, 2),
-            "registers": loaded.registers,
-            "local_bytes": loaded.local_bytes,
-        }
-
-    def __call__(self, threads: int, *arguments: Any, block: int = BLOCK, lanes: int = LANES) -> None:
-        if not next(each for each in arguments if isinstance(each, Tensor)).is_cuda:
-            order = np.random.default_rng(threads).permutation(threads)
-            run_on_cpu(self._kernel, order, arguments)
-            return
-        types = types_of(arguments)
-        if types not in self.loaded:
-            self.load(types)
-        self.loaded[types].launch(threads, arguments, block, lanes)
+show_pictures = Launcher(kernels.show_pictures)
+make_observations = Launcher(kernels.make_observations)
 
 
-play_frames = Launcher(kernels.play_frames)
-make_pictures = Launcher(kernels.make_pictures)
-INTS, BYTES, INTS_2D, BYTES_2D = "int32[::1]", "uint8[::1]", "int32[:, ::1]", "uint8[:, ::1]"
-PICTURE_TYPES = ("int32", BYTES_2D, INTS_2D, BYTES, INTS, BYTES_2D)
+def load_kernel(kernel: Kernel) -> Row:
+    """Loads a kernel; returns what it takes."""
+    start = time.perf_counter()
+    loaded = load(kernel)
+    seconds = round(time.perf_counter() - start, 2)
+    return {"load_s": seconds, "registers": loaded.registers, "local_bytes": loaded.local_bytes}
 
 
-def play_types(layout: int) -> tuple[str, ...]:
-    """Returns play_frames' types. layout: the dimensions of the states, 1 if they are interleaved, else 2."""
-    states = INTS if layout == 1 else INTS_2D
-    return ("int32", "int32", "int32", INTS, states, BYTES, BYTES_2D, INTS, INTS_2D, INTS, INTS_2D)
+class Frames:
+    """Makes the grey frames of the last pictures of consoles."""
 
+    def __init__(self, consoles: CudaConsoles, height: int):
+        n, put = consoles.num_envs, partial(torch.tensor, device=consoles.device)
+        black = partial(torch.zeros, dtype=torch.uint8, device=consoles.device)
+        self._consoles, self._maker = consoles, put(FramePlan(height, FRAME_SIZE, color=False).maker)
+        self._palette, self._shown = put(grey_palette(False)), black((n, LINE_PIXELS * height))
+        self._frames = black((n, FRAME_SIZE[0] * FRAME_SIZE[1]))
+        self._no_starts = torch.full((n,), -1, dtype=torch.int32, device=consoles.device)
 
-def load_play_frames(layout: int) -> Row:
-    return play_frames.load(play_types(layout))
-
-
-def load_make_pictures() -> Row:
-    return make_pictures.load(PICTURE_TYPES)
-
-
-def arch() -> str:
-    """Returns the architecture of the current GPU, as in sm_90."""
-    return "sm_{}{}".format(*torch.cuda.get_device_capability())
-
-
-# ---- consoles on the GPU ----
-
-
-class GpuConsoles:
-    """Consoles of one game in the memory of a device: arrays, and the launches of their kernels.
-
-    states: int32 [n, STATE_WORDS], a tensor or array. screens: uint8 [n, 3 * PICTURE]; None: black ones. layout: the
-    dimensions of the states, 1 if they are interleaved, else 2."""
-
-    def __init__(self, batch: Any, states: Any, screens: Any, device: str, layout: int = 1, lanes: int = LANES):
-        put = partial(torch.as_tensor, device=device)
-        self.num_envs, self.layout, self.lanes = len(states), layout, lanes
-        self.device = device
-        states = put(states)
-        if layout == 1:
-            states = states.view(-1, LANES, STATE_WORDS).transpose(1, 2).contiguous().view(-1)
-        self.states = states
-        n = self.num_envs
-        self.screens = torch.zeros((n, 3 * PICTURE), dtype=torch.uint8, device=device) if screens is None else put(screens)
-        self.rom, self.rules, self.program = put(batch.rom.copy()), put(batch.rules), put(batch.program)
-        self.actions = torch.zeros(n, dtype=torch.int32, device=device)
-        self.rewards = torch.zeros(n, dtype=torch.int32, device=device)
-        self.pictures = torch.zeros((n, 2), dtype=torch.int32, device=device)
-        plan = FramePlan(batch.height, FRAME_SIZE, color=False)
-        self.maker, self.palette = put(plan.maker), put(grey_palette(False).copy())
-        self.frames = torch.zeros((n, FRAME_SIZE[0] * FRAME_SIZE[1]), dtype=torch.uint8, device=device)
-
-    def play(self, num_frames: int, num_painted: int = 0) -> None:
-        """Plays frames with self.actions, ale-py's numbers."""
-        arguments = (self.num_envs, num_frames, num_painted, self.actions, self.states, self.rom, self.screens)
-        arguments += (self.rules, self.program, self.rewards, self.pictures)
-        play_frames(self.num_envs, *arguments, lanes=self.lanes)
-
-    def draw(self) -> None:
-        """Makes the frames of the last pictures."""
-        arguments = (self.num_envs, self.screens, self.pictures, self.palette, self.maker, self.frames)
-        make_pictures(self.num_envs * self.frames.shape[1], *arguments, block=128)
-
-    def states_on_cpu(self) -> np.ndarray:
-        """Returns the states, int32 [n, STATE_WORDS]."""
-        states = self.states.cpu().numpy()
-        return separate(states, self.num_envs) if self.layout == 1 else states
-
-    def frame_count(self) -> int:
-        """Returns the sum of all consoles' frames since they were switched on."""
-        words = self.states.view(-1, STATE_WORDS, LANES)[:, FRAME] if self.layout == 1 else self.states[:, FRAME]
-        return int(words.sum(dtype=torch.int64))
+    def make(self) -> None:
+        n, consoles = self._consoles.num_envs, self._consoles
+        show = (n, consoles.screens, consoles.pictures, self._palette, self._shown)
+        show_pictures(self._shown.numel(), *show, block=128)
+        observe = (n, 1, self._no_starts, self._shown, self._maker, 1, self._frames)
+        make_observations(self._frames.numel(), *observe, block=128)
 
 
 # ---- prepared starts ----
@@ -230,7 +137,7 @@ def prepare(game: str) -> None:
         starts[ages == frame] = batch._states[ages == frame]
         results = batch.step(random.integers(0, len(batch.actions), NUM_STARTS))
         if results.ends.any():
-            batch.reset(results.ends.any(axis=0))
+            batch.reset(np.asarray(results.ends.any(axis=0)))
     batch._states[:] = starts
     for frame in range(CHECKED_FRAMES):
         batch.step(checked_actions(frame, NUM_STARTS, len(batch.actions)))
@@ -249,25 +156,14 @@ def checked_actions(frame: int, num_envs: int, num_actions: int) -> np.ndarray:
 def compare_prepared(game: str, is_dry: bool = False) -> Row:
     """Compares frames from the prepared starts with those that another CPU has played. Raises RuntimeError."""
     batch, num_envs = prepared(game), 32 if is_dry else NUM_STARTS
-    consoles = GpuConsoles(batch, batch.starts[:num_envs], None, "cpu" if is_dry else "cuda")
+    constants = (batch.rom, batch.rules, batch.program)
+    consoles = CudaConsoles(*constants, batch.starts[:num_envs], device="cpu" if is_dry else "cuda")
     for frame in range(CHECKED_FRAMES):
         indices = checked_actions(frame, NUM_STARTS, len(batch.action_numbers))[:num_envs]
         consoles.actions.copy_(torch.from_numpy(batch.action_numbers[indices]))
         consoles.play(1)
-    return check_equal(consoles.states_on_cpu(), batch.later[:num_envs], CHECKED_FRAMES)
-
-
-def check_equal(ours: np.ndarray, theirs: np.ndarray, num_frames: int) -> Row:
-    """Returns a row for equal states. Raises RuntimeError if a word differs."""
-    wrong = np.argwhere(ours != theirs)
-    if len(wrong):
-        words = sorted({int(word) for word in wrong[:, 1]})
-        env, word = wrong[0]
-        raise RuntimeError(
-            f"{len(wrong)} words of {len({int(each) for each in wrong[:, 0]})} consoles differ: {words[:20]}; console "
-            f"{env} word {word}: {ours[env, word]}, not {theirs[env, word]}"
-        )
-    return {"equal_consoles": len(ours), "frames": num_frames, "equal_words": ours.size}
+    check_equal(game, consoles.read_states(), batch.later[:num_envs])
+    return {"equal_consoles": num_envs, "frames": CHECKED_FRAMES}
 
 
 # ---- speed ----
@@ -286,18 +182,17 @@ def measure_frames(
     num_envs: int,
     num_starts: int = NUM_STARTS,
     num_painted: int = 0,
-    layout: int = 1,
-    lanes: int = LANES,
     is_dry: bool = False,
+    variant: LoadedKernel | None = None,
 ) -> Row:
     """Returns frames per second, and the time of a launch of FRAME_SKIP frames.
 
     num_starts: of different consoles; 1: all are in step, with the same actions."""
     batch, device = prepared(game), "cpu" if is_dry else "cuda"
-    which = torch.arange(num_envs, device=device) % num_starts
-    states = torch.as_tensor(batch.starts, device=device)[which]
-    consoles = GpuConsoles(batch, states, None, device, layout, lanes)
-    del states
+    states = torch.as_tensor(batch.starts, device=device)[torch.arange(num_envs, device=device) % num_starts]
+    consoles = CudaConsoles(batch.rom, batch.rules, batch.program, states, device=device)
+    consoles.launcher.loaded = variant
+    frames = Frames(consoles, batch.height)
     numbers = torch.as_tensor(batch.action_numbers, device=device)
     columns = 1 if num_starts == 1 else num_envs
     chosen = torch.randint(len(numbers), (64, columns), device=device, generator=torch.Generator(device).manual_seed(1))
@@ -309,7 +204,7 @@ def measure_frames(
         consoles.actions.copy_(actions[launches % 64])
         consoles.play(FRAME_SKIP, num_painted)
         if num_painted:
-            consoles.draw()
+            frames.make()
         launches += 1
 
     def synchronize() -> float:
@@ -321,90 +216,60 @@ def measure_frames(
     start = synchronize()
     step()
     repeats = 1 if is_dry else max(2, min(200, int(MEASURED_S / (synchronize() - start))))
-    before = consoles.frame_count()
+    before = frame_count(consoles)
     start = synchronize()
     for _ in range(repeats):
         step()
     seconds = synchronize() - start
-    frames = consoles.frame_count() - before
+    played = frame_count(consoles) - before
     kind = "_pictures" if num_painted else ""
     return {
-        f"frames_per_s{kind}": round(frames / seconds),
+        f"frames_per_s{kind}": round(played / seconds),
         f"launch_ms{kind}": round(seconds / repeats * 1e3, 3),
         f"launches{kind}": repeats,
-        f"playing{kind}": round(frames / (repeats * FRAME_SKIP * num_envs), 3),
+        f"playing{kind}": round(played / (repeats * FRAME_SKIP * num_envs), 3),
     }
+
+
+def frame_count(consoles: CudaConsoles) -> int:
+    """Returns the sum of all consoles' frames since they were switched on."""
+    return int(consoles.states.view(-1, STATE_WORDS, LANES)[:, FRAME].sum(dtype=torch.int64))
 
 
 def measure_variant(path: Path, game: str, num_envs: int) -> Row:
     """Measures play_frames as another compiler or other options have made it."""
-    usual = play_frames.loaded[play_types(1)]
-    try:
-        variant = play_frames.loaded[play_types(1)] = LoadedKernel("play_frames", path.read_bytes())
-        return {**measure_frames(game, num_envs), "registers": variant.registers, "local_bytes": variant.local_bytes}
-    finally:
-        play_frames.loaded[play_types(1)] = usual
+    variant = LoadedKernel("play_frames", path.read_bytes())
+    row = measure_frames(game, num_envs, variant=variant)
+    return {**row, "registers": variant.registers, "local_bytes": variant.local_bytes}
+
+
+def measure_env(game: str, num_envs: int) -> Row:
+    """Returns the agent steps per second of CudaAtari with random actions."""
+    envs = CudaAtari(game, num_envs)
+    envs.reset()
+    actions = torch.randint(len(envs.action_numbers), (64, num_envs), device="cuda")
+
+    def steps(count: int) -> float:
+        start = time.perf_counter()
+        for step in range(count):
+            envs.step(actions[step % 64])
+        torch.cuda.synchronize()
+        return time.perf_counter() - start
+
+    steps(64)  # from the starts apart
+    count = max(2, int(MEASURED_S / steps(1)))
+    seconds = steps(count)
+    return {"steps_per_s": round(num_envs * count / seconds), "step_ms": round(1e3 * seconds / count, 3)}
 
 
 # ---- exactness ----
 
 
-class Constants:
-    """What GpuConsoles takes from a batch."""
-
-    def __init__(self, batch: BatchAtari):
-        self.rom, self.rules, self.program = batch.rom, batch.rules.code, batch._program
-        self.height = batch.rules.height
-
-
-def compare(game: str, is_dry: bool = False) -> Row:
-    """Compares frames of consoles with different actions and sticky actions with the CPU's: rewards after each, states
-    and the last picture at the end. Raises RuntimeError."""
+def compare_with_cpu(game: str, is_dry: bool = False) -> Row:
+    """Compares consoles on the GPU with the CPU's. Raises RunError if a word, a reward or a picture differs."""
     num_envs, num_frames = (32, 6) if is_dry else (EXACT_ENVS, EXACT_FRAMES)
-    each = num_envs // (1 if is_dry else PARALLEL_BATCHES)
-    batches = [
-        BatchAtari(game, each, seed=range(first, first + each), draw=False, repeat_action_probability=0.25)
-        for first in range(0, num_envs, each)
-    ]
-    states = np.concatenate([batch._states for batch in batches])
-    screens = np.concatenate([batch._screens for batch in batches])
-    consoles = GpuConsoles(Constants(batches[0]), states, screens, "cpu" if is_dry else "cuda")
-    numbers = batches[0].action_numbers
-    indices = np.random.default_rng(2).integers(0, len(numbers), (num_frames, num_envs))
-    table = torch.as_tensor(numbers[indices], device=consoles.device)
-    rewards = torch.zeros((num_frames, num_envs), dtype=torch.int32, device=consoles.device)
-    for frame in range(num_frames):
-        consoles.actions.copy_(table[frame])
-        consoles.play(1, int(frame == num_frames - 1))
-        rewards[frame].copy_(consoles.rewards)
-
-    def play_on_cpu(part: int) -> np.ndarray:
-        batch, columns = batches[part], slice(part * each, (part + 1) * each)
-        return np.array(
-            [
-                batch.step(indices[frame, columns], draw=frame == num_frames - 1).rewards.copy()
-                for frame in range(num_frames)
-            ]
-        )
-
-    with ThreadPoolExecutor(min(len(batches), len(available_cpus()))) as pool:
-        theirs = np.concatenate([*pool.map(play_on_cpu, range(len(batches)))], axis=1)
-    row = check_equal(consoles.states_on_cpu(), np.concatenate([batch._states for batch in batches]), num_frames)
-    if (rewards.cpu().numpy() != theirs).any():
-        raise RuntimeError("rewards differ")
-    places, pixels = consoles.pictures[:, :1].long(), LINE_PIXELS * batches[0].rules.height
-    columns = torch.arange(pixels, device=consoles.device)
-    pictures = consoles.screens.gather(1, places + columns).cpu().numpy()
-    frames = np.concatenate([batch.arrays.frames for batch in batches]).reshape(num_envs, -1)
-    if (pictures != frames).any():
-        raise RuntimeError(f"{(pictures != frames).any(axis=1).sum()} pictures differ")
-    different = len({state.tobytes() for state in states_without_generators(consoles.states_on_cpu())})
-    return {**row, "equal_pictures": num_envs, "different_consoles": different}
-
-
-def states_without_generators(states: np.ndarray) -> np.ndarray:
-    """Returns the RAM of consoles, by which they can be told apart."""
-    return np.ascontiguousarray(states[:, 32:160])
+    different = compare(game, num_envs, num_frames, "cpu" if is_dry else "cuda")
+    return {"equal_consoles": num_envs, "frames": num_frames, "different_consoles": different}
 
 
 PARTS: dict[str, Callable[[Rows], None]] = {"emulator": emulator}
@@ -413,12 +278,8 @@ PARTS: dict[str, Callable[[Rows], None]] = {"emulator": emulator}
 def main(arguments: Sequence[str]) -> None:
     """Makes kernels for an architecture, and the prepared starts."""
     for name in arguments:
-        for kernel, types in (
-            (kernels.make_pictures, PICTURE_TYPES),
-            (kernels.play_frames, play_types(1)),
-        ):
-            image, kind = kernel_image(kernel, types, name)
-            print(kernel.__name__, name, kind, len(image))
+        for kernel in kernels.KERNELS:
+            print(kernel.__name__, name, *map(len, kernel_images(kernel, name)))
     for game in SPEED_GAMES:
         prepared(game)
         print(game, "prepared")

@@ -11,23 +11,23 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from accel_rl.emulator.compiled import EntryFunction
-from accel_rl.emulator.machine_code import ArgumentTypes, cache_folder
+from accel_rl.emulator.cuda.memory import Kernel, teach_numba_kernels
 from accel_rl.emulator.cuda.warps import codegen_for_gpu
+from accel_rl.emulator.machine_code import cache_folder, check_numba
 from accel_rl.errors import UsageError
 from accel_rl.processes.child import leave_signals_to_parent
 from accel_rl.processes.spawning import ask_process
 
 TRIPLE = "nvptx64-nvidia-cuda"
 # Of PTX versions and the drivers that take them: 7.8 has sm_90 (CUDA 11.8), 8.6 has sm_100 (CUDA 12.7).
+MOST_THREADS, BLOCKS = 128, 4  # of a block, and blocks that a GPU's processor must hold: 128 registers for a thread
 PTX_VERSIONS = {"sm_70": "ptx63", "sm_80": "ptx70", "sm_90": "ptx78", "sm_100": "ptx86"}
 
 
-def compile_kernel(kernel: EntryFunction, types: ArgumentTypes, arch: str, block: int = 128, inlining: int = 0) -> str:
+def compile_kernel(kernel: Kernel, arch: str) -> str:
     """Returns the PTX of a kernel for an architecture (sm_90).
 
-    types: the arguments after `thread`. The kernel's parameters are those of its function, arrays by their fields as in
-    machine_code.py, eight bytes each."""
+    Its parameters are those of its function after the thread's number: arrays by their fields as in machine_code.py."""
     import llvmlite.binding as llvm
 
     llvm.initialize_all_targets()
@@ -35,9 +35,9 @@ def compile_kernel(kernel: EntryFunction, types: ArgumentTypes, arch: str, block
     target = llvm.Target.from_triple(TRIPLE)
     machine = target.create_target_machine(cpu=arch, features=f"+{PTX_VERSIONS[arch]}", opt=3)
     codegen_for_gpu()
-    text, name = _numba_ir(kernel, types)
+    text, name = _numba_ir(kernel)
     module = llvm.parse_assembly(_retarget(text, str(machine.target_data)))
-    _add_kernel(module, name, kernel.__name__, block)
+    _add_kernel(module, name, kernel.__name__)
     for function in module.functions:
         if not function.is_declaration and function.name != kernel.__name__:
             function.linkage = "internal"
@@ -46,15 +46,13 @@ def compile_kernel(kernel: EntryFunction, types: ArgumentTypes, arch: str, block
     for variable in module.global_variables:
         variable.linkage = "internal"
     options = llvm.create_pipeline_tuning_options(speed_level=3)
-    if inlining:
-        options.inlining_threshold = inlining
     options.loop_vectorization = options.slp_vectorization = False
     builder = llvm.create_pass_builder(machine, options)
     builder.getModulePassManager().run(module, builder)
     return str(machine.emit_assembly(module))
 
 
-def _numba_ir(kernel: EntryFunction, types: ArgumentTypes) -> tuple[str, str]:
+def _numba_ir(kernel: Kernel) -> tuple[str, str]:
     """Returns the IR of a function with all its callees, not optimized, and the function's name in it."""
     from numba.core import codegen, sigutils
 
@@ -62,8 +60,9 @@ def _numba_ir(kernel: EntryFunction, types: ArgumentTypes) -> tuple[str, str]:
         setattr(codegen.JITCodeLibrary, name, lambda _library: None)
     codegen.JITCodeLibrary.get_pointer_to_function = _no_address
     codegen.JITCPUCodegen.set_env = lambda *_: None
-    dispatcher = kernel._numba_type_.dispatcher
-    arguments, _ = sigutils.normalize_signature(f"(int32, {', '.join(types)},)")
+    teach_numba_kernels()
+    dispatcher = kernel.body._numba_type_.dispatcher
+    arguments, _ = sigutils.normalize_signature(f"(int32, {', '.join(kernel.types)},)")
     dispatcher.compile(arguments)
     compiled = dispatcher.overloads[arguments]
     return compiled.library.get_llvm_str(), compiled.fndesc.mangled_name
@@ -76,20 +75,18 @@ def _no_address(library: Any, _name: str) -> int:
 
 def _retarget(text: str, layout: str) -> str:
     """Returns IR for NVIDIA's GPUs; Numba's has no other mark of the CPU than these two lines."""
-    text = re.sub(r'^target triple = .*$', f'target triple = "{TRIPLE}"', text, flags=re.MULTILINE)
-    return re.sub(r'^target datalayout = .*$', f'target datalayout = "{layout}"', text, flags=re.MULTILINE)
+    text = re.sub(r"^target triple = .*$", f'target triple = "{TRIPLE}"', text, flags=re.MULTILINE)
+    return re.sub(r"^target datalayout = .*$", f'target datalayout = "{layout}"', text, flags=re.MULTILINE)
 
 
-def _add_kernel(module: Any, name: str, kernel: str, block: int) -> None:
-    """Adds the kernel, which calls Numba's function with the number of its thread.
-
-    Its first parameter says how many lanes of each warp are used: few threads are faster if they share fewer warps."""
+def _add_kernel(module: Any, name: str, kernel: str) -> None:
+    """Adds the kernel, which calls Numba's function with the number of its thread."""
     import llvmlite.binding as llvm
 
     function = module.get_function(name)
     types = [str(argument.type) for argument in function.arguments]
     taken = types[3:]  # without the result's place, the exception's, and the thread
-    parameters = ", ".join(["i32 %lanes", *(f"{kind} %a{i}" for i, kind in enumerate(taken))])
+    parameters = ", ".join(f"{kind} %a{i}" for i, kind in enumerate(taken))
     values = ", ".join(["ptr %result", "ptr %error", "i32 %thread", *(f"{kind} %a{i}" for i, kind in enumerate(taken))])
     sregs = {each: f"llvm.nvvm.read.ptx.sreg.{each}.x" for each in ("tid", "ctaid", "ntid")}
     declared = "\n".join(f'declare i32 @"{sreg}"()' for sreg in sregs.values())
@@ -98,24 +95,15 @@ def _add_kernel(module: Any, name: str, kernel: str, block: int) -> None:
         target datalayout = "{module.data_layout}"
         {declared}
         declare i32 @"{name}"({", ".join(types)})
-        define ptx_kernel void @{kernel}({parameters}) "nvvm.maxntid"="{block}" {{
+        define ptx_kernel void @{kernel}({parameters}) "nvvm.maxntid"="{MOST_THREADS}" "nvvm.minctasm"="{BLOCKS}" {{
             %result = alloca i64
             %error = alloca ptr
             %tid = call i32 @{sregs["tid"]}()
             %block = call i32 @{sregs["ctaid"]}()
             %size = call i32 @{sregs["ntid"]}()
             %first = mul i32 %block, %size
-            %place = add i32 %first, %tid
-            %warp = lshr i32 %place, 5
-            %lane = and i32 %place, 31
-            %used = icmp ult i32 %lane, %lanes
-            br i1 %used, label %go, label %end
-        go:
-            %before = mul i32 %warp, %lanes
-            %thread = add i32 %before, %lane
+            %thread = add i32 %first, %tid
             %status = call i32 @"{name}"({values})
-            br label %end
-        end:
             ret void
         }}"""
     module.link_in(llvm.parse_assembly(text))
@@ -124,15 +112,18 @@ def _add_kernel(module: Any, name: str, kernel: str, block: int) -> None:
 # ---- kept on the disk ----
 
 
-def kernel_image(kernel: EntryFunction, types: ArgumentTypes, arch: str) -> tuple[bytes, str]:
-    """Returns a kernel's PTX, or cubin where ptxas has been found, and which of both.
+def kernel_images(kernel: Kernel, arch: str) -> list[bytes]:
+    """Returns a kernel's PTX, which a driver compiles, after a cubin if there is NVIDIA's assembler or was one.
 
-    It compiles in a separate process what is not on the disk yet, about 25 s."""
-    path = ptx_path(kernel, types, arch)
+    Compiles in a separate process what is not on the disk yet, which takes about 25 s. Raises UsageError if that
+    fails."""
+    path = ptx_path(kernel, arch)
     if not path.exists():
+        _say(f"compiling the Atari emulator ({kernel.__name__}) for {arch}, once ...")
+        check_numba()
         path.parent.mkdir(parents=True, exist_ok=True)
         module, name = kernel.__wrapped__.__module__, kernel.__name__
-        status, data, said = ask_process(__name__, module, name, arch, *types, stderr=subprocess.PIPE)
+        status, data, said = ask_process(__name__, module, name, arch, stderr=subprocess.PIPE)
         if status or not data:
             reasons = said.decode(errors="replace").strip().splitlines() or [f"status {status}"]
             raise UsageError(f"{name} cannot be compiled for {arch}: {reasons[-1]}")
@@ -141,17 +132,14 @@ def kernel_image(kernel: EntryFunction, types: ArgumentTypes, arch: str) -> tupl
         os.replace(unfinished, path)
     cubin = path.with_suffix(".cubin")
     if not cubin.exists() and (ptxas := find_ptxas()):
-        subprocess.run([ptxas, "-v", f"-arch={arch}", path, "-o", cubin], check=False, capture_output=True)
-    if cubin.exists():
-        return cubin.read_bytes(), "cubin"
-    return path.read_bytes(), "ptx"
+        subprocess.run([ptxas, f"-arch={arch}", path, "-o", cubin], check=False, capture_output=True)
+    return [each.read_bytes() for each in (cubin, path) if each.exists()]
 
 
-def ptx_path(kernel: EntryFunction, types: ArgumentTypes, arch: str) -> Path:
+def ptx_path(kernel: Kernel, arch: str) -> Path:
     """Returns the file of a kernel's PTX."""
-    source = Path(kernel.__wrapped__.__code__.co_filename)
-    digest = hashlib.sha256(repr(types).encode())
-    for path in sorted(source.parents[1].rglob("*.py")):
+    digest = hashlib.sha256((kernel.sources() + Path(__file__).read_text()).encode())
+    for path in sorted(Path(__file__).parents[1].glob("*.py")):
         digest.update(path.read_bytes())
     return cache_folder() / f"{kernel.__name__}-{arch}-{digest.hexdigest()[:16]}.ptx"
 
@@ -174,10 +162,14 @@ def _has_nvcc() -> bool:
     return True
 
 
+def _say(message: str) -> None:
+    print(f"accel_rl.emulator: {message}", file=sys.stderr, flush=True)
+
+
 def main() -> None:
     leave_signals_to_parent()
-    answer, module, name, arch, *types = sys.argv[1:]
-    ptx = compile_kernel(getattr(importlib.import_module(module), name), tuple(types), arch)
+    answer, module, name, arch = sys.argv[1:]
+    ptx = compile_kernel(getattr(importlib.import_module(module), name), arch)
     with os.fdopen(int(answer), "wb") as file:
         file.write(ptx.encode())
 

@@ -4,16 +4,18 @@ Tensors on a CPU are allowed, too: then the kernel's entry runs for one thread a
 is given. So everything around the kernels can be tested without a GPU.
 """
 
+import contextlib
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
 
-from accel_rl.emulator.compiled import EntryFunction
-from accel_rl.emulator.cuda.memory import LANES
+from accel_rl.emulator.cuda.compilation import kernel_images
+from accel_rl.emulator.cuda.memory import LANES, Kernel
+from accel_rl.emulator.state import STATE_WORDS
 from accel_rl.errors import RunError
 
 BLOCK = 32  # threads: a warp, so that few consoles still use all of a GPU's processors
@@ -60,17 +62,26 @@ class LoadedKernel:
         _check(_driver().cuFuncGetAttribute(ctypes.byref(value), number, self._function), "asking a kernel")
         return value.value
 
-    def launch(self, threads: int, arguments: Sequence[Any], block: int = BLOCK, lanes: int = LANES) -> None:
-        """Launches at least this many threads; arguments: CUDA tensors and ints, as the entry's after `thread`.
-
-        lanes: the threads of each warp of 32 that are used."""
-        words = (ctypes.c_int64 * 512)(lanes, *flat_arguments(arguments))
+    def launch(self, threads: int, arguments: Sequence[Any], block: int = BLOCK) -> None:
+        """Launches at least this many threads; arguments: CUDA tensors and ints, as the entry's after `thread`."""
+        words = (ctypes.c_int64 * 512)(*flat_arguments(arguments))
         at = ctypes.addressof(words)
         pointers = (ctypes.c_void_p * 512)(*range(at, at + 8 * 512, 8))
         stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-        grid = -(-(-(-threads // lanes) * LANES) // block)
+        grid = -(-threads // block)
         status = _driver().cuLaunchKernel(self._function, grid, 1, 1, block, 1, 1, 0, stream, pointers, None)
         _check(status, "launching a kernel")
+
+
+def interleave(states: torch.Tensor) -> torch.Tensor:
+    """Returns states [n, STATE_WORDS] interleaved (memory.py), int32 [words]; zeros fill the last group of consoles."""
+    padded = torch.nn.functional.pad(states, (0, 0, 0, -len(states) % LANES))
+    return padded.view(-1, LANES, states.shape[1]).transpose(1, 2).reshape(-1)
+
+
+def separate(words: torch.Tensor, num_envs: int) -> torch.Tensor:
+    """Returns the states [num_envs, STATE_WORDS] of interleaved words."""
+    return words.view(-1, STATE_WORDS, LANES).transpose(1, 2).reshape(-1, STATE_WORDS)[:num_envs]
 
 
 def flat_arguments(arguments: Sequence[Any]) -> list[int]:
@@ -87,7 +98,9 @@ def flat_arguments(arguments: Sequence[Any]) -> list[int]:
 
 
 def types_of(arguments: Sequence[Any]) -> tuple[str, ...]:
-    """Returns the types of arguments as Numba writes them."""
+    """Returns the types of arguments as Numba writes them. Raises ValueError for a tensor that is not contiguous."""
+    if any(isinstance(each, torch.Tensor) and not each.is_contiguous() for each in arguments):
+        raise ValueError("kernels take contiguous tensors")
     return tuple(
         f"{str(each.dtype).removeprefix('torch.')}[{', '.join([':'] * (each.ndim - 1) + ['::1'])}]"
         if isinstance(each, torch.Tensor)
@@ -96,8 +109,43 @@ def types_of(arguments: Sequence[Any]) -> tuple[str, ...]:
     )
 
 
-def run_on_cpu(kernel: EntryFunction, threads: Any, arguments: Sequence[Any]) -> None:
-    """Runs a kernel's entry for each thread in turn. arguments: tensors in the CPU's memory, and ints."""
+def run_on_cpu(kernel: Kernel, threads: Any, arguments: Sequence[Any]) -> None:
+    """Runs a kernel for each of these threads in turn. arguments: tensors in the CPU's memory, and ints."""
     arrays = [each.numpy() if isinstance(each, torch.Tensor) else each for each in arguments]
-    for thread in np.asarray(threads).tolist():
-        kernel(thread, *arrays)
+    kernel(np.ascontiguousarray(threads, np.int32), *arrays)
+
+
+class Launcher:
+    """Launches a kernel where its tensors are: on the GPU, or thread by thread on the CPU.
+
+    It is compiled, if needed, and loaded at the first launch on a GPU. order: returns the order of the threads on the
+    CPU for a number of threads; None: one after another."""
+
+    def __init__(self, kernel: Kernel, order: Callable[[int], Any] | None = None):
+        self._kernel, self._order = kernel, order or np.arange
+        self.loaded: LoadedKernel | None = None
+        """The kernel on the GPU; None before the first launch"""
+
+    def __call__(self, threads: int, *arguments: Any, block: int = BLOCK) -> None:
+        if (types := types_of(arguments)) != self._kernel.types:
+            raise TypeError(f"{self._kernel.__name__} takes {self._kernel.types}, not {types}")
+        if not next(each for each in arguments if isinstance(each, torch.Tensor)).is_cuda:
+            run_on_cpu(self._kernel, self._order(threads), arguments)
+            return
+        self.loaded = self.loaded or load(self._kernel)
+        self.loaded.launch(threads, arguments, block)
+
+
+@cache
+def load(kernel: Kernel) -> LoadedKernel:
+    """Loads a kernel for the current GPU. Raises RunError if its driver refuses it."""
+    *others, last = kernel_images(kernel, arch())
+    for image in others:
+        with contextlib.suppress(RunError):  # a cubin of another version than the driver's
+            return LoadedKernel(kernel.__name__, image)
+    return LoadedKernel(kernel.__name__, last)
+
+
+def arch() -> str:
+    """Returns the architecture of the current GPU, as in sm_90."""
+    return "sm_{}{}".format(*torch.cuda.get_device_capability())

@@ -4,12 +4,11 @@ Word w of console c lies at word 32 w + c % 32 of group c // 32. The threads of 
 128 bytes in a row, and the distance from word to word is a constant, which costs nothing in an address.
 """
 
+import inspect
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any
-
-import numpy as np
-import numpy.typing as npt
 
 from accel_rl.emulator.compiled import EntryFunction, JitFunction
 from accel_rl.emulator.cuda.warps import teach_numba_warps
@@ -17,27 +16,12 @@ from accel_rl.emulator.state import STATE_WORDS
 
 LANES = 32  # consoles of a group
 GLOBAL = 1  # LLVM's address space of a GPU's global memory; on a CPU all are the same
-Ints = npt.NDArray[np.int32]
-
-
-def interleave(states: Ints) -> Ints:
-    """Returns states [n, STATE_WORDS] interleaved, int32 [words]; consoles of zeros fill the last group."""
-    groups = -(-len(states) // LANES)
-    padded = np.zeros((groups * LANES, STATE_WORDS), np.int32)
-    padded[: len(states)] = states
-    return np.ascontiguousarray(padded.reshape(groups, LANES, STATE_WORDS).swapaxes(1, 2)).reshape(-1)
-
-
-def separate(words: Ints, num_envs: int) -> Ints:
-    """Returns the states [num_envs, STATE_WORDS] of interleaved words."""
-    states = words.reshape(-1, STATE_WORDS, LANES).swapaxes(1, 2).reshape(-1, STATE_WORDS)
-    return np.ascontiguousarray(states[:num_envs])
 
 
 def console_state(states: Any, console: Any) -> Any:
     """Returns the state of one console, in compiled functions only: `s` of all the emulator's functions.
 
-    states: int32 [words], interleaved; or int32 [n, STATE_WORDS]."""
+    states: int32 [words], interleaved."""
     raise NotImplementedError
 
 
@@ -52,19 +36,43 @@ def constant_address(array: Any) -> Any:
 
 
 class Kernel(EntryFunction):
-    """An entry whose first argument is the number of a thread; a GPU runs it for many threads at once."""
+    """A function of the number of a thread and other arguments, which a GPU runs for many threads at once.
+
+    On a CPU it is an entry: it takes the numbers of the threads, int32, and runs one after another in this order.
+    types: those of the arguments after the thread's number, as Numba writes them."""
+
+    def __init__(self, function: Callable[..., Any], types: tuple[str, ...]):
+        self.body, self.types = JitFunction(function), types
+        names = ", ".join([*inspect.signature(function).parameters][1:])
+        source = f"def grid(threads, {names}):\n for i in range(threads.shape[0]):\n  body(threads[i], {names})"
+        scope: dict[str, Any] = {"body": self.body}
+        exec(compile(source, function.__code__.co_filename, "exec"), scope)
+        grid = scope["grid"]
+        grid.__name__, grid.__module__, grid.__doc__ = function.__name__, function.__module__, function.__doc__
+        super().__init__(grid)
+
+    def sources(self) -> str:
+        return "".join((Path(__file__).parent / f"{name}.py").read_text() for name in ("kernels", "memory", "warps"))
 
     @property
     def _numba_type_(self) -> Any:
-        JitFunction.makes_kernels = True
-        teach_numba_memory()
-        teach_numba_warps()
+        teach_numba_kernels()
         return super()._numba_type_
 
 
-def kernel(function: Callable[..., Any]) -> Any:
-    """Marks a function as a kernel."""
-    return Kernel(function)
+def teach_numba_kernels() -> None:
+    """Makes this process compile functions as kernels call them."""
+    JitFunction.makes_kernels = True
+    teach_numba_memory()
+    teach_numba_warps()
+
+
+INT, INTS, INTS_2D, BYTES, BYTES_2D = "int32", "int32[::1]", "int32[:, ::1]", "uint8[::1]", "uint8[:, ::1]"
+
+
+def kernel(*types: str) -> Callable[[Callable[..., Any]], Kernel]:
+    """Marks a function as a kernel; types: those of its arguments after the thread's number."""
+    return lambda function: Kernel(function, types)
 
 
 @cache
@@ -76,7 +84,7 @@ def teach_numba_memory() -> None:
     from numba import extending, types
     from numba.core.typing.templates import AbstractTemplate, infer_global, signature
 
-    class GlobalPointer(types.Type):  # type: ignore[misc]
+    class GlobalPointer(types.Type):
         """A pointer to items in global memory that are `stride` items apart."""
 
         def __init__(self, dtype: Any, stride: int = 1, is_constant: bool = False):
@@ -84,12 +92,12 @@ def teach_numba_memory() -> None:
             super().__init__(f"GlobalPointer({dtype}, {stride}, {is_constant})")
 
     @extending.register_model(GlobalPointer)
-    class GlobalPointerModel(extending.models.PrimitiveModel):  # type: ignore[misc]
+    class GlobalPointerModel(extending.models.PrimitiveModel):
         def __init__(self, manager: Any, kind: Any):
             super().__init__(manager, kind, manager.lookup(kind.dtype).get_data_type().as_pointer(GLOBAL))
 
     @infer_global(operator.getitem)
-    class GetItem(AbstractTemplate):  # type: ignore[misc]
+    class GetItem(AbstractTemplate):
         def generic(self, arguments: Any, _keywords: Any) -> Any:
             pointer, index = arguments
             if isinstance(pointer, GlobalPointer) and isinstance(index, types.Integer):
@@ -97,7 +105,7 @@ def teach_numba_memory() -> None:
             return None
 
     @infer_global(operator.setitem)
-    class SetItem(AbstractTemplate):  # type: ignore[misc]
+    class SetItem(AbstractTemplate):
         def generic(self, arguments: Any, _keywords: Any) -> Any:
             pointer, index, _ = arguments
             if isinstance(pointer, GlobalPointer) and isinstance(index, types.Integer):
@@ -151,9 +159,4 @@ def teach_numba_memory() -> None:
     changing, constant = data_of(False), data_of(True)
     extending.overload(global_address)(lambda array: lambda array: changing(array))
     extending.overload(constant_address)(lambda array: lambda array: constant(array))
-
-    @extending.overload(console_state)  # type: ignore[untyped-decorator]
-    def type_console_state(states, console):  # type: ignore[no-untyped-def]
-        if states.ndim == 1:
-            return lambda states, console: interleaved(states, console)
-        return lambda states, console: changing(states[console])
+    extending.overload(console_state)(lambda states, console: lambda states, console: interleaved(states, console))

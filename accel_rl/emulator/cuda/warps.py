@@ -10,11 +10,12 @@ from typing import Any
 
 from accel_rl.emulator.compiled import JitFunction, i32, jit
 from accel_rl.emulator.cpu import run
+from accel_rl.emulator.frame_running import _load_start
 from accel_rl.emulator.picture import draw_until
 from accel_rl.emulator.registers import CLOCKS_PER_LINE
-from accel_rl.emulator.state import CYCLES, INSTRUCTIONS, LEFT_OVER, STOP
+from accel_rl.emulator.state import INSTRUCTIONS, LEFT_OVER, PAINT, SLOT, STOP
 
-COMPLETES_LINES = True  # at their ends, where all lanes do it at once
+LAST_CLOCK = 2**30  # of any frame
 
 
 def active_lanes() -> int:
@@ -27,30 +28,37 @@ def wait_for(lanes: int) -> None:
     raise NotImplementedError
 
 
-def lanes_with(lanes: int, condition: bool) -> int:
+def lanes_with(lanes: int, condition: Any) -> int:
     """Waits for these lanes; returns those among them with the condition."""
     raise NotImplementedError
 
 
-run_alone = JitFunction(run.__wrapped__)
+run_alone: Any = JitFunction(run.__wrapped__)
 
 
 @jit
 def run_in_step(s, rom, screen, max_instructions):
-    """Does what `run` does; the lanes of a warp meet at the end of each line, and complete it together."""
+    """Does what `run` does in a whole frame; the lanes of a warp meet at the end of each line.
+
+    They also complete the line's collisions there, together, unless they paint. A frame that is shown before its end
+    must be complete up to its last access only: if it uses up its instructions, it runs again from its start."""
     here = active_lanes()
     running = here
     left = i32(max_instructions)
+    completes = s[PAINT] == 0
     line_end = i32(CLOCKS_PER_LINE)
     while running:
         before = s[INSTRUCTIONS]
         run_alone(s, rom, screen, left, i32((line_end - s[LEFT_OVER] + 2) // i32(3)))
         left = i32(left - (s[INSTRUCTIONS] - before))
+        if completes and left <= 0 and not s[STOP]:
+            _load_start(s, s[SLOT])
+            left, completes, line_end = i32(max_instructions), False, i32(LAST_CLOCK)
         goes_on = not s[STOP] and left > 0
         running = lanes_with(running, goes_on)
         if not goes_on:
             break
-        if COMPLETES_LINES:
+        if completes:
             draw_until(s, screen, line_end)
         line_end = i32(line_end + CLOCKS_PER_LINE)
     wait_for(here)
@@ -73,7 +81,7 @@ def teach_numba_warps() -> None:
     import llvmlite.ir as ir
     from numba import extending, types
 
-    int1, int32, void = ir.IntType(1), ir.IntType(32), ir.VoidType()
+    int32, void = ir.IntType(32), ir.VoidType()
 
     def intrinsic(builder: Any, name: str, result: Any, arguments: Any) -> Any:
         kind = ir.FunctionType(result, [each.type for each in arguments])
@@ -99,7 +107,7 @@ def teach_numba_warps() -> None:
     @extending.intrinsic  # type: ignore[untyped-decorator]
     def vote(_context: Any, lanes: Any, condition: Any) -> Any:
         def make(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-            lanes, condition = arguments[0], builder.trunc(arguments[1], int1) if arguments[1].type != int1 else arguments[1]
+            lanes, condition = arguments
             if _for_gpu:
                 return intrinsic(builder, "llvm.nvvm.vote.ballot.sync", int32, [lanes, condition])
             return builder.zext(condition, int32)

@@ -1,0 +1,112 @@
+"""The GPU's kernels, run as functions of the CPU thread by thread, and as PTX."""
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from accel_rl.emulator import AtariVectorEnv  # noqa: E402
+from accel_rl.emulator.cuda.atari import CudaAtari  # noqa: E402
+from accel_rl.emulator.cuda.consoles import compare  # noqa: E402
+from accel_rl.emulator.rules import known_games  # noqa: E402
+from accel_rl.emulator.state import RAM  # noqa: E402
+from accel_rl.errors import UsageError  # noqa: E402
+
+NUM_STARTS, NUM_ENVS, STEPS, SEED = 4, 7, 40, 3
+SIZES = {"img_height": 21, "img_width": 20, "stack_num": 2}
+
+
+def shuffled(seed):
+    """Returns an order of a CPU's threads: another one at each launch."""
+    random = np.random.default_rng(seed)
+    return random.permutation
+
+
+@pytest.mark.parametrize(("game", "options"), [("breakout", {"episodic_life": True}), ("pong", {"maxpool": False})])
+def test_steps_are_those_of_the_vector_environment(game, options):
+    """Observations, rewards, ends and lives of each environment, from each of its starts on, are those of
+    AtariVectorEnv's environment that has made the start, with the same actions."""
+    options = {**SIZES, **options}
+    theirs = AtariVectorEnv(game, NUM_STARTS, **options)
+    envs = CudaAtari(game, NUM_ENVS, device="cpu", seed=SEED, num_starts=NUM_STARTS, order=shuffled(0), **options)
+    table = np.random.default_rng(1).integers(0, len(envs.action_numbers), (STEPS, NUM_STARTS))
+    observations, infos = theirs.reset(seed=SEED)
+    results = [(observations, np.zeros(NUM_STARTS), np.zeros((2, NUM_STARTS), bool), infos["lives"])]
+    for actions in table:
+        observations, rewards, *ends, infos = theirs.step(actions)
+        results.append((observations, rewards, np.array(ends), infos["lives"]))
+
+    shown, info = envs.reset()
+    step = shown, torch.zeros(NUM_ENVS), *torch.zeros(2, NUM_ENVS, dtype=torch.bool), info
+    start, age, num_ends = envs.starts.numpy().copy(), np.zeros(NUM_ENVS, int), 0
+    assert len({*start.tolist()}) > 1
+    for _ in range(STEPS):
+        for env in range(NUM_ENVS):
+            frames, rewards, ends, lives = results[age[env]]
+            np.testing.assert_array_equal(step[0][env], frames[start[env]])
+            assert step[1][env] == rewards[start[env]]
+            assert [bool(each[env]) for each in step[2:4]] == [*ends[:, start[env]]]
+            assert step[4]["lives"][env] == lives[start[env]]
+        ended = (step[2] | step[3]).numpy()
+        num_ends += ended.sum()
+        step = envs.step(torch.from_numpy(table[age, start]))
+        begins = envs.starts.numpy() >= 0
+        np.testing.assert_array_equal(begins, ended)
+        start, age = np.where(begins, envs.starts.numpy(), start), np.where(begins, 0, age + 1)
+    assert num_ends > 0 or "episodic_life" not in options
+    theirs.close()
+
+
+def test_a_saved_state_continues_equally():
+    """Steps after set_state are those after get_state, also the starts that are drawn."""
+    options = {"device": "cpu", "num_starts": NUM_STARTS, "episodic_life": True, "repeat_action_probability": 0.25}
+    envs = CudaAtari("breakout", NUM_ENVS, seed=SEED, **options, **SIZES)
+    envs.reset()
+    actions = torch.from_numpy(np.random.default_rng(2).integers(0, len(envs.action_numbers), (60, NUM_ENVS)))
+    for each in actions[:20]:
+        envs.step(each)
+    state = envs.get_state()
+    first = [[tensor.clone() for tensor in envs.step(each)[:4]] for each in actions[20:]]
+    other = CudaAtari("breakout", NUM_ENVS, seed=SEED, order=shuffled(5), **options, **SIZES)
+    other.set_state(state)
+    for results, each in zip(first, actions[20:], strict=True):
+        for ours, theirs in zip(other.step(each)[:4], results, strict=True):
+            assert torch.equal(ours, theirs)
+    assert len({state.tobytes() for state in envs.states()[:, RAM : RAM + 128]}) > 1
+
+
+def test_a_reset_of_some_leaves_the_others_as_they_are():
+    envs = CudaAtari("pong", 3, device="cpu", num_starts=2, **SIZES)
+    envs.reset()
+    envs.step(torch.tensor([0, 1, 2]))
+    before, observations = envs.states(), envs._observations.clone()
+    envs.reset(options={"reset_mask": torch.tensor([False, True, False])})
+    assert (envs.starts >= 0).tolist() == [False, True, False]
+    np.testing.assert_array_equal(envs.states()[[0, 2]], before[[0, 2]])
+    assert torch.equal(envs._observations[[0, 2]], observations[[0, 2]])
+    assert not (envs.states()[1] == before[1]).all()
+
+
+def test_wrong_options_are_refused():
+    with pytest.raises(UsageError, match="no option grayscale"):
+        CudaAtari("pong", 2, device="cpu", grayscale=False)
+    with pytest.raises(UsageError, match="at most 210 and 160"):
+        CudaAtari("pong", 2, device="cpu", num_starts=1, img_height=300)
+    envs = CudaAtari("pong", 2, device="cpu", num_starts=1, **SIZES)
+    with pytest.raises(UsageError, match="a state of 1 environments does not fit 2"):
+        envs.set_state(CudaAtari("pong", 1, device="cpu", num_starts=1, **SIZES).get_state())
+
+
+@pytest.mark.parametrize("game", ["breakout", "pitfall2", "tic_tac_toe_3d"])
+def test_frames_are_those_of_the_cpu(game):
+    """States, rewards and pictures of raw frames with sticky actions, with threads in random order.
+
+    tic_tac_toe_3d has frames that are shown before their end."""
+    assert compare(game, 5, 33, "cpu", shuffled(1)) > 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("game", known_games())
+def test_frames_are_those_of_the_cpu_in_all_games(game):
+    """The same in longer games, with 9 consoles each."""
+    compare(game, 9, 150, "cpu", shuffled(2))

@@ -1,0 +1,55 @@
+"""The GPU's machine code of the kernels, as far as it can be seen without a GPU."""
+
+import re
+import subprocess
+
+import pytest
+
+from accel_rl.emulator.cuda import kernels
+from accel_rl.emulator.cuda.compilation import PTX_VERSIONS, find_ptxas, kernel_images, ptx_path
+
+SMALL = (kernels.start_consoles, kernels.show_pictures, kernels.make_observations)
+LARGE = (kernels.play_frames, kernels.step_consoles)  # 20 s each to compile
+# Functions with several callers, which LLVM does not copy to each of them
+CALLED = {"draw_until", "read_bus", "run_frame", "tia_write"}
+MOST_REGISTERS = 128  # of the 65,536 of a GPU's processor, for 16 warps
+
+
+def ptx_of(kernel, arch):
+    return kernel_images(kernel, arch)[-1].decode()
+
+
+@pytest.mark.parametrize("arch", PTX_VERSIONS)
+@pytest.mark.parametrize("kernel", SMALL, ids=lambda kernel: kernel.__name__)
+def test_small_kernels_are_one_function_of_integers(kernel, arch):
+    """There is no call, no float64, and no scratch memory."""
+    ptx = ptx_of(kernel, arch)
+    assert f".target {arch}" in ptx
+    assert f".visible .entry {kernel.__name__}(" in ptx
+    assert not re.search(r"\bcall\b|\.f64|\.local", ptx)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", PTX_VERSIONS)
+@pytest.mark.parametrize("kernel", LARGE, ids=lambda kernel: kernel.__name__)
+def test_the_lanes_of_a_warp_meet_at_each_line(kernel, arch):
+    """The interpreter has no float64 and no other functions than expected, and one vote at the ends of lines, which no
+    optimization has copied or removed."""
+    ptx = ptx_of(kernel, arch)
+    called = re.findall(r"^\.func.*?\d([a-z][a-z_]*)B\d*v", ptx, re.MULTILINE)
+    assert {*called} <= CALLED
+    assert ".f64" not in ptx
+    assert len(re.findall(r"vote\.sync\.ballot", ptx)) == 1
+    assert "bar.warp.sync" in ptx
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not find_ptxas(), reason="needs NVIDIA's assembler: pip install nvidia-cuda-nvcc")
+@pytest.mark.parametrize("kernel", kernels.KERNELS, ids=lambda kernel: kernel.__name__)
+def test_registers_are_enough(kernel, tmp_path):
+    """The assembler takes the code of sm_90 and needs a bounded number of registers."""
+    ptx_of(kernel, "sm_90")
+    command = [find_ptxas(), "-v", "-arch=sm_90", ptx_path(kernel, "sm_90"), "-o", tmp_path / "cubin"]
+    said = subprocess.run(command, check=True, capture_output=True, text=True).stderr
+    registers = int(re.search(r"Used (\d+) registers", said)[1])
+    assert 0 < registers <= MOST_REGISTERS, said
