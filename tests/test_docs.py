@@ -29,6 +29,8 @@ SHORTER = {
     "steps=200_000": f"steps=40, {', '.join(f'{k}={v!r}' for k, v in TINY_SERIAL_RUN.items() if k != 'env')}",
     "range(1000)": "range(20)",
     "range(100)": "range(20)",
+    '"pong", num_envs=4096': '"pong", num_envs=4, num_starts=2, device="cpu"',  # CudaAtari
+    '(4096,), device="cuda"': '(4,), device="cpu"',
     "results/ppo/CartPole-v1/20260101-120000-000000-s1": "run",
 }
 
