@@ -7,6 +7,8 @@ import pytest
 
 from accel_rl.emulator.cuda import kernels
 from accel_rl.emulator.cuda.compilation import PTX_VERSIONS, find_ptxas, kernel_images, ptx_path
+from accel_rl.emulator.cuda.driver import newest_arch
+from accel_rl.errors import UsageError
 
 SMALL = (kernels.start_consoles, kernels.show_pictures, kernels.make_observations)
 LARGE = (kernels.play_frames, kernels.step_consoles)  # 20 s each to compile
@@ -17,6 +19,14 @@ MOST_REGISTERS = 128  # of the 65,536 of a GPU's processor, for 16 warps
 
 def ptx_of(kernel, arch):
     return kernel_images(kernel, arch)[-1].decode()
+
+
+def test_each_gpu_gets_code_that_it_runs():
+    """GPUs between and after the known architectures get the newest code that they run; older ones are refused."""
+    found = [newest_arch(*capability) for capability in [(7, 0), (7, 5), (8, 9), (9, 0), (12, 0)]]
+    assert found == ["sm_70", "sm_70", "sm_80", "sm_90", "sm_100"]
+    with pytest.raises(UsageError, match=r"7\.0 or newer; this one has 6\.1"):
+        newest_arch(6, 1)
 
 
 @pytest.mark.parametrize("arch", PTX_VERSIONS)

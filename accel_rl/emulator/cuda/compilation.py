@@ -19,8 +19,9 @@ from accel_rl.processes.child import leave_signals_to_parent
 from accel_rl.processes.spawning import ask_process
 
 TRIPLE = "nvptx64-nvidia-cuda"
-# Of PTX versions and the drivers that take them: 7.8 has sm_90 (CUDA 11.8), 8.6 has sm_100 (CUDA 12.7).
-MOST_THREADS, BLOCKS = 128, 4  # of a block, and blocks that a GPU's processor must hold: 128 registers for a thread
+# A block has at most so many threads, and a GPU's processor must hold so many blocks: a thread has 128 registers.
+MOST_THREADS, BLOCKS = 128, 4
+# Architectures, and the version of PTX that has each: 7.8 needs a driver for CUDA 11.8, 8.6 one for 12.7.
 PTX_VERSIONS = {"sm_70": "ptx63", "sm_80": "ptx70", "sm_90": "ptx78", "sm_100": "ptx86"}
 
 

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from accel_rl.emulator.cuda.compilation import kernel_images
+from accel_rl.emulator.cuda.compilation import PTX_VERSIONS, kernel_images
 from accel_rl.emulator.cuda.memory import LANES, Kernel
 from accel_rl.emulator.state import STATE_WORDS
-from accel_rl.errors import RunError
+from accel_rl.errors import RunError, UsageError
 
 BLOCK = 32  # threads: a warp, so that few consoles still use all of a GPU's processors
 _REGISTERS, _LOCAL_BYTES = 4, 3  # numbers of cuFuncGetAttribute
@@ -147,5 +147,14 @@ def load(kernel: Kernel) -> LoadedKernel:
 
 
 def arch() -> str:
-    """Returns the architecture of the current GPU, as in sm_90."""
-    return "sm_{}{}".format(*torch.cuda.get_device_capability())
+    """Returns the architecture to compile for: the newest one, as in sm_90, whose code the current GPU runs."""
+    return newest_arch(*torch.cuda.get_device_capability())
+
+
+def newest_arch(major: int, minor: int) -> str:
+    """Returns the newest architecture whose PTX a GPU of this compute capability runs: any later GPU does. Raises
+    UsageError for older GPUs."""
+    known = [name for name in PTX_VERSIONS if int(name.removeprefix("sm_")) <= 10 * major + minor]
+    if not known:
+        raise UsageError(f"the emulator needs a GPU of compute capability 7.0 or newer; this one has {major}.{minor}")
+    return known[-1]
