@@ -36,7 +36,7 @@ STEPS = {"CartPole-v1": 100_000, "LunarLander-v3": 200_000, "Pendulum-v1": 100_0
 BOX_TASKS = ("Pendulum-v1",)
 SEEDS = (1, 2, 3)
 MODES = ("always", "never")  # values of --compile
-LEAST_SHARE = 0.5  # of the updates, for a run that counts as compiled
+LEAST_SHARE = 0.5  # a run counts as compiled if so many of its updates were
 
 Values = dict[str, Any]
 

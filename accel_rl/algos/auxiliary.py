@@ -124,7 +124,7 @@ class AuxiliaryTasks:
 
     @property
     def is_filling(self) -> bool:
-        """Whether the algorithm itself does not learn until the replay is full (auxiliary_start=all_when_full)."""
+        """True while the algorithm itself waits until the replay is full (auxiliary_start=all_when_full)."""
         return self.settings.auxiliary_start == "all_when_full" and not self._drawable.is_full
 
     @property

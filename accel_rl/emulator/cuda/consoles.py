@@ -18,7 +18,7 @@ from accel_rl.emulator.steps import PICTURE
 from accel_rl.errors import RunError
 
 STICKY = 0.25  # the probability of sticky actions in comparisons
-PARTS = 16  # of the consoles that the CPU plays, each in a thread
+PARTS = 16  # the CPU plays the consoles in so many threads
 
 
 class CudaConsoles:

@@ -15,7 +15,7 @@ from accel_rl.emulator.picture import draw_until
 from accel_rl.emulator.registers import CLOCKS_PER_LINE
 from accel_rl.emulator.state import INSTRUCTIONS, LEFT_OVER, PAINT, SLOT, STOP
 
-LAST_CLOCK = 2**30  # of any frame
+LAST_CLOCK = 2**30  # later than any frame ends
 
 
 def active_lanes() -> int:
