@@ -10,13 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from accel_rl.algos.base import MakeUpdate, RunInfo, Stats, frozen_copy, stack_stats, sum_terms
+from accel_rl.algos.base import MakeUpdate, RunInfo, Stats, stack_stats, sum_terms
 from accel_rl.algos.q_base import QAlgo, td_error
 from accel_rl.algos.replay_settings import ReplayPlan, ReplaySettings
-from accel_rl.algos.running_statistics import ReplayStatistics
-from accel_rl.config.fields import basic_setting, setting
+from accel_rl.algos.running_statistics import ReplayMoments
+from accel_rl.config.fields import basic_setting
 from accel_rl.models.actor_critic import Network
-from accel_rl.models.normalize import ReturnScale
 from accel_rl.models.q_network import QNetwork, of_action
 from accel_rl.replay import Replay
 from accel_rl.replay.replay import importance_weights
@@ -36,24 +35,18 @@ class DQNSettings(ReplaySettings):
     dueling: bool = basic_setting(
         False, "two streams: the state's value and each action's advantage (the papers clip at 10 with it)"
     )
-    normalize_returns: bool = setting(False, "divide rewards by the running std of discounted returns")
 
 
 class DQN(QAlgo):
     """Stores every rollout, and learns from the replay while the environments take the steps of the next one."""
 
     Settings = DQNSettings
+    Moments = ReplayMoments
     settings: DQNSettings
     replay: Replay | None
-    statistics: ReplayStatistics | None = None
     _is_warm = False  # True stays True if a run is resumed without its replay
     _step = 0  # agent steps of the run before the current rollout
     _num_due = 0  # updates that are due, but not made yet
-
-    def __init__(self, *arguments: Any, **options: Any):
-        super().__init__(*arguments, **options)
-        if self.settings.normalize_returns:
-            self.statistics = ReplayStatistics(ReturnScale(self.local_envs, self.settings.discount))
 
     def build_policy(self, network: Network | None) -> QNetwork:
         settings = self.settings
@@ -73,7 +66,7 @@ class DQN(QAlgo):
     def setup(self, seed: int, make_update: MakeUpdate) -> None:
         super().setup(seed, make_update)
         plan = self._plan()
-        self.target = frozen_copy(self.policy)
+        self.make_target()
         self.replay = plan.make_replay(seed)
         self.batch_size, self.updates_per_rollout = plan.batch_size, plan.count_updates()
         self.num_learners = plan.num_learners
@@ -141,8 +134,8 @@ class DQN(QAlgo):
         if largest is not None:
             largest = update.max(largest)  # over all learners that update together
             batch = batch._replace(importance=update.graphed(torch.div, batch.importance, largest))
-        if self.statistics:
-            batch = batch._replace(return_=update.graphed(self.statistics.return_scale.scale, batch.return_))
+        if self.statistics and (scale := self.statistics.return_scale):
+            batch = batch._replace(return_=update.graphed(scale.scale, batch.return_))
         return index, batch, num_samples
 
     def _choose_batch(

@@ -10,10 +10,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from accel_rl.algos.base import AlgoSettings, MakeUpdate, Stats, frozen_copy, masked_sum
+from accel_rl.algos.base import MakeUpdate, Stats, masked_sum
 from accel_rl.algos.batches import add_final_values
-from accel_rl.algos.exploration import ExplorationSettings
-from accel_rl.algos.q_base import QAlgo, td_error
+from accel_rl.algos.q_base import QAlgo, QSettings, td_error
 from accel_rl.algos.returns import discounted_return
 from accel_rl.config.fields import basic_setting
 from accel_rl.models.q_network import of_action
@@ -22,7 +21,7 @@ from accel_rl.updates import Update
 
 
 @dataclass(frozen=True)
-class OnlineQSettings(ExplorationSettings, AlgoSettings):
+class OnlineQSettings(QSettings):
     target: str = basic_setting(
         "n_step_q",
         "n_step_q: rewards until the rollout's end and the best value there; one_step_q: the next reward and the best "
@@ -61,7 +60,7 @@ class OnlineQ(QAlgo):
 
     def setup(self, seed: int, make_update: MakeUpdate) -> None:
         super().setup(seed, make_update)
-        self.target = frozen_copy(self.policy)
+        self.make_target()
 
     def learn(self, rollout: Rollout, update: Update) -> Stats:
         step, rollout = rollout.first_step, add_final_values(self.target, rollout, self.settings.discount)

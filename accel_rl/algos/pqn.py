@@ -5,32 +5,28 @@
 """
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
-from accel_rl.algos.base import AlgoSettings, CoreSettings, RunInfo, Stats, masked_sum, stack_stats
+from accel_rl.algos.base import CoreSettings, RunInfo, Stats, masked_sum, stack_stats
 from accel_rl.algos.batches import add_final_values, bootstrap, check_minibatches, indexable, minibatch, random_orders
-from accel_rl.algos.exploration import ExplorationSettings
-from accel_rl.algos.q_base import QAlgo, td_error
+from accel_rl.algos.q_base import QAlgo, QSettings, td_error
 from accel_rl.algos.returns import generalized_advantage
-from accel_rl.algos.running_statistics import RunningMoments
-from accel_rl.config.fields import basic_setting, setting
+from accel_rl.config.fields import basic_setting
 from accel_rl.models.actor_critic import Network
-from accel_rl.models.normalize import ReturnScale
 from accel_rl.models.q_network import QNetwork, of_action
 from accel_rl.rollout import Batch, Rollout
 from accel_rl.updates import Update
 
 
 @dataclass(frozen=True)
-class PQNSettings(ExplorationSettings, CoreSettings, AlgoSettings):
+class PQNSettings(CoreSettings, QSettings):
     epochs: int = basic_setting(2, "passes over each rollout", least=1)
     minibatches: int = basic_setting(32, "equal parts of a pass, one update each", least=1)
     return_lambda: float = basic_setting(
         0.65, "lambda of the returns: 1: rewards until the rollout's end; 0: one reward", least=0, most=1
     )
-    normalize_returns: bool = setting(False, "divide rewards by the running std of discounted returns")
 
 
 class PQNTargets(NamedTuple):
@@ -44,11 +40,6 @@ class PQN(QAlgo):
 
     Settings = PQNSettings
     settings: PQNSettings
-
-    def __init__(self, *arguments: Any, **options: Any):
-        super().__init__(*arguments, **options)
-        if self.settings.normalize_returns:
-            self.statistics = RunningMoments(None, ReturnScale(self.local_envs, self.settings.discount))
 
     def build_policy(self, network: Network | None) -> QNetwork:
         settings = self.settings

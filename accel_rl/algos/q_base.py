@@ -1,27 +1,46 @@
 """Defines what Q-learning methods share: epsilon-greedy actions, a target network, scaled returns, TD errors."""
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from torch import Tensor
 
-from accel_rl.algos.base import Algo, MakeUpdate, RunInfo
-from accel_rl.algos.exploration import Exploration
+from accel_rl.algos.base import Algo, AlgoSettings, MakeUpdate, RunInfo, frozen_copy
+from accel_rl.algos.exploration import Exploration, ExplorationSettings
 from accel_rl.algos.running_statistics import RunningMoments
+from accel_rl.config.fields import setting
 from accel_rl.models.actor_critic import Network
 from accel_rl.models.bf16_weights import refresh
+from accel_rl.models.normalize import ReturnScale
 from accel_rl.models.q_network import QNetwork
 from accel_rl.updates import Update
 
 
+@dataclass(frozen=True)
+class QSettings(ExplorationSettings, AlgoSettings):
+    normalize_observations: bool = setting(False, "pictures of bytes: subtract the background")
+    normalize_returns: bool = setting(False, "divide rewards by the running std of discounted returns")
+
+
 class QAlgo(Algo):
-    """An algorithm that acts epsilon-greedily; its settings also derive from ExplorationSettings.
+    """An algorithm that acts epsilon-greedily; its settings also derive from QSettings.
 
     If a subclass's `setup` makes a `target`, checkpoints include it; settings then have target_interval_steps."""
 
+    Moments: ClassVar[type[RunningMoments]] = RunningMoments
     settings: Any
     policy: QNetwork
     target: Any = None
     statistics: RunningMoments | None = None
+
+    def __init__(self, *arguments: Any, **options: Any):
+        super().__init__(*arguments, **options)
+        settings = self.settings
+        if settings.normalize_observations:
+            self.policy.subtract_background()
+        scale = ReturnScale(self.local_envs, settings.discount) if settings.normalize_returns else None
+        if scale or self.policy.norm:
+            self.statistics = self.Moments(self.policy.norm, scale)
 
     def build_policy(self, network: Network | None) -> QNetwork:
         return QNetwork(self.spec, network, epsilon_eval=self.settings.epsilon_eval)
@@ -36,6 +55,12 @@ class QAlgo(Algo):
 
     def before_rollout(self, step: int) -> None:
         self.policy.epsilon = self.exploration.at(step)
+
+    def make_target(self) -> None:
+        """Makes the target network: a copy that subtracts the same background, also when that is found later."""
+        self.target = frozen_copy(self.policy)
+        if self.policy.norm:
+            self.target.subtract_background(self.policy.norm.moments)
 
     def sync_target(self, step: int, update: Update) -> None:
         """Copies the policy into the target network if the rollout that began at this agent step has passed a multiple

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from accel_rl.algos.base import AlgoSettings, RunInfo
-from accel_rl.algos.exploration import ExplorationSettings
+from accel_rl.algos.base import RunInfo
+from accel_rl.algos.q_base import QSettings
 from accel_rl.config.fields import basic_setting, setting
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import UsageError
@@ -25,7 +25,7 @@ CPU_INSTEAD = "--replay-device cpu, or "
 
 
 @dataclass(frozen=True)
-class ReplaySettings(ExplorationSettings, AlgoSettings):
+class ReplaySettings(QSettings):
     batch_size: int = basic_setting(32, "samples of an update (central store: of each learner's)", least=1)
     training_intensity: float = basic_setting(8.0, "how often a sample is learned from, on average", above=0)
     replay_size: int = basic_setting(

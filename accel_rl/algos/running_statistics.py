@@ -53,13 +53,8 @@ class RunningMoments:
             self.return_scale.running.copy_(state["running_return"])
 
 
-class ReplayStatistics(RunningMoments):
+class ReplayMoments(RunningMoments):
     """Scales returns when they are drawn from a replay, which stores unscaled rewards since the scale still changes."""
-
-    return_scale: ReturnScale
-
-    def __init__(self, return_scale: ReturnScale):
-        super().__init__(None, return_scale)
 
     def normalize(self, rollout: Rollout) -> Rollout:
         return rollout

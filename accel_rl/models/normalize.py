@@ -126,14 +126,15 @@ class PixelNorm(nn.Module):
     ReLU is off everywhere. In Pong, half of the first filters die this way. Source: LeCun et al. 1998, "Efficient
     BackProp", 4.3, which centers inputs for this reason.
 
-    Raises UsageError for a network that does not begin with a `ByteConv`."""
+    background: another network's; None: a new one. Raises UsageError for a network that does not begin with a
+    `ByteConv`."""
 
     is_known = False  # True: the background comes from a trained policy
     STRIDE = 7  # uses every STRIDE-th observation
 
-    def __init__(self, spec: EnvSpec, network: nn.Module):
+    def __init__(self, spec: EnvSpec, network: nn.Module, background: Background | None = None):
         super().__init__()
-        self.spec, self.moments = spec, Background()
+        self.spec, self.moments = spec, background or Background()
         layers = [layer for layer in network.modules() if isinstance(layer, ByteConv)]
         if not layers:
             raise UsageError(

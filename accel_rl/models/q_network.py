@@ -10,6 +10,7 @@ from accel_rl.models.actor_critic import Encoder, Network
 from accel_rl.models.direct import DirectFunction, Function, direct, in_sequence
 from accel_rl.models.layers import accelerate
 from accel_rl.models.masks import allowed_actions, disallow, nth_allowed
+from accel_rl.models.normalize import Background, PixelNorm
 from accel_rl.models.precision import precision
 from accel_rl.models.trunks import ConvNet, linear, with_layer_norms
 from accel_rl.rollout import PolicyStep, RecurrentInputs
@@ -78,7 +79,19 @@ class QNetwork(nn.Module):
         else:
             self.head = DuelingHead(num_features, 0, self.num_actions, num_atoms)
         accelerate(self.head)
+        self.norm: PixelNorm | None = None
         self._direct: DirectFunction[Function] = DirectFunction()
+
+    def subtract_background(self, background: Background | None = None) -> None:
+        """Lets first convolutions subtract a background, which is found in a run's first rollout (see `PixelNorm`).
+
+        Raises UsageError for observations that are no pictures of bytes."""
+        if not self.spec.is_pixels:
+            raise UsageError(
+                "normalize_observations=True: Q-learning subtracts the background of pictures; it does not normalize "
+                "vectors; switch it off"
+            )
+        self.norm = PixelNorm(self.spec, self, background)
 
     def forward(self, observation: Tensor) -> Tensor:
         """Returns Q [N, A] of observation [N, *O], or logits of distributions or quantiles [N, A, K]. For networks

@@ -5,6 +5,7 @@ import re
 from copy import copy, deepcopy
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -12,7 +13,9 @@ import torch
 from accel_rl.algos.dqn import DQN, DQNSettings
 from accel_rl.algos.replay_settings import updates_per_rollout
 from accel_rl.envs.batches.env_batch import BatchConfig
+from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import UsageError
+from accel_rl.models.trunks import NETWORKS
 from accel_rl.replay.transitions import TransitionBatch
 from accel_rl.samplers import SerialSampler
 from accel_rl.samplers.base import SamplerConfig, StepHook
@@ -209,6 +212,31 @@ def test_weights_of_what_is_drawn_by_priority() -> None:
         batch = algo.replay.batch(drawn, CPU)
         for name in set(TransitionBatch._fields) - {"importance"}:
             assert torch.equal(getattr(batch, name), getattr(update.batches[-1], name)), name
+
+
+def test_both_networks_subtract_the_background() -> None:
+    """The background of the first rollout changes the target's values with the policy's, also in a resumed run."""
+    pictures = EnvSpec(gymnasium.spaces.Box(0, 255, (84, 84), np.uint8), gymnasium.spaces.Discrete(2), 2)
+    settings = DQNSettings(**SMALL | {"normalize_observations": True})
+    images, valid = torch.randint(256, (8, 2, 84, 84), dtype=torch.uint8), torch.ones(8, dtype=torch.bool)
+    images[:, :, 20:50] = 87
+
+    def make() -> DQN:
+        algo = DQN(pictures, settings, 1000, 4, 3, NETWORKS["nature_half"])
+        algo.setup(1, RecordingUpdate)
+        return algo
+
+    algo, resumed = make(), make()
+    before = algo.policy(images)
+    assert algo.statistics is not None
+    algo.statistics.observation_norm.update(images, lambda frequency: frequency, valid)
+    assert algo.policy.norm.moments.value == 87 and not torch.equal(algo.policy(images), before)
+    resumed.policy.load_state_dict(algo.policy.state_dict())
+    resumed.load_state_dict(algo.state_dict())
+    for network in (algo.target, resumed.policy, resumed.target):
+        assert torch.equal(network(images), algo.policy(images))
+    with pytest.raises(UsageError, match="does not normalize vectors"):
+        DQN(spec_of(COUNTING), settings, 1000, 4, 3)
 
 
 def test_networks_compute_in_the_same_precision() -> None:
