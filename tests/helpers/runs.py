@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from safetensors import safe_open
 
+import accel_rl
 from accel_rl.run_folder import checkpoint
 
 TINY: dict[str, Any] = {
@@ -38,6 +39,16 @@ def rows_without_time(run: Path) -> list[dict[str, str]]:
     """Returns the rows of progress.csv without measured times."""
     kept = [name for name in rows(run)[0] if not name.startswith("time/") or name == "time/total_timesteps"]
     return [{name: row[name] for name in kept} for row in rows(run)]
+
+
+def assert_resumes_exactly(folder: Path, settings: dict[str, Any], steps: int, stop: int) -> tuple[Path, Path]:
+    """Asserts that a run that ends after `stop` steps and is resumed equals one without interruption; returns both."""
+    settings = {"schedule_steps": steps, **settings}
+    whole = accel_rl.train(**{**settings, "steps": steps}, out=folder / "whole")
+    resumed = accel_rl.train(**{**settings, "steps": stop}, out=folder / "resumed")
+    accel_rl.train(resume=resumed, steps=steps)
+    assert_same_run(resumed, whole)
+    return resumed, whole
 
 
 def assert_same_run(first: Path, second: Path) -> None:

@@ -10,7 +10,7 @@ import torch
 import accel_rl
 from accel_rl.run_folder import checkpoint
 from tests.helpers.gpu_runs import assert_learned_alike
-from tests.helpers.runs import TINY, assert_same_run, rows
+from tests.helpers.runs import TINY, assert_resumes_exactly, rows
 from tests.helpers.samplers import TOYS
 
 COMMON: dict[str, Any] = {
@@ -127,11 +127,8 @@ RESUMED_IN_MAKE_TEST = ("a2c with dropout", "eps_rainbow")
 def test_two_halves_equal_a_whole_run_on_a_gpu(case: str, tmp_path: Path) -> None:
     """A resumed run on a GPU equals an uninterrupted one, bit for bit with deterministic operations. On a real GPU,
     other operations add in an order of their own."""
-    settings = {**RESUMED[case], "device": "cuda:0", "steps": 120, "deterministic": True}
-    whole = accel_rl.train(**settings, out=tmp_path / "whole")
-    half = accel_rl.train(**{**settings, "steps": 80}, out=tmp_path / "half")
-    accel_rl.train(resume=half, steps=settings["steps"])
-    assert_same_run(half, whole)
+    settings = {**RESUMED[case], "device": "cuda:0", "deterministic": True}
+    assert_resumes_exactly(tmp_path, settings, 120, stop=80)
 
 
 @pytest.mark.gpu
@@ -139,7 +136,6 @@ def test_two_halves_equal_a_whole_run_on_a_gpu(case: str, tmp_path: Path) -> Non
     ("first", "second"), [("cpu", "cuda:0"), pytest.param("cuda:0", "cpu", marks=pytest.mark.slow)]
 )
 def test_a_run_continues_on_another_device(first: str, second: str, tmp_path: Path) -> None:
-    """A run can be resumed on another device."""
     run = accel_rl.train(**{**CARTPOLE, **RAINBOW, "steps": 60}, device=first, out=tmp_path / "run")
     accel_rl.train(resume=run, steps=80, device=second)
     assert checkpoint.load(run / "checkpoint.pt")["steps"] == 80
