@@ -124,7 +124,6 @@ def test_a_run_leaves_its_files(cartpole: Path) -> None:
 
 
 def test_a_run_repeats_from_its_own_config(cartpole: Path, tmp_path: Path) -> None:
-    """A run repeats exactly from its own config.yaml."""
     again = accel_rl.train(config=cartpole / "config.yaml", out=tmp_path / "again")
     assert again == tmp_path / "again"
     assert_same_run(again, cartpole)
@@ -228,7 +227,6 @@ def test_there_is_no_score_before_a_game_has_finished(tmp_path: Path, capfd: Any
 
 
 def test_list_names_all_that_train_accepts(capfd: Any) -> None:
-    """`list` names the algorithms, environments and presets that `train` accepts."""
     first_words = {
         what: [line.split()[0] for line in call(capfd, "list", what).out.splitlines()]
         for what in ("algos", "envs", "presets")
@@ -245,7 +243,6 @@ def test_list_names_all_that_train_accepts(capfd: Any) -> None:
 
 
 def test_help_explains_every_setting(capfd: Any) -> None:
-    """The help explains every setting, command and argument."""
     result = call(capfd, "train", "--help-all")
     assert result.status == 0
     for settings in (RunSettings, LearnerSettings, QueueSettings, AtariOptions, A2CSettings):
@@ -324,7 +321,6 @@ MY_ENV = "import gymnasium\ndef make(gravity):\n    return gymnasium.make('CartP
 def test_workers_find_modules_in_the_current_directory(
     tmp_path: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Workers find a user's module in the current directory."""
     (tmp_path / "my_env.py").write_text(MY_ENV)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
@@ -489,7 +485,6 @@ def test_bad_settings_are_refused_in_python(tmp_path: Path) -> None:
 
 
 def test_a_real_process_refuses_bad_arguments_as_well() -> None:
-    """A real process refuses bad arguments with one line and status 2."""
     result = run("list", "games")
     result.assert_one_line(2)
     assert result.out == ""

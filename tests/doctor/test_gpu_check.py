@@ -183,7 +183,6 @@ def test_what_is_right_is_verified(capsys: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_all_families_pass() -> None:
-    """All families and runs pass."""
     result = run("doctor", "--gpu", within_s=580)
     assert result.status == 0, result.out + result.err
     assert result.out.splitlines()[-1].startswith("GPU paths verified on ")

@@ -164,7 +164,6 @@ def test_a_run_knows_its_simulator() -> None:
 
 
 def test_a_resumed_run_may_take_the_other_simulator(tmp_path: Path) -> None:
-    """A resumed run may change its simulator."""
     assert changed_settings(tmp_path, {"simulator": "native", "seed": 1}, {"simulator": "ale", "seed": 2}) == ["seed"]
 
 

@@ -293,7 +293,6 @@ def test_wrong_wrappers(wrapper, words):
 
 
 def test_atari_games_take_no_wrappers():
-    """Atari games refuse wrappers."""
     with pytest.raises(UsageError, match="pong takes no wrappers"):
         make_env("ALE/Pong-v5", wrappers=WRAPPERS[:1])
 

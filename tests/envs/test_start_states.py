@@ -227,7 +227,6 @@ sys.stdout.buffer.write(pickle.dumps([kind.start_states("assault", options) for 
 
 
 def test_every_process_prepares_the_same_starts():
-    """Every process prepares the same starts."""
     options = make_options("stooke", {"noop_max": 2})
     own = [kind.start_states("assault", options) for kind in (atari, native)]
     other = subprocess.run([sys.executable, "-c", OTHER_PROCESS], capture_output=True, check=True).stdout

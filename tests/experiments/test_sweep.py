@@ -160,7 +160,6 @@ def test_what_is_noted_is_not_trained_again(tmp_path: Path, monkeypatch: Any, ca
 
 
 def test_a_folder_of_another_sweep(tmp_path: Path) -> None:
-    """A folder with another sweep, or one of another version, is refused."""
     found = read(tmp_path)
     check_folder(found, tmp_path)
     (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(sweep._described(found)))

@@ -242,7 +242,6 @@ def test_a_run_without_a_row_has_a_page(tmp_path: Path) -> None:
 
 
 def test_a_run_ends_without_plotly_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    """Without plotly a run ends with one line instead of a page."""
     run = write_run(tmp_path / "run")
     for module in ("plotly", "plotly.offline"):
         monkeypatch.setitem(sys.modules, module, None)

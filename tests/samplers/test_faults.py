@@ -308,7 +308,6 @@ def test_a_worker_is_killed_around_an_evaluation(when: str, monkeypatch: pytest.
 
 
 def test_any_worker_may_be_killed_at_any_moment() -> None:
-    """A worker killed at any moment of a rollout is replaced."""
     env = EnvConfig(f"{TOYS}:Slow", options={"step_s": 0.002, "lengths": [7]})
     sampler = make(AlternatingSampler, env, SamplerConfig(8, 5, 4), restart_on_error=True)
     rng = random.Random(0)

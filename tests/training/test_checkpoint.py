@@ -87,7 +87,6 @@ def some_bytes(state: Any) -> Iterator[bytes]:
 def test_a_flipped_bit_in_any_part_is_noticed(
     finished: Path, tmp_path: Path, name: str, part: Any, mapped: bool
 ) -> None:
-    """A flipped bit in any tensor of a checkpoint or replay is noticed."""
     file = copy_run(finished, tmp_path / "run") / name
     content = file.read_bytes()
     whole = [data for data in some_bytes(part(checkpoint.load(file, mapped))) if len(data) >= 32 and data in content]
@@ -166,7 +165,6 @@ def test_checkpoints_of_an_older_format_are_named_as_such(tmp_path: Path) -> Non
 
 
 def test_a_checkpoint_that_lacks_a_part_is_one_line(finished: Path, tmp_path: Path) -> None:
-    """A checkpoint or config.yaml that lacks a part is one line that names the part."""
     run = copy_run(finished, tmp_path / "run")
     state = checkpoint.load(run / CHECKPOINT)
     assert state.keys() == {"format", *checkpoint.PARTS}
@@ -267,7 +265,6 @@ def test_replays_of_two_checkpoints_are_kept(tmp_path: Path) -> None:
 
 
 def test_overwriting_a_run_removes_both_checkpoints(finished: Path, tmp_path: Path) -> None:
-    """Overwriting a run removes its previous checkpoint and its replays."""
     run = copy_run(finished, tmp_path / "run")
     accel_rl.train(**{**RUN, "checkpoint_interval_steps": 1000}, steps=100, out=run, overwrite=True)
     assert not (run / PREVIOUS).exists() and not re.search("replay-(80|120)", " ".join(os.listdir(run)))

@@ -79,7 +79,6 @@ def test_a_table_takes_no_memory(tmp_path: Path) -> None:
 
 
 def test_a_table_that_another_program_has_changed(tmp_path: Path) -> None:
-    """A table that another program has changed is a usage error and stays as it is."""
     file = tmp_path / "progress.csv"
     file.write_text("time/total_timesteps;train/loss\n20;1,5\n")
     with pytest.raises(UsageError, match=r"progress.csv is damaged .*; restore it, or move it away"):

@@ -384,7 +384,6 @@ def test_names_of_this_package_need_no_trust(run: Path) -> None:
 
 
 def test_a_run_without_its_first_checkpoint_has_no_policy_yet(run: Path) -> None:
-    """A run before its first checkpoint has no policy, and its best one loads."""
     for name in (LAST, "checkpoint.pt"):
         (run / name).unlink()
     with pytest.raises(UsageError, match=r"there is no .*policy\.safetensors yet: a run's first checkpoint writes it"):

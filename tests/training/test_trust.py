@@ -37,7 +37,6 @@ def run(tmp_path: Path) -> Path:
 
 
 def test_a_checkpoint_of_another_user_is_resumed_only_with_trust(run: Path, monkeypatch: Any, capfd: Any) -> None:
-    """Checkpoints and replays of another user are read only with --trust."""
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     assert main(["train", "--resume", str(run), "--steps", "60"]) == 2
     (line,) = capfd.readouterr().err.splitlines()
@@ -94,7 +93,6 @@ def test_trust_reaches_every_learner(tmp_path: Path, capfd: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.multiprocess
 def test_trust_reaches_the_runs_of_an_experiment(tmp_path: Path, capfd: Any) -> None:
-    """--trust of launch reaches the runs of an experiment."""
     settings = {name: value for name, value in RUN.items() if name not in ("device", "algo")}
     file = tmp_path / "x.yaml"
     file.write_text(yaml.safe_dump({"settings": settings, "grid": [{"algo": "dqn"}], "seeds": [0]}))

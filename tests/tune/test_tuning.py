@@ -234,7 +234,6 @@ def test_a_tiny_real_search(tmp_path: Path, capfd: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.multiprocess
 def test_a_signal_leaves_nothing(tmp_path: Path) -> None:
-    """A signal leaves no process and no file."""
     tune = Command("tune", *SMALL, "--minutes", 5, cwd=tmp_path)
     tune.wait_for(lambda: len(tune.workers()) >= 3)
     tune.process.send_signal(signal.SIGINT)
