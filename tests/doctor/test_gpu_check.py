@@ -192,13 +192,14 @@ def test_all_families_pass() -> None:
 @pytest.mark.gpu(fake=True)
 def test_an_error_does_not_hide_the_rest(monkeypatch: Any, capsys: Any) -> None:
     """A family that raises fails with its traceback, and the others go on."""
-    broken = {"broken": {**FAMILIES["n-step Q"], "target": "broken on purpose"}, "n-step Q": FAMILIES["n-step Q"]}
+    right = "A2C, central store"
+    broken = {"broken": {**FAMILIES[right], "target": "broken on purpose"}, right: FAMILIES[right]}
     monkeypatch.setattr(gpu_check.check_gpu, "__defaults__", (broken, {}))
     assert cli.main(["doctor", "--gpu"]) == 1
     said = capsys.readouterr()
     assert "broken on purpose" in said.err and "Traceback" in said.err
     assert said.err.splitlines()[-1].startswith("accel-rl: GPU checks failed on fake GPU 0 (")
-    assert "\nn-step Q " in said.out and said.out.count("FAILED") == 1
+    assert f"\n{right} " in said.out and said.out.count("FAILED") == 1
 
 
 def test_without_a_gpu(capsys: Any) -> None:

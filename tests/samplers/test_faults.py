@@ -1,9 +1,7 @@
-"""Tests of environments, workers, disks and users that break a run: its message, its checkpoint, and no process
-left."""
+"""Tests of environments, workers and users that break a run: its message, its checkpoint, and no process left."""
 
 import json
 import os
-import pickle
 import random
 import re
 import signal
@@ -519,40 +517,3 @@ def test_a_gpu_without_enough_memory(tmp_path: Path, monkeypatch: Any, capfd: An
     message = r"accel-rl: cpu is out of memory \(2.50 GiB was requested\): lower --envs \(4\) or --horizon \(4\)\n"
     assert re.search(message, err := capfd.readouterr().err), err
     assert "Traceback" not in err
-
-
-# ---- the disk ----
-
-
-def test_damaged_and_foreign_checkpoints(tmp_path: Path, capfd: Any) -> None:
-    """A damaged or foreign checkpoint is refused with one line that names the file."""
-    run = tmp_path / "run"
-    assert main(arguments(run, "CartPole-v1", None, "--sampler", "serial", steps=80)) == 0
-    file, whole = run / "checkpoint.pt", (run / "checkpoint.pt").read_bytes()
-
-    def foreign() -> None:
-        torch.save({"model": torch.zeros(3)}, file)
-
-    def unknown_class() -> None:
-        file.write_bytes(pickle.dumps(Foreign).replace(b"Foreign", b"Foreigm"))
-
-    damages = {
-        "random bytes": lambda: file.write_bytes(random.Random(0).randbytes(5000)),
-        "text": lambda: file.write_text("steps: 400\n"),
-        "foreign": foreign,
-        "unknown class": unknown_class,
-        "missing": file.unlink,
-    }
-    for name, damage in damages.items():
-        damage()
-        capfd.readouterr()
-        assert main(["train", "--resume", str(run), "--steps", "160"]) == 2, name
-        result = Result(2, *capfd.readouterr())
-        result.assert_one_line(2)
-        assert str(file) in result.err, (name, result.err)
-    file.write_bytes(whole)
-    assert main(["train", "--resume", str(run), "--steps", "96"]) == 0
-
-
-class Foreign:
-    """A class that the reader of its pickle does not have."""
