@@ -408,10 +408,7 @@ BAD_ARGUMENTS = [
     ("train --frame-shape 84xa", "frame_shape=.* must be two positive integers"),
     ("train --env-options '{frame_skip: 2}'", "pong takes no env_options"),
     ("train --env CartPole-v1 --env-options '{gravty: 2}'", "unexpected keyword argument 'gravty'"),
-    (
-        "train --env CartPole-v1 --env-options 3",
-        "env_options='3' must be a mapping, as in --env-options",
-    ),
+    ("train --env CartPole-v1 --env-options 3", "env_options='3' must be a mapping, as in --env-options"),
     (
         "train --seed 1 --env-options g=1 h=2 --env CartPole-v1",
         "--env-options takes one mapping in quotes, as in --env-options '{g: 1, h: 2}'$",

@@ -66,10 +66,7 @@ slow = pytest.mark.slow
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     ("settings", "device"),
-    [
-        (VTRACE, "cuda:0"),
-        *(pytest.param(*each, marks=slow) for each in ((VTRACE, "cpu"), (PPO, "cuda:0"))),
-    ],
+    [(VTRACE, "cuda:0"), *(pytest.param(*each, marks=slow) for each in ((VTRACE, "cpu"), (PPO, "cuda:0")))],
     ids=lambda each: each if isinstance(each, str) else each["algo"],
 )
 def test_algorithms_train_on_a_batch(settings: dict[str, Any], device: str, tmp_path: Path) -> None:

@@ -107,9 +107,7 @@ def no_publishing(monkeypatch: Any) -> None:
 
 Plant = Callable[[Any], None]
 # The fault, the family that it must show in, and one that it must not.
-FAULTS: dict[str, tuple[Plant, str, str]] = {
-    "Q": (on_gpu(online_q, "discounted_return", halved), "n-step Q", ""),
-}
+FAULTS: dict[str, tuple[Plant, str, str]] = {"Q": (on_gpu(online_q, "discounted_return", halved), "n-step Q", "")}
 SLOW: dict[str, tuple[Plant, str, str]] = {
     "sum tree": (on_gpu(SumTree, "_find", one_more), "DQN, prioritized", ""),
     "actions": (on_gpu(Categorical, "sample", one_more), "A2C, bf16", "n-step Q"),

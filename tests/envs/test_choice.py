@@ -14,12 +14,7 @@ from accel_rl.envs import make_env, make_simulator
 from accel_rl.envs.games import emulator_choice
 from accel_rl.envs.games.atari import AtariSimulator, games
 from accel_rl.envs.games.atari_states import to_ale
-from accel_rl.envs.games.emulator_choice import (
-    choose_simulator,
-    find_problem,
-    is_native,
-    warn_if_inexact,
-)
+from accel_rl.envs.games.emulator_choice import choose_simulator, find_problem, is_native, warn_if_inexact
 from accel_rl.envs.games.native import NativeSimulator
 from accel_rl.envs.spec import EnvConfig
 from accel_rl.errors import UsageError

@@ -81,10 +81,7 @@ def play(env, simulator, frame, steps, rng):
         yield stack, frame, outcome
 
 
-@pytest.mark.parametrize(
-    ("options", "simulator"),
-    [({}, "ale"), ({"frame_stack": 1, "color": True}, "native")],
-)
+@pytest.mark.parametrize(("options", "simulator"), [({}, "ale"), ({"frame_stack": 1, "color": True}, "native")])
 def test_stack(options, simulator):
     """Stacks hold the latest frames of one life in order, and a reset after a lost life keeps the others."""
 

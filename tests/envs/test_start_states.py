@@ -10,13 +10,7 @@ import pytest
 from accel_rl.emulator import state as words
 from accel_rl.envs.batches.env_batch import BatchConfig
 from accel_rl.envs.games import atari, native
-from accel_rl.envs.games.atari import (
-    NO_STATES,
-    RESET_REMEMBERS,
-    games,
-    make_options,
-    why_no_reserve,
-)
+from accel_rl.envs.games.atari import NO_STATES, RESET_REMEMBERS, games, make_options, why_no_reserve
 from accel_rl.envs.games.native import GENERATOR, NativeSimulator
 from accel_rl.envs.spec import EnvConfig
 from tests.helpers.outcomes import comparable

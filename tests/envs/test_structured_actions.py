@@ -15,14 +15,7 @@ from accel_rl.envs import make_env
 from accel_rl.envs.spaces.conversion import from_env_action, one_of, to_env_action
 from accel_rl.envs.spec import stored_action
 from accel_rl.errors import UsageError
-from tests.helpers.runs import (
-    TINY,
-    TINY_LEARNERS_RUN,
-    TINY_RUN,
-    TINY_SERIAL_RUN,
-    assert_resumes_exactly,
-    rows,
-)
+from tests.helpers.runs import TINY, TINY_LEARNERS_RUN, TINY_RUN, TINY_SERIAL_RUN, assert_resumes_exactly, rows
 from tests.helpers.samplers import TOYS
 from tests.helpers.toy_envs import Machine
 

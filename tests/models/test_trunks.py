@@ -16,15 +16,7 @@ from accel_rl.envs.spaces.conversion import make_spec, parts_of, row_space, to_r
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.models.actor_critic import ActorCritic
 from accel_rl.models.q_network import QNetwork
-from accel_rl.models.trunks import (
-    MLP,
-    NETWORKS,
-    NestedNet,
-    add_layer_norms,
-    linear,
-    make_trunk,
-    same_padding,
-)
+from accel_rl.models.trunks import MLP, NETWORKS, NestedNet, add_layer_norms, linear, make_trunk, same_padding
 from accel_rl.stacks import interleaved
 
 Box, Discrete = gymnasium.spaces.Box, gymnasium.spaces.Discrete

@@ -232,12 +232,7 @@ def assert_no_token_left(sampler: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "reset_mode"),
-    [
-        ("raise", "immediate"),
-        ("kill", "immediate"),
-        pytest.param("hang", "wait", marks=slow),
-    ],
+    ("how", "reset_mode"), [("raise", "immediate"), ("kill", "immediate"), pytest.param("hang", "wait", marks=slow)]
 )
 def test_lost_samples_are_not_valid(tmp_path: Path, how: str, reset_mode: str) -> None:
     """Lost steps are not valid, lost games do not score, and the processes stay in step."""

@@ -8,14 +8,7 @@ import torch
 
 import accel_rl
 from accel_rl.run_folder import checkpoint
-from tests.helpers.runs import (
-    TINY,
-    assert_resumes_exactly,
-    assert_same,
-    assert_same_policy,
-    rows,
-    rows_without_time,
-)
+from tests.helpers.runs import TINY, assert_resumes_exactly, assert_same, assert_same_policy, rows, rows_without_time
 
 PONG: dict[str, Any] = {
     **TINY,

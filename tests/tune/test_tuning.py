@@ -178,10 +178,7 @@ def test_replays_are_short() -> None:
     [
         (["--algo", "a2cc"], "unknown algorithm 'a2cc'|unknown preset 'a2cc'"),
         (["--env", "pongg"], "unknown .*'pongg'|pongg"),
-        (
-            ["--env", "CartPole-v1", "--minutes", "0"],
-            "minutes=0.0 must be greater than 0",
-        ),
+        (["--env", "CartPole-v1", "--minutes", "0"], "minutes=0.0 must be greater than 0"),
         (["--env", "CartPole-v1", "--minutes", "nan"], "minutes=nan must be greater than 0"),
         (["--env", "CartPole-v1", "--devices", "cpu,cpu"], "tune measures one learner, but there are 2"),
         (
