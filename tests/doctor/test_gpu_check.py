@@ -191,7 +191,7 @@ def test_all_families_pass() -> None:
 def test_an_error_does_not_hide_the_rest(monkeypatch: Any, capsys: Any) -> None:
     """A family that raises fails with its traceback, and the others go on."""
     right = "A2C, central store"
-    broken = {"broken": {**FAMILIES[right], "target": "broken on purpose"}, right: FAMILIES[right]}
+    broken = {"broken": {**FAMILIES[right], "discount": "broken on purpose"}, right: FAMILIES[right]}
     monkeypatch.setattr(gpu_check.check_gpu, "__defaults__", (broken, {}))
     assert cli.main(["doctor", "--gpu"]) == 1
     said = capsys.readouterr()
