@@ -8,7 +8,7 @@ from accel_rl.envs import EnvConfig
 from accel_rl.errors import UsageError
 from accel_rl.settings.resolve import Config, resolve
 from accel_rl.training.build import check
-from tests.helpers.samplers import TOYS, spec_of
+from tests.helpers.samplers import spec_of
 
 # A rollout has 4 environments x 4 steps = 16 samples.
 DQN: dict[str, Any] = {
@@ -86,13 +86,6 @@ def test_settings_that_do_not_fit_are_refused_before_anything_starts(changes: di
     with pytest.raises(UsageError, match=message) as error:
         check(resolved({**DQN, **changes}))
     assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("algo", ["dqn", "eps_rainbow", "qr_dqn", "n_step_q", "one_step_sarsa", "pqn"])
-def test_continuous_actions_are_refused(algo: str) -> None:
-    """Algorithms with tables of action values refuse continuous actions with a UsageError."""
-    with pytest.raises(UsageError, match=r"actions of type Box have no table of action values; .*policy-gradient"):
-        check(resolved({"algo": algo, "steps": 100_000}, f"{TOYS}:BoxAction"))
 
 
 PQN: dict[str, Any] = {"algo": "pqn", "envs": 8, "horizon": 4, "minibatches": 4, "workers": 2, "steps": 400}

@@ -300,8 +300,3 @@ def test_pettingzoo(name):
     pytest.importorskip("pettingzoo.classic.rps_v2")
     with pytest.raises(UsageError, match=r"is a PettingZoo environment, in which several agents act, .*; return a gym"):
         make_env(f"pettingzoo.classic{name}")
-
-
-def test_frame_shape_from_a_list():
-    """frame_shape may be a list, as YAML gives it."""
-    assert make_env("pong", frame_shape=[42, 40]).observation_space.shape == (4, 42, 40)
