@@ -212,7 +212,9 @@ SHARED: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("variant", SHARED)
+@pytest.mark.parametrize(
+    "variant", ["a2c", "ppo", "eps_rainbow", *(pytest.param(name, marks=pytest.mark.slow) for name in [*SHARED][3:])]
+)
 def test_one_learner_trains_the_same_with_and_without_a_store(
     tmp_path: Path, variant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

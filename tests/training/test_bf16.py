@@ -26,7 +26,7 @@ REPLAY: dict[str, Any] = {"warmup_steps": 20, "batch_size": 8, "replay_size": 60
 REPLAY |= {"target_interval_steps": 40, "epsilon_steps": 100}
 EVALUATED: dict[str, Any] = {"eval_interval_steps": 40, "eval_episodes": 2}
 ALGOS: dict[str, dict[str, Any]] = {
-    "dqn": {"algo": "dqn", **REPLAY},
+    "dqn": {"algo": "dqn", "network": "a3c", **REPLAY},
     "ppo lstm": {"algo": "ppo", "epochs": 2, "minibatches": 2, "core": "lstm", "core_size": 8, **EVALUATED},
 }
 
