@@ -69,7 +69,6 @@ def fields_checked_by(check: Callable[[Any], object], cls: Any) -> list[str]:
 
 
 def flag_of(name: str) -> str:
-    """Returns a setting's flag."""
     return f"--{name.replace('_', '-')}"
 
 

@@ -23,7 +23,6 @@ class Trial:
 
     @property
     def name(self) -> str:
-        """Returns the name of its folder."""
         return f"trial-{self.number}"
 
 
@@ -76,7 +75,6 @@ class Study:
                 )
 
     def trials(self) -> list[Trial]:
-        """Returns the trials in the database."""
         with self._using_database():
             return [
                 Trial(trial.number, trial.params, trial.intermediate_values, trial.user_attrs.get("failed", ""))

@@ -27,6 +27,9 @@ TINY: dict[str, Any] = {
 TINY_RUN: dict[str, Any] = {**TINY, "device": "cpu", "workers": 2}
 TINY_SERIAL_RUN: dict[str, Any] = {**TINY, "device": "cpu", "sampler": "serial"}
 TINY_LEARNERS_RUN: dict[str, Any] = {**TINY, "devices": "cpu,cpu", "sampler": "serial"}
+# Checkpoints at steps 40, 80, ..., each with its replay.
+TINY_DQN_RUN: dict[str, Any] = {**TINY_SERIAL_RUN, "algo": "dqn", "warmup_steps": 40, "batch_size": 8}
+TINY_DQN_RUN |= {"replay_size": 100, "training_intensity": 2, "checkpoint_interval_steps": 40, "schedule_steps": 200}
 
 
 def rows(run: Path) -> list[dict[str, str]]:

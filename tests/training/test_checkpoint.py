@@ -18,13 +18,9 @@ import accel_rl
 from accel_rl.errors import RunError, UsageError
 from accel_rl.run_folder import checkpoint
 from accel_rl.run_folder.checkpoint import CHECKPOINT, PREVIOUS
-from tests.helpers.runs import TINY_SERIAL_RUN, assert_same, assert_same_run
+from tests.helpers.runs import TINY_DQN_RUN, TINY_SERIAL_RUN, assert_same, assert_same_run
 
-# A small DQN: checkpoints at steps 40, 80 and 120, each with its replay.
-RUN: dict[str, Any] = {"algo": "dqn", "env": "CartPole-v1", "device": "cpu", "sampler": "serial", "envs": 4}
-RUN |= {"horizon": 5, "warmup_steps": 40, "batch_size": 8, "replay_size": 100, "training_intensity": 2, "n_step": 3}
-RUN |= {"checkpoint_interval_steps": 40, "log_interval_steps": 20, "eval_interval_steps": 0, "tensorboard": False}
-RUN |= {"sampling_threads": 1, "learning_threads": 1, "decorrelation_steps": 5, "schedule_steps": 200}
+RUN: dict[str, Any] = {**TINY_DQN_RUN, "log_interval_steps": 20, "decorrelation_steps": 5}
 
 
 @pytest.fixture(scope="module")

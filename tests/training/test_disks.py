@@ -17,10 +17,9 @@ from accel_rl.run_folder import checkpoint, directory
 from accel_rl.run_folder.checkpoint import CHECKPOINT
 from accel_rl.run_folder.directory import reopen
 from accel_rl.training.progress import _Events, _Table
-from tests.helpers.runs import TINY_RUN, TINY_SERIAL_RUN, rows
+from tests.helpers.runs import TINY_DQN_RUN, TINY_RUN, TINY_SERIAL_RUN, rows
 
-RUN: dict[str, Any] = {**TINY_SERIAL_RUN, "algo": "dqn", "warmup_steps": 40, "batch_size": 8, "replay_size": 100}
-RUN |= {"training_intensity": 2, "checkpoint_interval_steps": 40, "log_interval_steps": 20, "schedule_steps": 200}
+RUN: dict[str, Any] = {**TINY_DQN_RUN, "log_interval_steps": 20}
 
 pytestmark = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a file that is always full")
 

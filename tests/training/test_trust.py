@@ -13,19 +13,11 @@ from accel_rl.cli import main
 from accel_rl.errors import UsageError
 from accel_rl.run_folder import checkpoint
 from accel_rl.run_folder.directory import is_finished
-from tests.helpers.runs import TINY_SERIAL_RUN
+from tests.helpers.runs import TINY_DQN_RUN
 
 # Checkpoints of a DQN have a replay, which is a file of its own.
-DQN = {
-    "algo": "dqn",
-    "warmup_steps": 20,
-    "batch_size": 8,
-    "replay_size": 100,
-    "n_step": 1,
-    "training_intensity": 2,
-    "normalize_returns": False,
-}
-RUN: dict[str, Any] = {**TINY_SERIAL_RUN, **DQN, "checkpoint_interval_steps": 20, "schedule_steps": 200}
+RUN: dict[str, Any] = {**TINY_DQN_RUN, "warmup_steps": 20, "n_step": 1, "normalize_returns": False}
+RUN |= {"checkpoint_interval_steps": 20}
 NOBODY = 65534
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
