@@ -96,5 +96,5 @@ class Study:
         except Exception as error:  # Optuna, SQLAlchemy and SQLite have their own
             reason = f"{type(error).__name__}: {str(error).splitlines()[0]}" if str(error) else type(error).__name__
             raise RunError(
-                f"cannot use the database {self._path} ({reason}); without it, the same command makes it anew"
+                f"cannot use the database {self._path} ({reason}); if you remove it, the same command makes it anew"
             ) from None

@@ -23,7 +23,7 @@ from accel_rl.training import build
 from accel_rl.training.build import build_algo, build_store
 from accel_rl.training.learner import LearnerJob
 from accel_rl.training.loop import TrainingLoop
-from tests.helpers.processes import Command
+from tests.helpers.processes import Command, as_flags
 from tests.helpers.runs import TINY, assert_resumes_exactly, assert_same, assert_same_run, rows, rows_without_time
 from tests.helpers.samplers import TOYS
 
@@ -108,14 +108,6 @@ def test_a_terminated_run_resumes_exactly_and_with_another_number_of_learners(wh
     moved = torch.dist(state["update"]["parameters"], stopped["update"]["parameters"])
     assert 0 < moved < 1.01 * LARGEST_STEP
     assert steps_of(rows(other)) == steps_of(rows(whole))[: steps // 20]
-
-
-def as_flags(settings: dict[str, Any]) -> list[str]:
-    flags = []
-    for name, value in settings.items():
-        flag = name.replace("_", "-")
-        flags += [f"--{flag if value else f'no-{flag}'}"] if isinstance(value, bool) else [f"--{flag}", str(value)]
-    return flags
 
 
 @pytest.mark.multiprocess

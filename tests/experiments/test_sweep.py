@@ -192,7 +192,7 @@ def test_proposals_depend_on_the_seed_and_on_what_has_ended(tmp_path: Path) -> N
     with sqlite3.connect(tmp_path / "study.db") as database:
         database.execute("drop table trial_params")
     with pytest.raises(
-        RunError, match=r"cannot use the database .*study.db \(.*\); without it, the same command makes"
+        RunError, match=r"cannot use the database .*study.db \(.*\); if you remove it, the same command makes"
     ):
         again.add([Trial(4, second[0])])
     (tmp_path / "other.db").unlink()

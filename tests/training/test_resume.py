@@ -13,7 +13,7 @@ import accel_rl
 from accel_rl.errors import UsageError
 from accel_rl.run_folder import checkpoint
 from accel_rl.samplers import SerialSampler
-from tests.helpers.processes import Command
+from tests.helpers.processes import Command, as_flags
 from tests.helpers.runs import (
     TINY_RUN,
     TINY_SERIAL_RUN,
@@ -157,22 +157,12 @@ def test_an_interrupted_evaluation_is_repeated(tmp_path: Path, monkeypatch: pyte
     assert [row["eval/mean_reward"] != "" for row in rows(whole)] == [True, True]
 
 
-def start(out: Path) -> Command:
-    off = [name for name, value in CARTPOLE.items() if value is False]
-    flags = [f"--{name.replace('_', '-')}={value}" for name, value in CARTPOLE.items() if name not in off]
-    return Command("train", "--out", out, "--steps", STEPS, *flags, *(f"--no-{name}" for name in off))
-
-
-def has_row(run: Path, step: int) -> bool:
-    return (run / "progress.csv").exists() and int(rows(run)[-1]["time/total_timesteps"]) >= step
-
-
 @pytest.mark.slow
 def test_a_killed_run_continues_from_its_last_checkpoint(whole: Path, tmp_path: Path) -> None:
     """A killed run continues exactly from its last checkpoint, and no row appears twice."""
     run = tmp_path / "run"
-    command = start(run)
-    command.wait_for(lambda: has_row(run, 700))
+    command = Command("train", "--out", run, "--steps", STEPS, *as_flags(CARTPOLE))
+    command.wait_for(lambda: (run / "progress.csv").exists() and int(rows(run)[-1]["time/total_timesteps"]) >= 700)
     command.process.kill()
     assert command.finish().status == -signal.SIGKILL
     steps = checkpoint.load(run / "checkpoint.pt")["steps"]
