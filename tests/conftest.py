@@ -28,10 +28,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="where tests marked `gpu` run: real GPUs, fake ones (tests/fake_cuda), or real ones if there are any",
     )
     parser.addoption(
-        "--gpu-order",
-        type=int,
-        default=None,
-        help="seed of a random legal order of the fake GPUs' work; else: latest",
+        "--gpu-order", type=int, default=None, help="seed of a random legal order of the fake GPUs' work; else: latest"
     )
     if not importlib.util.find_spec("pytest_timeout"):  # else it declares the option of setup.cfg and its mark itself
         parser.addini("timeout", "without pytest-timeout, tests have no time limit")

@@ -124,7 +124,6 @@ def test_a_run_leaves_its_files(cartpole: Path) -> None:
 
 
 def test_a_run_repeats_from_its_own_config(cartpole: Path, tmp_path: Path) -> None:
-    """A run repeats exactly from its own config.yaml."""
     again = accel_rl.train(config=cartpole / "config.yaml", out=tmp_path / "again")
     assert again == tmp_path / "again"
     assert_same_run(again, cartpole)
@@ -228,7 +227,6 @@ def test_there_is_no_score_before_a_game_has_finished(tmp_path: Path, capfd: Any
 
 
 def test_list_names_all_that_train_accepts(capfd: Any) -> None:
-    """`list` names the algorithms, environments and presets that `train` accepts."""
     first_words = {
         what: [line.split()[0] for line in call(capfd, "list", what).out.splitlines()]
         for what in ("algos", "envs", "presets")
@@ -245,7 +243,6 @@ def test_list_names_all_that_train_accepts(capfd: Any) -> None:
 
 
 def test_help_explains_every_setting(capfd: Any) -> None:
-    """The help explains every setting, command and argument."""
     result = call(capfd, "train", "--help-all")
     assert result.status == 0
     for settings in (RunSettings, LearnerSettings, QueueSettings, AtariOptions, A2CSettings):
@@ -324,7 +321,6 @@ MY_ENV = "import gymnasium\ndef make(gravity):\n    return gymnasium.make('CartP
 def test_workers_find_modules_in_the_current_directory(
     tmp_path: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Workers find a user's module in the current directory."""
     (tmp_path / "my_env.py").write_text(MY_ENV)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
@@ -375,24 +371,17 @@ BAD_ARGUMENTS = [
     ("", "required: COMMAND"),
     ("trian", "invalid choice: 'trian'"),
     ("train --env pogn", "unknown environment 'pogn'; did you mean pong"),
-    ("train --env tests.helpers.toy_envs:Unsupported", r"nothing to observe that can be learned from \(Text\)"),
-    ("train --env tests.helpers.toy_envs:Seedless", r"reset\(\) of Seedless takes no seed"),
     ("train --algo nomodule.x:Algo", "there is no module 'nomodule'"),
     ("train --algo accel_rl.algos.a2c:A2D", "unknown algorithm 'A2D'; did you mean A2C"),
     ("train --algo accel_rl.settings.resolve:Config", "no subclass of accel_rl.algos.Algo"),
     ("train --preset a2d", "unknown preset 'a2d'; did you mean a2c"),
     ("train --env-preset stoke", "unknown env.preset 'stoke'; did you mean stooke"),
     ("train --learnin-rate 1", "unknown argument '--learnin-rate'; did you mean --learning-rate"),
-    ("train pong", "unknown argument 'pong'"),
-    ("train --network nomodule:net", "there is no module 'nomodule'"),
-    ("train --network torch.nn:Linaer", "unknown network 'Linaer'; did you mean Linear"),
     ("train --network math:sqrt", "network math:sqrt does not fit observations"),
     ("train --env CartPole-v1 --reset-mode reserve", "reset_mode=reserve needs states that can be copied"),
     ("train --env vector:CartPole-v1 --reset-mode wait", "reset_mode=wait leaves single environments alone"),
-    ("train --reset-mode never", "unknown reset_mode 'never'; did you mean reserve?"),
     ("train --envs 5", "envs=5 does not split into 2 groups; use an even number, or --sampler serial"),
     ("train --envs 6 --workers 8", "workers=8 are more than envs=6; use 6 or fewer"),
-    ("train --workers 0", "workers=0 must be at least 1"),
     ("train --devices cpu --learners-per-gpu 1e16", "learners_per_gpu=10000000000000000 must be at most 1024"),
     (f"train --init-from {'9' * 300}", "there is no such file or folder"),
     (f"train --resume {'9' * 300}", "File name too long"),
@@ -412,10 +401,6 @@ BAD_ARGUMENTS = [
     ("train --frame-shape 84xa", "frame_shape=.* must be two positive integers"),
     ("train --env-options '{frame_skip: 2}'", "pong takes no env_options"),
     ("train --env CartPole-v1 --env-options '{gravty: 2}'", "unexpected keyword argument 'gravty'"),
-    (
-        "train --env CartPole-v1 --env-options 3",
-        "env_options='3' must be a mapping, as in --env-options",
-    ),
     (
         "train --seed 1 --env-options g=1 h=2 --env CartPole-v1",
         "--env-options takes one mapping in quotes, as in --env-options '{g: 1, h: 2}'$",
@@ -489,7 +474,6 @@ def test_bad_settings_are_refused_in_python(tmp_path: Path) -> None:
 
 
 def test_a_real_process_refuses_bad_arguments_as_well() -> None:
-    """A real process refuses bad arguments with one line and status 2."""
     result = run("list", "games")
     result.assert_one_line(2)
     assert result.out == ""

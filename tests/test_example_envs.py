@@ -12,7 +12,7 @@ import torch
 import accel_rl
 from accel_rl.cli import main
 from docs.examples import cartpole_torch
-from tests.helpers.runs import TINY, assert_same_run
+from tests.helpers.runs import TINY, assert_resumes_exactly
 
 CARTPOLE, CATCH = "docs.examples.cartpole_torch:make", "docs.examples.catch_jax:make"
 TINY_DEVICE_RUN: dict[str, Any] = {**TINY, "device": "cpu", "env": CARTPOLE, "algo": "a2c", "seed": 3}
@@ -45,11 +45,8 @@ def test_cartpole_is_gymnasiums() -> None:
 
 def test_a_resumed_run_is_the_whole_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A resumed run of a batched environment equals a whole one, and its policy can be evaluated and filmed."""
-    settings = {**TINY_DEVICE_RUN, "schedule_steps": 300, "eval_interval_steps": 100, "eval_episodes": 4}
-    whole = accel_rl.train(**settings, steps=300, out=tmp_path / "whole")
-    half = accel_rl.train(**settings, steps=100, out=tmp_path / "half")
-    accel_rl.train(resume=half, steps=300)
-    assert_same_run(half, whole)
+    settings = {**TINY_DEVICE_RUN, "eval_interval_steps": 100, "eval_episodes": 4}
+    _, whole = assert_resumes_exactly(tmp_path, settings, 300, stop=100)
     capsys.readouterr()
     assert main(["eval", str(whole), "--episodes", "6", "--trust"]) == 0
     assert json.loads(capsys.readouterr().out)["episodes"] == 6
@@ -69,14 +66,10 @@ slow = pytest.mark.slow
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     ("settings", "device"),
-    [
-        (VTRACE, "cuda:0"),
-        *(pytest.param(*each, marks=slow) for each in ((VTRACE, "cpu"), (PPO, "cuda:0"))),
-    ],
+    [(VTRACE, "cuda:0"), *(pytest.param(*each, marks=slow) for each in ((VTRACE, "cpu"), (PPO, "cuda:0")))],
     ids=lambda each: each if isinstance(each, str) else each["algo"],
 )
 def test_algorithms_train_on_a_batch(settings: dict[str, Any], device: str, tmp_path: Path) -> None:
-    """Algorithms train on a batched environment."""
     run = accel_rl.train(**TINY_DEVICE_RUN | settings | {"device": device}, steps=120, out=tmp_path / "run")
     assert (run / "policy.safetensors").exists()
 

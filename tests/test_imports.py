@@ -106,7 +106,6 @@ def test_links_lead_to_the_same_modules() -> None:
 
 
 def test_the_package_imports_nothing_of_benchmarks() -> None:
-    """The package imports nothing from benchmarks."""
     programs = {"benchmarks", *(path.stem for path in (ROOT / "benchmarks").rglob("*.py"))}
     for path in PACKAGE.rglob("*.py"):
         imported = re.findall(r"^\s*(?:from|import) (\w+)", path.read_text(), re.MULTILINE)

@@ -90,7 +90,7 @@ class AuxiliaryTasks:
         if start != "at_once" and size * run.num_envs >= run.steps:
             raise UsageError(
                 f"auxiliary_start={start} waits for {size} steps of each of {run.num_envs} environments, but the run "
-                f"has {run.steps} steps: make it longer or auxiliary_replay_steps smaller"
+                f"has {run.steps} steps: raise steps, or lower auxiliary_replay_steps"
             )
 
     @property

@@ -188,7 +188,6 @@ class Algo(ABC):
 
     @property
     def device(self) -> torch.device:
-        """The device of the policy."""
         return next(iter(self.policy.parameters())).device  # type: ignore[no-any-return]
 
     def learning_rate(self, step: int) -> float:

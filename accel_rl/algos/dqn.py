@@ -104,7 +104,6 @@ class DQN(QAlgo):
         return stack_stats([self.learn_batch(update) for _ in range(count)])
 
     def learn_batch(self, update: Update) -> Stats:
-        """Makes one update from one batch."""
         assert self.replay
         replay, rate, noise = self.replay, self.learning_rate(self._step), self.replay.draw_noise(self.batch_size)
         beta = torch.tensor(self.settings.importance_exponent(self._step), dtype=torch.float64)  # as probabilities are

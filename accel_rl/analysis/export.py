@@ -133,7 +133,6 @@ def _record(policy: ExportablePolicy, inputs: list[Tensor]) -> ExportedProgram:
 
 
 def _to_torchscript(policy: ExportablePolicy, inputs: list[Tensor], metadata: dict[str, str]) -> bytes:
-    """Returns a policy as TorchScript."""
     _record(policy, inputs)
     buffer = io.BytesIO()
     try:
@@ -156,7 +155,6 @@ def _load_torchscript(content: bytes, input_names: list[str]) -> Run:
 
 
 def _to_onnx(policy: ExportablePolicy, inputs: list[Tensor], metadata: dict[str, str]) -> bytes:
-    """Returns a policy as ONNX."""
     if sum(tensor.nbytes for tensor in policy.state_dict().values()) > MOST_ONNX_BYTES:
         raise UsageError("the network has more than 2 GB, which an ONNX file cannot hold; use torchscript")
     program = _record(policy, inputs)

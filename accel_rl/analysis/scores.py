@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from accel_rl.analysis.plot import COLORS, new_figure, read_run, tidy
+from accel_rl.analysis.plot import COLORS, Floats, new_figure, read_run, tidy
 from accel_rl.envs.games.atari import game_name
 from accel_rl.errors import UsageError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Floats = npt.NDArray[np.float64]
 ByGame = Mapping[str, Floats]
 """The scores of runs by game; human-normalized in intervals and profiles."""
 

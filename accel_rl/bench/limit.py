@@ -60,7 +60,7 @@ class SimulationLimit:
             return [float(control.recv()) for _, control in self._workers]
         except (EOFError, ConnectionError):
             self.close()
-            raise RunError("a process of the simulation limit has died; its traceback stands above") from None
+            raise RunError("a process that measures the simulation limit has failed; see its traceback above") from None
 
     def close(self) -> None:
         for popen, control in self._workers:

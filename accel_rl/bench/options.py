@@ -66,4 +66,4 @@ class SamplingOptions:
         if not 0 < self.seconds < float("inf"):
             raise UsageError(f"seconds={self.seconds} must be greater than 0")
         if self.figure and not self.table:
-            raise UsageError(f"figure={self.figure} is of the table's runs; leave --no-table out")
+            raise UsageError(f"figure={self.figure} shows the table's runs; omit --no-table")

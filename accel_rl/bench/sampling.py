@@ -40,15 +40,7 @@ from accel_rl.bench.contestants import SamplerContestant, network_alone
 from accel_rl.bench.limit import SimulationLimit
 from accel_rl.bench.options import SamplingOptions
 from accel_rl.bench.output import create_parents, describe_run, figure_path, first_cores, write_json
-from accel_rl.bench.timing import (
-    Builder,
-    Turns,
-    compare,
-    format_ratio,
-    make_schedule,
-    ratio,
-    two_resource_bound,
-)
+from accel_rl.bench.timing import Builder, Turns, compare, format_ratio, make_schedule, ratio, two_resource_bound
 from accel_rl.envs import EnvConfig, make_simulator
 from accel_rl.envs.games.atari import game_name
 from accel_rl.envs.games.emulator_choice import choose_simulator

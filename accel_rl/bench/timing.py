@@ -158,5 +158,4 @@ def two_resource_bound(simulation: Sequence[float], network: Sequence[float]) ->
 
 
 def format_ratio(value: dict[str, float]) -> str:
-    """Formats a result of `ratio`."""
     return f"{value['median']:.3f} ({value['low']:.3f} to {value['high']:.3f})"

@@ -69,7 +69,6 @@ def fields_checked_by(check: Callable[[Any], object], cls: Any) -> list[str]:
 
 
 def flag_of(name: str) -> str:
-    """Returns a setting's flag."""
     return f"--{name.replace('_', '-')}"
 
 
@@ -164,9 +163,7 @@ def _check(name: str, value: Any, rule: Any) -> None:
                 raise UsageError(f"{name}={value} must be {words} {bound:g}")
     for text in value if isinstance(value, tuple) else [value]:
         if isinstance(text, str) and any(unicodedata.category(character) in NOT_IN_TEXT for character in text):
-            raise UsageError(
-                f"{name}={shown(value)} must be one line of text, without control characters or broken ones"
-            )
+            raise UsageError(f"{name}={shown(value)} must be one line of text, without control or invalid characters")
     if check := rule.get("check"):
         try:
             check(value)

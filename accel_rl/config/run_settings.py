@@ -95,10 +95,7 @@ class RunSettings:
         choices=("auto", "immediate", "wait", "reserve"),
     )
     decorrelation_steps: int = setting(
-        100,
-        "largest number of random actions that an environment takes before the run starts",
-        least=0,
-        most=1_000_000,
+        100, "largest number of random actions that an environment takes before the run starts", least=0, most=1_000_000
     )
     env_timeout_s: float = setting(
         20.0,
@@ -147,9 +144,7 @@ class RunSettings:
     )
     eval_greedy: bool = setting(False, "evaluate the most likely actions instead of sampled ones")
     final_games: int = basic_setting(
-        0,
-        "games that the final policy plays: final.json has their scores, video.mp4 shows another one",
-        least=0,
+        0, "games that the final policy plays: final.json has their scores, video.mp4 shows another one", least=0
     )
     checkpoint_interval_steps: int = setting(100_000, "agent steps between checkpoints", least=1)
     log_norms: bool = setting(False, "log the norms of each layer's parameters, clipped gradient and update")

@@ -23,7 +23,7 @@ def run(gpu: bool, json: bool) -> None:
 
     Raises RunError if the self-test or a check fails, or if there is no GPU to check; UsageError for json with gpu."""
     if gpu and json:
-        raise UsageError("--json is the report without --gpu; omit one of them")
+        raise UsageError("--json and --gpu exclude each other; omit one of them")
     if gpu:
         from accel_rl.doctor.gpu_check import check_gpu
 

@@ -214,7 +214,6 @@ class Playback:
 
 
 def to_device(rollout: Rollout, device: str | torch.device) -> Rollout:
-    """Returns a copy of a rollout on a device."""
     return replace(rollout, **map_leaves(lambda leaf: leaf.to(device, copy=True), rollout.tensors()))
 
 

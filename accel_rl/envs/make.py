@@ -111,7 +111,7 @@ def make_device_env(config: EnvConfig, num_envs: int, seed: int, device: str) ->
     Raises UsageError for anything else, or for a different number of environments."""
     env = _call_factory(_factory(config), config, seed, num_envs=num_envs, device=device)
     if not is_device_env(env):
-        raise UsageError(f"{config.env_id} returned {_describe(env)}, and not a batch of environments on a device")
+        raise UsageError(f"{config.env_id} returned {_describe(env)}, not a batch of environments on a device")
     if env.num_envs != num_envs:
         raise UsageError(f"{config.env_id} was asked for num_envs={num_envs}, but returned {env.num_envs}")
     return env
@@ -302,7 +302,7 @@ def _signature(factory: Any, name: str) -> inspect.Signature:
     try:
         return inspect.signature(factory)
     except ValueError:
-        raise UsageError(f"{name} is no function or class written in Python") from None
+        raise UsageError(f"{name} is not a function or class written in Python") from None
 
 
 def _wrap(env: Env, name: str) -> Env:

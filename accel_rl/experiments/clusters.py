@@ -218,7 +218,7 @@ class RayExecutor(ClusterExecutor):
             if not ray.is_initialized():
                 ray.init(address="auto", log_to_driver=False, logging_level=logging.ERROR, runtime_env=environment)
         except ConnectionError:
-            raise UsageError("no Ray cluster: begin one with `ray start --head`, or name it in RAY_ADDRESS") from None
+            raise UsageError("no Ray cluster: start one with `ray start --head`, or name it in RAY_ADDRESS") from None
         try:
             self._remote = ray.remote(**{"max_retries": RETRIES, **options.passed_on})(_work_on_some_cpus)
         except (ValueError, TypeError) as error:

@@ -28,7 +28,7 @@ def add_train(commands: Any, arguments: list[str]) -> None:
         allow_abbrev=False,
     )
     _add_train_arguments(command, arguments)
-    command.set_defaults(run=_train)
+    command.set_defaults(run=lambda options: _train(given_settings(options)))
 
 
 def add_launch(commands: Any, arguments: list[str]) -> None:
@@ -99,11 +99,7 @@ def _add_train_arguments(command: argparse.ArgumentParser, arguments: list[str])
     add_settings(command, arguments)
 
 
-def _train(options: argparse.Namespace) -> None:
-    _train_with(given_settings(options))
-
-
-def _train_with(arguments: dict[str, Any]) -> None:
+def _train(arguments: dict[str, Any]) -> None:
     if arguments.pop("show_affinity"):
         return _show_affinity(arguments)
     from accel_rl.distributed.launch import trained
@@ -132,7 +128,7 @@ def _launch(options: argparse.Namespace) -> None:
             raise UsageError(f"{flag} needs an experiment; name its file with --experiment FILE")
         if "device" not in arguments and not settings_of_file(options).get("devices"):
             arguments.setdefault("devices", "all")
-        return _train_with(arguments)
+        return _train(arguments)
     for name in ("config", "resume", "overwrite", "show_affinity", "device"):
         if arguments.pop(name, None):
             raise UsageError(f"--{name.replace('_', '-')} is for a single run; omit it with --experiment")

@@ -60,8 +60,6 @@ class Combination:
 
 @dataclass(frozen=True)
 class ExperimentRun:
-    """One run of the experiment."""
-
     combination: Combination
     seed: int
 

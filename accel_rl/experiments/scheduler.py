@@ -19,10 +19,7 @@ from accel_rl.training.build import check
 
 
 def run_experiment(
-    file: Path,
-    overrides: dict[str, Any],
-    folder: Path | None,
-    make_executor: Callable[[Path, bool], Executor] | None,
+    file: Path, overrides: dict[str, Any], folder: Path | None, make_executor: Callable[[Path, bool], Executor] | None
 ) -> None:
     """Trains the unfinished runs, then prints and draws the summary.
 

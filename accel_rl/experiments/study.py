@@ -23,7 +23,6 @@ class Trial:
 
     @property
     def name(self) -> str:
-        """Returns the name of its folder."""
         return f"trial-{self.number}"
 
 
@@ -76,7 +75,6 @@ class Study:
                 )
 
     def trials(self) -> list[Trial]:
-        """Returns the trials in the database."""
         with self._using_database():
             return [
                 Trial(trial.number, trial.params, trial.intermediate_values, trial.user_attrs.get("failed", ""))
@@ -98,5 +96,5 @@ class Study:
         except Exception as error:  # Optuna, SQLAlchemy and SQLite have their own
             reason = f"{type(error).__name__}: {str(error).splitlines()[0]}" if str(error) else type(error).__name__
             raise RunError(
-                f"cannot use the database {self._path} ({reason}); without it, the same command makes it anew"
+                f"cannot use the database {self._path} ({reason}); if you remove it, the same command makes it anew"
             ) from None

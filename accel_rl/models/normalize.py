@@ -77,7 +77,7 @@ class ObservationNorm(nn.Module):
         if not spec.is_numbers:
             raise UsageError(
                 f"normalize_observations=True: observations are {spec.nested_space or space}; only vectors of numbers "
-                "and pictures of bytes can be normalized; switch it off"
+                "and pictures of bytes can be normalized; use --no-normalize-observations"
             )
         self.spec, self.moments = spec, RunningMoments(spec.observation_shape)
 

@@ -59,7 +59,7 @@ def read_record(folder: Path) -> RunRecord:
     """Reads a run's folder. Raises UsageError if it holds no run, or a damaged one."""
     run = read_log(folder)
     if wrong := [name for name, kind in NEEDED.items() if not isinstance(run.config.get(name), kind)]:
-        raise UsageError(f"{folder / 'config.yaml'} is not a run's: {', '.join(wrong)} cannot be read there")
+        raise UsageError(f"{folder / 'config.yaml'} is not a run's: {', '.join(wrong)} are missing or of other types")
     if "time/total_timesteps" not in run.columns:
         raise UsageError(f"{folder / 'progress.csv'} is not a run's: it has no column time/total_timesteps")
     video = folder / "video.mp4"
@@ -97,7 +97,7 @@ def find_records(paths: Sequence[Path], read: Callable[[Path], RunRecord]) -> tu
         raise UsageError(problems[0])
     envs = sorted({record.env for record in records.values()})
     if len(envs) > 1 and not any(inside.values()):
-        raise UsageError(f"these are runs of {' and '.join(envs)}: give those of one, or an experiment's folder")
+        raise UsageError(f"these are runs of {' and '.join(envs)}: name those of one, or an experiment's folder")
     return list(records.values()), problems
 
 

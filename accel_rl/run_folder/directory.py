@@ -248,8 +248,8 @@ class Job:
         """Raises RunError if another job has taken the folder over: torchrun may have believed these learners dead."""
         if not self._has(folder):
             raise RunError(
-                f"other learners have taken over {folder} (see its {JOB}): these must have been cut off from them, and "
-                "do not touch its checkpoint"
+                f"other learners have taken over {folder} (see its {JOB}); these ones end without "
+                "changing its checkpoint"
             )
 
     def _has(self, folder: Path) -> bool:

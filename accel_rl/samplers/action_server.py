@@ -159,12 +159,7 @@ class ActionServer:
     # ---- parts ----
 
     def _rollout(
-        self,
-        first: int,
-        num_steps: int,
-        envs: slice,
-        games: list[Game],
-        terminal_frames: TerminalFrames | None = None,
+        self, first: int, num_steps: int, envs: slice, games: list[Game], terminal_frames: TerminalFrames | None = None
     ) -> Rollout:
         """Returns num_steps steps from row `first` on, where row 0 is the window's first."""
         steps, here = slice(first, first + num_steps), dict[str, Any]()

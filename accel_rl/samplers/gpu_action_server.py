@@ -326,7 +326,6 @@ def make_server(
     device: torch.device,
     shared_memory: SharedArrays | None = None,
 ) -> ActionServer:
-    """Returns the action server for this device."""
     if device.type == "cpu":
         return ActionServer(spec, arrays, generator, config)
     return GpuActionServer(spec, arrays, generator, config, device, shared_memory)

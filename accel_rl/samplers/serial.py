@@ -37,12 +37,7 @@ class SerialSampler(ServedSampler):
         return self._play(self._server, self._envs, self.policy, hook=hook)
 
     def _play(
-        self,
-        server: ActionServer,
-        envs: EnvBatch,
-        policy: Policy,
-        greedy: bool = False,
-        hook: StepHook = NO_HOOK,
+        self, server: ActionServer, envs: EnvBatch, policy: Policy, greedy: bool = False, hook: StepHook = NO_HOOK
     ) -> Rollout:
         T, groups = server.horizon, range(len(server.groups))
         server.begin(policy, greedy)

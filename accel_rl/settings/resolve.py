@@ -118,10 +118,7 @@ class Config:
 
 
 def resolve(
-    given: Values,
-    config_file: Path | None = None,
-    spec: EnvSpec | None = None,
-    function: bytes | None = None,
+    given: Values, config_file: Path | None = None, spec: EnvSpec | None = None, function: bytes | None = None
 ) -> Config:
     """Resolves the given settings, a file of settings and presets to one configuration.
 

@@ -241,11 +241,7 @@ def build_store(config: Config, state: dict[str, Any] | None = None) -> CentralS
     own_state, steps = learners.rule_state == "own", learners.updates_per_exchange
     shared = shared_state(build_optimizer(config), parameters, own_state=own_state, updates_per_exchange=steps)
     store = CentralStore(
-        parameters,
-        shared,
-        num_chunks=learners.chunks,
-        locks=learners.locks == "chunks",
-        statistics=buffers,
+        parameters, shared, num_chunks=learners.chunks, locks=learners.locks == "chunks", statistics=buffers
     )
     if state:
         build_update(config, algo.policy, store=store).load_state_dict(state["update"])

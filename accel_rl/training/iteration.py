@@ -100,7 +100,6 @@ class Iteration:
         return self.algo.on_step(t, recent, update)
 
     def _learn(self, rollout: Rollout, update: Update) -> Stats:
-        """Learns from a complete rollout."""
         if self.tasks:
             rollout = self.tasks.store(rollout)
             if self.tasks.is_filling:

@@ -100,7 +100,6 @@ class Tracker:
         logger.info("tracked: %s", f"offline; to upload it: wandb sync {here}" if tracker.offline else tracker.url)
 
     def log(self, row: Row) -> None:
-        """Takes in a row of the log."""
         with self._forgiven():
             if self._run and not self._has_failed:
                 self._run.log(row, step=int(row["time/total_timesteps"]), commit=True)

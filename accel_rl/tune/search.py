@@ -105,8 +105,8 @@ class Search:
         missing_s = most * point_s + 2 * rounds_s - self._left_s()
         minutes = math.ceil(10 * (self.budget_s + missing_s / (1 - FINAL)) / 60) / 10
         return UsageError(
-            f"minutes={self.budget_s / 60:g} is too short: to start and its first rounds take a point {point_s:.1f} "
-            f"s; use --minutes {minutes:g} or more"
+            f"minutes={self.budget_s / 60:g} is too short: a point needs {point_s:.1f} s to start and for its "
+            f"first rounds; use --minutes {minutes:g} or more"
         )
 
     def _play_final(self) -> None:

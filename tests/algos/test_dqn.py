@@ -129,8 +129,7 @@ def test_random_until_warm_then_by_schedule() -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_envs", "warmup", "rollouts", "updates"),
-    [(4, 25, 3, 6), (8, 48, 2, 12), (8, 49, 3, 12), (16, 96, 2, 24)],
+    ("num_envs", "warmup", "rollouts", "updates"), [(4, 25, 3, 6), (8, 48, 2, 12), (8, 49, 3, 12), (16, 96, 2, 24)]
 )
 def test_the_warm_up_counts_stored_steps(num_envs: int, warmup: int, rollouts: int, updates: int) -> None:
     """The warm-up ends by the steps that the learner has stored, for any number of environments."""

@@ -8,7 +8,7 @@ from accel_rl.envs import EnvConfig
 from accel_rl.errors import UsageError
 from accel_rl.settings.resolve import Config, resolve
 from accel_rl.training.build import check
-from tests.helpers.samplers import TOYS, spec_of
+from tests.helpers.samplers import spec_of
 
 # A rollout has 4 environments x 4 steps = 16 samples.
 DQN: dict[str, Any] = {
@@ -40,10 +40,7 @@ BAD_SETTINGS: list[tuple[dict[str, Any], str]] = [
     ({"replay_device": "cuda:99"}, "replay_device='cuda:99', but there is no such GPU here; use --replay-device cpu"),
     ({"replay_device": "disk"}, "replay_device='disk' must be auto, cpu or cuda:<number>"),
     ({"warmup_steps": 369}, "warmup_steps=369 are not over before the last rollout of the run's 400 steps"),
-    (
-        {"batch_size": 40, "training_intensity": 5},
-        "batch_size=40 is more than the replay holds after warmup_steps=40",
-    ),
+    ({"batch_size": 40, "training_intensity": 5}, "batch_size=40 is more than the replay holds after warmup_steps=40"),
     ({"n_step": 3, "batch_size": 32}, "batch_size=32 is more than the replay holds after warmup_steps=40"),
     ({"replay_size": 6}, "batch_size=8 is more than the replay holds .*replay_size=6"),
     (
@@ -89,13 +86,6 @@ def test_settings_that_do_not_fit_are_refused_before_anything_starts(changes: di
     with pytest.raises(UsageError, match=message) as error:
         check(resolved({**DQN, **changes}))
     assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("algo", ["dqn", "eps_rainbow", "qr_dqn", "n_step_q", "one_step_sarsa", "pqn"])
-def test_continuous_actions_are_refused(algo: str) -> None:
-    """Algorithms with tables of action values refuse continuous actions with a UsageError."""
-    with pytest.raises(UsageError, match=r"actions of type Box have no table of action values; .*policy-gradient"):
-        check(resolved({"algo": algo, "steps": 100_000}, f"{TOYS}:BoxAction"))
 
 
 PQN: dict[str, Any] = {"algo": "pqn", "envs": 8, "horizon": 4, "minibatches": 4, "workers": 2, "steps": 400}

@@ -102,7 +102,6 @@ def test_what_episode_start_marks_begins_anew(recurrent: TrainedPolicy) -> None:
 
 
 def test_reset_starts_a_new_game_in_the_middle_of_one() -> None:
-    """A reset in the middle of a game starts a new one."""
     env = make_env("breakout", noop_max=0)
     first, _ = env.reset(seed=1)
     for _ in range(30):

@@ -17,7 +17,7 @@ BAD = [
     ("sampling --cores 1 --envs-per-core 3", "envs=3 does not split into 2 groups"),
     ("sampling --cores 1 --workers 999", "workers=999 are more than envs="),
     ("sampling --figure picture.bmp", "figure=picture.bmp must end in .png"),
-    ("sampling --no-table --figure picture.png", "figure=picture.png is of the table's runs; leave --no-table out"),
+    ("sampling --no-table --figure picture.png", "figure=picture.png shows the table's runs; omit --no-table"),
     ("sampling --json .", ". is a folder; name a file"),
     ("sampling --secnds 2", "unknown argument '--secnds'; did you mean --seconds"),
 ]

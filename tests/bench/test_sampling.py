@@ -108,7 +108,6 @@ def test_table_rows_and_figure_points() -> None:
 
 
 def test_a_curve_for_powers_of_two_and_for_all_cores() -> None:
-    """The figure has one curve for all cores."""
     assert sampling.core_counts(6, full=True) == [1, 2, 4, 6]
     assert sampling.core_counts(8, full=True) == [1, 2, 4, 8]
     assert sampling.core_counts(1, full=True) == [1]

@@ -8,13 +8,16 @@ import torch
 
 import operations
 from accel_rl.errors import UsageError
+from accel_rl.tune.tuning import short_settings
 from operations import OperationOptions
 
 BUDGET = 177  # operations, 0.7 of the first version's 253
 
 
-def test_an_update_of_ppo_has_few_operations(tmp_path: Path) -> None:
+def test_an_update_of_ppo_has_few_operations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An update of PPO on CartPole makes few operations; the file has its counts and keeps those of other runs."""
+    small = {"horizon": 16, "epochs": 1, "minibatches": 2}
+    monkeypatch.setattr(operations, "short_settings", lambda config: short_settings(config) | small)
     file = tmp_path / "operations.json"
     file.write_text(json.dumps({"runs": {"before": 1}}))
     operations.run(OperationOptions(["CartPole-v1:ppo"], rollouts=1, json=file))

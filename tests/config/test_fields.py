@@ -77,7 +77,6 @@ def test_what_is_no_mapping_is_answered_with_one(text: str, form: str) -> None:
     ],
 )
 def test_numbers_that_nothing_can_hold_are_refused(name: str, value: Any) -> None:
-    """Numbers and dates that nothing can hold are refused in one short line."""
     with pytest.raises(UsageError, match=f"^{name}=.{{0,300}} must be (at most|a finite|of type|a mapping).*$"):
         pick(RunSettings, {name: value})
 

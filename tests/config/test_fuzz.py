@@ -91,5 +91,4 @@ def test_settings_of_every_sampler_are_resolved_or_refused(run: dict[str, Any]) 
 @settings(**BY_CHANCE, max_examples=100)
 @given(commands())
 def test_more_commands_and_files_are_obeyed_or_refused(command: Command) -> None:
-    """More randomly drawn commands and files are either obeyed or refused."""
     check(run_command, command)

@@ -80,7 +80,6 @@ def test_a_class_may_set_its_environment_by_kind_of_observations(tmp_path: Path)
 
 
 def test_an_environment_that_its_block_changes_is_probed_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An environment is probed again if a block of settings changes it, and only then."""
     import accel_rl.settings.resolve as resolving
 
     probed = []
@@ -140,7 +139,6 @@ class Misspelt(A2C):
 
 
 def test_a_misspelt_default_of_a_class_is_refused() -> None:
-    """A misspelt default of a user's class is refused with a suggestion."""
     with pytest.raises(UsageError, match=r"unknown setting 'learning_rte'; did you mean learning_rate.*Misspelt"):
         resolve_on_cpu(algo=f"{__name__}:Misspelt", env="pong")
 

@@ -9,7 +9,7 @@ import torch
 
 import accel_rl
 from accel_rl.run_folder import checkpoint
-from tests.helpers.runs import TINY, assert_same, assert_same_run, rows
+from tests.helpers.runs import TINY, assert_resumes_exactly, assert_same, rows
 from tests.helpers.samplers import TOYS
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
@@ -41,10 +41,7 @@ def test_two_halves_of_the_environments_are_the_whole(tmp_path: Path) -> None:
 def test_learners_have_their_own_replays_and_resume_exactly(tmp_path: Path) -> None:
     """Each learner draws from a replay of its own, and a resumed run equals an uninterrupted one."""
     settings = {**CLOCK, **TWO, "algo": "ppo", "epochs": 2, "minibatches": 2, "core": "lstm", "core_size": 8}
-    run = accel_rl.train(**settings, steps=240, out=tmp_path / "whole")
-    half = accel_rl.train(**settings, steps=120, out=tmp_path / "half")
-    accel_rl.train(resume=half, steps=240)
-    assert_same_run(half, run)
+    half, run = assert_resumes_exactly(tmp_path, settings, 240, stop=120)
     names = ["replay-240.pt", "replay-240-1.pt"]
     replays = [checkpoint.load(run / name) for name in names]
     assert_same(replays, [checkpoint.load(half / name) for name in names])

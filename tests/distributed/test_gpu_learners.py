@@ -8,7 +8,7 @@ import pytest
 import accel_rl
 from accel_rl.run_folder import checkpoint
 from tests.helpers.gpu_runs import assert_learned_alike
-from tests.helpers.runs import TINY, assert_same_run
+from tests.helpers.runs import TINY, assert_resumes_exactly
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
 
@@ -28,7 +28,6 @@ DQN |= {"training_intensity": 2, "target_interval_steps": 60, "epsilon_steps": 2
     ids=["a GPU each, by NCCL", "two on one GPU"],
 )
 def test_learners_on_gpus_are_those_on_cpus(settings: dict[str, Any], tmp_path: Path) -> None:
-    """Learners on GPUs learn the same as learners on CPUs."""
     there = accel_rl.train(**COMMON, **settings, steps=120, out=tmp_path / "there")
     on_cpus = {**COMMON, **settings, "devices": "cpu,cpu", "learners_per_gpu": 1, "steps": 120}
     here = accel_rl.train(**on_cpus, out=tmp_path / "here")
@@ -46,8 +45,4 @@ def test_asynchronous_learners_on_gpus_finish(tmp_path: Path) -> None:
 @pytest.mark.gpu(count=2)
 def test_learners_on_gpus_resume_exactly(tmp_path: Path) -> None:
     """A resumed run of learners on GPUs equals an uninterrupted one."""
-    settings = {**COMMON, **DQN, "devices": "all", "deterministic": True}
-    whole = accel_rl.train(**settings, steps=240, out=tmp_path / "whole")
-    half = accel_rl.train(**settings, steps=120, out=tmp_path / "half")
-    accel_rl.train(resume=half, steps=240)
-    assert_same_run(half, whole)
+    assert_resumes_exactly(tmp_path, COMMON | DQN | {"devices": "all", "deterministic": True}, 240, stop=120)

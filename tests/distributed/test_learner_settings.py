@@ -190,7 +190,6 @@ def test_nccl_is_not_needed(offers_nccl: bool, has_nccl: bool, backend: str, mon
 
 
 def test_a_port_in_use_is_named(tmp_path: Path, capfd: Any, launched: Any) -> None:
-    """A port that is already in use is named in one line."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         launched(MASTER_PORT=str(port))

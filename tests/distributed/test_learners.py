@@ -23,8 +23,8 @@ from accel_rl.training import build
 from accel_rl.training.build import build_algo, build_store
 from accel_rl.training.learner import LearnerJob
 from accel_rl.training.loop import TrainingLoop
-from tests.helpers.processes import Command
-from tests.helpers.runs import TINY, assert_same, assert_same_run, rows, rows_without_time
+from tests.helpers.processes import Command, as_flags
+from tests.helpers.runs import TINY, assert_resumes_exactly, assert_same, assert_same_run, rows, rows_without_time
 from tests.helpers.samplers import TOYS
 
 COMMON: dict[str, Any] = {**TINY, "sampler": "serial", "decorrelation_steps": 0, "log_interval_steps": 20}
@@ -68,7 +68,6 @@ def whole(tmp_path_factory: Any) -> Path:
 @pytest.mark.multiprocess
 @pytest.mark.slow
 def test_synchronous_learners_count_schedule_evaluate_and_log_together(tmp_path: Path) -> None:
-    """Synchronous learners count, schedule, evaluate and log as one."""
     run = accel_rl.train(**{**A2C, "eval_interval_steps": 200}, steps=600, out=tmp_path / "run")
     table = rows(run)
     assert steps_of(table) == list(range(20, 601, 20))
@@ -111,23 +110,11 @@ def test_a_terminated_run_resumes_exactly_and_with_another_number_of_learners(wh
     assert steps_of(rows(other)) == steps_of(rows(whole))[: steps // 20]
 
 
-def as_flags(settings: dict[str, Any]) -> list[str]:
-    flags = []
-    for name, value in settings.items():
-        flag = name.replace("_", "-")
-        flags += [f"--{flag if value else f'no-{flag}'}"] if isinstance(value, bool) else [f"--{flag}", str(value)]
-    return flags
-
-
 @pytest.mark.multiprocess
 @pytest.mark.slow
 def test_ppo_resumes_exactly_and_learners_share_the_environments_of_one(tmp_path: Path) -> None:
     """PPO resumes exactly, and two learners see together the games and statistics of one."""
-    settings = {**TWO, **NORMALIZED, "schedule_steps": 240}
-    run = accel_rl.train(**settings, steps=240, out=tmp_path / "whole")
-    half = accel_rl.train(**settings, steps=120, out=tmp_path / "half")
-    accel_rl.train(resume=half, steps=240)
-    assert_same_run(half, run)
+    _, run = assert_resumes_exactly(tmp_path, TWO | NORMALIZED, 240, stop=120)
     alone = accel_rl.train(**{**COMMON, **NORMALIZED}, steps=240, out=tmp_path / "alone")
     seen, expected = moments(run), moments(alone)
     assert seen.keys() == expected.keys() and float(seen["norm.moments.count"]) == 240
@@ -217,7 +204,9 @@ SHARED: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("variant", SHARED)
+@pytest.mark.parametrize(
+    "variant", ["a2c", "ppo", "eps_rainbow", *(pytest.param(name, marks=pytest.mark.slow) for name in [*SHARED][3:])]
+)
 def test_one_learner_trains_the_same_with_and_without_a_store(
     tmp_path: Path, variant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -167,7 +167,6 @@ def machines(tmp_path: Path) -> Iterator[Machines]:
 
 @pytest.mark.slow
 def test_a_run_continues_when_a_machine_joins_and_when_one_dies(machines: Machines) -> None:
-    """A run continues from its last step when a machine joins and when one dies."""
     out = machines.folder / "run"
     elastic = ["--nnodes", "1:2", "--max-restarts", 2]
     flags = ["--out", out, "--steps", 10**8, "--checkpoint-interval-steps", 500]
@@ -218,7 +217,6 @@ def test_a_folder_that_is_not_shared_is_refused(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_restarted_job_continues_only_its_own_run(tmp_path: Path) -> None:
-    """A restarted job continues its own run and no other job's."""
     job = Job("none", "1", ("east:7:100", "west:7:100"))
     assert not job.owns(tmp_path)
     job.claim(tmp_path)

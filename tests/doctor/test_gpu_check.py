@@ -107,9 +107,7 @@ def no_publishing(monkeypatch: Any) -> None:
 
 Plant = Callable[[Any], None]
 # The fault, the family that it must show in, and one that it must not.
-FAULTS: dict[str, tuple[Plant, str, str]] = {
-    "Q": (on_gpu(online_q, "discounted_return", halved), "n-step Q", ""),
-}
+FAULTS: dict[str, tuple[Plant, str, str]] = {"Q": (on_gpu(online_q, "discounted_return", halved), "n-step Q", "")}
 SLOW: dict[str, tuple[Plant, str, str]] = {
     "sum tree": (on_gpu(SumTree, "_find", one_more), "DQN, prioritized", ""),
     "actions": (on_gpu(Categorical, "sample", one_more), "A2C, bf16", "n-step Q"),
@@ -183,7 +181,6 @@ def test_what_is_right_is_verified(capsys: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_all_families_pass() -> None:
-    """All families and runs pass."""
     result = run("doctor", "--gpu", within_s=580)
     assert result.status == 0, result.out + result.err
     assert result.out.splitlines()[-1].startswith("GPU paths verified on ")
@@ -193,13 +190,14 @@ def test_all_families_pass() -> None:
 @pytest.mark.gpu(fake=True)
 def test_an_error_does_not_hide_the_rest(monkeypatch: Any, capsys: Any) -> None:
     """A family that raises fails with its traceback, and the others go on."""
-    broken = {"broken": {**FAMILIES["n-step Q"], "target": "broken on purpose"}, "n-step Q": FAMILIES["n-step Q"]}
+    right = "A2C, central store"
+    broken = {"broken": {**FAMILIES[right], "discount": "broken on purpose"}, right: FAMILIES[right]}
     monkeypatch.setattr(gpu_check.check_gpu, "__defaults__", (broken, {}))
     assert cli.main(["doctor", "--gpu"]) == 1
     said = capsys.readouterr()
     assert "broken on purpose" in said.err and "Traceback" in said.err
     assert said.err.splitlines()[-1].startswith("accel-rl: GPU checks failed on fake GPU 0 (")
-    assert "\nn-step Q " in said.out and said.out.count("FAILED") == 1
+    assert f"\n{right} " in said.out and said.out.count("FAILED") == 1
 
 
 def test_without_a_gpu(capsys: Any) -> None:

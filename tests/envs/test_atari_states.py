@@ -82,7 +82,6 @@ def test_what_ale_py_does_not_save(game):
 
 
 def test_a_state_of_another_game():
-    """A state of another game is refused."""
     pong, breakout = simulator("native", "pong"), simulator("native", "breakout")
     with pytest.raises(UsageError, match="a state of pong does not fit breakout"):
         breakout.set_state(pong.get_state())

@@ -231,7 +231,6 @@ def test_restart_of_an_environment_that_can_not_be_reset(reset_mode, tmp_path):
 
 
 def test_replaced_environments_are_seeded_anew_and_closed(tmp_path):
-    """A replaced environment is closed, and the new one has another seed."""
     options = {"at_step": 2, "lengths": [9], "seeded": True, "once": str(tmp_path / "once")}
     batch = Batch("Broken", options=options, restart_on_error=True).start()
     first, second = (batch.rollout()["observation"][0, 0] for _ in range(2))
@@ -245,7 +244,6 @@ def test_replaced_environments_are_seeded_anew_and_closed(tmp_path):
 
 
 def test_restart_that_fails_at_once():
-    """A restart that fails at once ends the run."""
     with pytest.raises(RunError, match="while it was built or reset"):
         Batch("Broken", options={"at_step": 0}, restart_on_error=True).start()
     batch = Batch("Broken", options={"at_step": 0, "at_game": 1}, restart_on_error=True).start()

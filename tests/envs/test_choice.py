@@ -14,12 +14,7 @@ from accel_rl.envs import make_env, make_simulator
 from accel_rl.envs.games import emulator_choice
 from accel_rl.envs.games.atari import AtariSimulator, games
 from accel_rl.envs.games.atari_states import to_ale
-from accel_rl.envs.games.emulator_choice import (
-    choose_simulator,
-    find_problem,
-    is_native,
-    warn_if_inexact,
-)
+from accel_rl.envs.games.emulator_choice import choose_simulator, find_problem, is_native, warn_if_inexact
 from accel_rl.envs.games.native import NativeSimulator
 from accel_rl.envs.spec import EnvConfig
 from accel_rl.errors import UsageError
@@ -164,7 +159,6 @@ def test_a_run_knows_its_simulator() -> None:
 
 
 def test_a_resumed_run_may_take_the_other_simulator(tmp_path: Path) -> None:
-    """A resumed run may change its simulator."""
     assert changed_settings(tmp_path, {"simulator": "native", "seed": 1}, {"simulator": "ale", "seed": 2}) == ["seed"]
 
 

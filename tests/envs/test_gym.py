@@ -117,7 +117,6 @@ def test_bad_values_name_the_step(how, words):
 
 
 def test_a_reward_in_an_array_of_one():
-    """A reward in an array with one number is accepted."""
     simulator, row = make("Broken", how="array_of_one", at_step=1)
     simulator.reset(row)
     assert simulator.step(0, row).reward == 1
@@ -294,7 +293,6 @@ def test_games_differ():
 
 
 def test_factory_gets_the_seed():
-    """A factory gets the seed of its environment."""
     seeds = [make("with_seed", seed)[0]._env.built_with_seed for seed in (1, 1, 2)]
     assert seeds[0] == seeds[1] != seeds[2]
 

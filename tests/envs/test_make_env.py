@@ -81,10 +81,7 @@ def play(env, simulator, frame, steps, rng):
         yield stack, frame, outcome
 
 
-@pytest.mark.parametrize(
-    ("options", "simulator"),
-    [({}, "ale"), ({"frame_stack": 1, "color": True}, "native")],
-)
+@pytest.mark.parametrize(("options", "simulator"), [({}, "ale"), ({"frame_stack": 1, "color": True}, "native")])
 def test_stack(options, simulator):
     """Stacks hold the latest frames of one life in order, and a reset after a lost life keeps the others."""
 
@@ -293,7 +290,6 @@ def test_wrong_wrappers(wrapper, words):
 
 
 def test_atari_games_take_no_wrappers():
-    """Atari games refuse wrappers."""
     with pytest.raises(UsageError, match="pong takes no wrappers"):
         make_env("ALE/Pong-v5", wrappers=WRAPPERS[:1])
 
@@ -304,8 +300,3 @@ def test_pettingzoo(name):
     pytest.importorskip("pettingzoo.classic.rps_v2")
     with pytest.raises(UsageError, match=r"is a PettingZoo environment, in which several agents act, .*; return a gym"):
         make_env(f"pettingzoo.classic{name}")
-
-
-def test_frame_shape_from_a_list():
-    """frame_shape may be a list, as YAML gives it."""
-    assert make_env("pong", frame_shape=[42, 40]).observation_space.shape == (4, 42, 40)

@@ -113,7 +113,6 @@ def play_at_random(config: EnvConfig, count: int) -> None:
 
 @pytest.mark.parametrize("options", [{"start": 3}, {"nvec": [3, 5, 2]}])
 def test_random_starts_are_allowed(options: dict[str, Any]) -> None:
-    """The random actions at the start are all allowed."""
     play_at_random(EnvConfig(f"{ENVS}:Masked", options=options, mask_sources=("info",)), 5)
 
 

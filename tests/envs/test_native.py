@@ -43,7 +43,6 @@ def test_a_state_of_another_version():
 
 
 def test_a_damaged_state():
-    """A damaged state is refused."""
     simulator = make_native("pong", OPTIONS, SEED)
     state = simulator.get_state()
     damaged = bytearray(state["words"])

@@ -40,7 +40,6 @@ def written(space: spaces.Space[Any], observation: Any) -> np.ndarray | None:
 
 @pytest.mark.parametrize("name", SPACES)
 def test_rows_are_those_of_the_general_conversion(name: str) -> None:
-    """A row has the same bits as with the general conversion."""
     space = SPACES[name]
     space.seed(1)
     for _ in range(20):

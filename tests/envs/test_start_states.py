@@ -10,13 +10,7 @@ import pytest
 from accel_rl.emulator import state as words
 from accel_rl.envs.batches.env_batch import BatchConfig
 from accel_rl.envs.games import atari, native
-from accel_rl.envs.games.atari import (
-    NO_STATES,
-    RESET_REMEMBERS,
-    games,
-    make_options,
-    why_no_reserve,
-)
+from accel_rl.envs.games.atari import NO_STATES, RESET_REMEMBERS, games, make_options, why_no_reserve
 from accel_rl.envs.games.native import GENERATOR, NativeSimulator
 from accel_rl.envs.spec import EnvConfig
 from tests.helpers.outcomes import comparable
@@ -227,7 +221,6 @@ sys.stdout.buffer.write(pickle.dumps([kind.start_states("assault", options) for 
 
 
 def test_every_process_prepares_the_same_starts():
-    """Every process prepares the same starts."""
     options = make_options("stooke", {"noop_max": 2})
     own = [kind.start_states("assault", options) for kind in (atari, native)]
     other = subprocess.run([sys.executable, "-c", OTHER_PROCESS], capture_output=True, check=True).stdout

@@ -15,14 +15,7 @@ from accel_rl.envs import make_env
 from accel_rl.envs.spaces.conversion import from_env_action, one_of, to_env_action
 from accel_rl.envs.spec import stored_action
 from accel_rl.errors import UsageError
-from tests.helpers.runs import (
-    TINY,
-    TINY_LEARNERS_RUN,
-    TINY_RUN,
-    TINY_SERIAL_RUN,
-    assert_same_run,
-    rows,
-)
+from tests.helpers.runs import TINY, TINY_LEARNERS_RUN, TINY_RUN, TINY_SERIAL_RUN, assert_resumes_exactly, rows
 from tests.helpers.samplers import TOYS
 from tests.helpers.toy_envs import Machine
 
@@ -99,13 +92,9 @@ def test_ppo_learns_it(run: Path) -> None:
 @pytest.mark.slow
 def test_two_halves_are_a_whole(tmp_path: Path) -> None:
     """Structured actions resume exactly: two halves of a run equal the whole."""
-    settings = {**PPO, "core": "gru", "core_size": 8, "previous_inputs": True, "schedule_steps": 256}
-    settings["sampler"] = "serial"
-    whole = train(**settings, steps=256, out=tmp_path / "whole")
-    half = train(**settings, steps=128, out=tmp_path / "half")
-    train(resume=half, steps=256)
+    settings = {**PPO, "core": "gru", "core_size": 8, "previous_inputs": True, "sampler": "serial"}
+    half, _ = assert_resumes_exactly(tmp_path, settings, 256, stop=128)
     assert "start a new episode" not in (half / "log.txt").read_text()
-    assert_same_run(half, whole)
 
 
 def test_predict(run: Path) -> None:

@@ -216,7 +216,6 @@ def test_slots_share_out_the_logical_cpus(monkeypatch: Any) -> None:
 
 @pytest.mark.parametrize("words", ["", "--experiment x.yaml", "--gpus 0-1", "--learners-per-gpu 2"])
 def test_without_gpus_devices_must_be_named(words: str, tmp_path: Path, capfd: Any, monkeypatch: Any) -> None:
-    """Without a GPU, a launch that names no devices is refused."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     write(tmp_path / "x.yaml", **GOOD)
@@ -357,7 +356,6 @@ def test_a_folder_is_of_one_run(tmp_path: Path) -> None:
 
 
 def test_launch_without_an_experiment_trains_one_run(tmp_path: Path, capfd: Any) -> None:
-    """`launch` without an experiment trains one run with the flags of `train`."""
     words = ["--env", "CartPole-v1", "--sampler", "serial", "--envs", 4, "--steps", 40, "--learning-rate", 1e-3]
     words += ["--no-tensorboard", "--eval-interval-steps", 0, "--devices", "cpu", "--out", tmp_path / "run"]
     result = call(capfd, "launch", *words)

@@ -160,7 +160,6 @@ def test_what_is_noted_is_not_trained_again(tmp_path: Path, monkeypatch: Any, ca
 
 
 def test_a_folder_of_another_sweep(tmp_path: Path) -> None:
-    """A folder with another sweep, or one of another version, is refused."""
     found = read(tmp_path)
     check_folder(found, tmp_path)
     (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(sweep._described(found)))
@@ -193,7 +192,7 @@ def test_proposals_depend_on_the_seed_and_on_what_has_ended(tmp_path: Path) -> N
     with sqlite3.connect(tmp_path / "study.db") as database:
         database.execute("drop table trial_params")
     with pytest.raises(
-        RunError, match=r"cannot use the database .*study.db \(.*\); without it, the same command makes"
+        RunError, match=r"cannot use the database .*study.db \(.*\); if you remove it, the same command makes"
     ):
         again.add([Trial(4, second[0])])
     (tmp_path / "other.db").unlink()

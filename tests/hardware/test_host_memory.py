@@ -52,7 +52,6 @@ def test_a_control_group_limits_what_is_free(kernel: Write) -> None:
 
 
 def test_a_control_group_of_version_1_limits_what_is_free(kernel: Write) -> None:
-    """Control groups of version 1 limit free memory, too."""
     group = f"{V1}/job/step"
     kernel({f"{group}/memory.limit_in_bytes": "1000000", f"{group}/memory.usage_in_bytes": "1200000"})
     kernel({f"{group}/memory.stat": "total_inactive_file 1000"})
@@ -69,7 +68,6 @@ def test_the_share_in_use_is_the_larger_one(kernel: Write) -> None:
 
 
 def test_what_does_not_fit_is_refused_with_a_size_that_fits(kernel: Write) -> None:
-    """Memory that does not fit is refused with a size that is accepted."""
     free, cpu = 8000 * 1024, torch.device("cpu")
     assert check_fits(int(0.95 * free), 1000, "replay_size", cpu) == free
     message = (

@@ -180,7 +180,6 @@ def test_a_slurm_job_is_divided(topology: Any) -> None:
 
 
 def test_warnings_count_the_whole_run(topology: Any) -> None:
-    """Warnings count the environments and workers of the whole run."""
     wide = topology(EIGHT)
     (text,) = make_plans(wide, 4, gpu_nodes=[None, None])[0].warnings
     assert text == "envs=8 keep 8 of 16 logical CPUs busy; --envs 32 would use them all"

@@ -23,6 +23,15 @@ SIMULATORS = "accel_rl.envs.batches.batch_simulator:prepare"  # preparation of t
 TIMEOUT_S = 60.0  # the limit of every wait; nothing takes that long
 
 
+def as_flags(settings: dict[str, Any]) -> list[str]:
+    """Returns settings as flags of the command line."""
+    flags = []
+    for name, value in settings.items():
+        flag = name.replace("_", "-")
+        flags += [f"--{flag if value else f'no-{flag}'}"] if isinstance(value, bool) else [f"--{flag}", str(value)]
+    return flags
+
+
 def words_of(process: psutil.Process) -> list[str]:
     """Returns the words of a process's command; none where it has ended, or is another user's."""
     with contextlib.suppress(psutil.Error):

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from safetensors import safe_open
 
+import accel_rl
 from accel_rl.run_folder import checkpoint
 
 TINY: dict[str, Any] = {
@@ -26,6 +27,9 @@ TINY: dict[str, Any] = {
 TINY_RUN: dict[str, Any] = {**TINY, "device": "cpu", "workers": 2}
 TINY_SERIAL_RUN: dict[str, Any] = {**TINY, "device": "cpu", "sampler": "serial"}
 TINY_LEARNERS_RUN: dict[str, Any] = {**TINY, "devices": "cpu,cpu", "sampler": "serial"}
+# Checkpoints at steps 40, 80, ..., each with its replay.
+TINY_DQN_RUN: dict[str, Any] = {**TINY_SERIAL_RUN, "algo": "dqn", "warmup_steps": 40, "batch_size": 8}
+TINY_DQN_RUN |= {"replay_size": 100, "training_intensity": 2, "checkpoint_interval_steps": 40, "schedule_steps": 200}
 
 
 def rows(run: Path) -> list[dict[str, str]]:
@@ -38,6 +42,16 @@ def rows_without_time(run: Path) -> list[dict[str, str]]:
     """Returns the rows of progress.csv without measured times."""
     kept = [name for name in rows(run)[0] if not name.startswith("time/") or name == "time/total_timesteps"]
     return [{name: row[name] for name in kept} for row in rows(run)]
+
+
+def assert_resumes_exactly(folder: Path, settings: dict[str, Any], steps: int, stop: int) -> tuple[Path, Path]:
+    """Asserts that a run that ends after `stop` steps and is resumed equals one without interruption; returns both."""
+    settings = {"schedule_steps": steps, **settings}
+    whole = accel_rl.train(**{**settings, "steps": steps}, out=folder / "whole")
+    resumed = accel_rl.train(**{**settings, "steps": stop}, out=folder / "resumed")
+    accel_rl.train(resume=resumed, steps=steps)
+    assert_same_run(resumed, whole)
+    return resumed, whole
 
 
 def assert_same_run(first: Path, second: Path) -> None:

@@ -59,7 +59,6 @@ def make(kind: str, shape: tuple[int, ...] = (50,), scale: float = 2.0) -> tuple
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "composite"])
 @pytest.mark.parametrize("shape", [(50,), (3, 7)])
 def test_log_probabilities_and_entropies_are_those_of_torch(kind: str, shape: tuple[int, ...]) -> None:
-    """Log-probabilities and entropies equal those of torch's distributions."""
     distribution, parameters, action = make(kind, shape)
     references = reference(distribution, parameters)
     actions = action.unbind(-1) if isinstance(distribution, MultiCategorical) else [action]

@@ -74,7 +74,6 @@ def test_gradients_of_one_layer(name: str, relu: bool, monkeypatch: pytest.Monke
 
 
 def test_gradients_add_up() -> None:
-    """Gradients of slices add up."""
     network = make_nature()
     parameters, image = FlatParameters(disturbed(network)), images(SHAPE, 6)
 
@@ -155,7 +154,6 @@ def make(bf16: bool) -> tuple[Any, Update, Callable[[], Any]]:
 
 @pytest.mark.parametrize("bf16", [False, True])
 def test_the_first_layer_computes_no_gradient_of_its_input(bf16: bool) -> None:
-    """The first layer computes no gradient of the images."""
     _, _, minimize = make(bf16)
     with Calls() as calls:
         minimize()

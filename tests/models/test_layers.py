@@ -199,7 +199,6 @@ def test_accelerating_twice_changes_nothing() -> None:
 
 
 def test_hooks_of_the_backward_pass_are_kept() -> None:
-    """A layer with a hook of the backward pass stays as it is."""
     for register in ("register_full_backward_hook", "register_full_backward_pre_hook"):
         torch.manual_seed(0)
         network, found = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.ReLU()), []

@@ -152,7 +152,6 @@ def test_q_networks_choose_what_is_allowed(case: str) -> None:
 
 
 def test_random_actions_are_uniform_among_the_allowed() -> None:
-    """Random actions are uniform among the allowed ones."""
     policy = QNetwork(EnvSpec(VECTOR, spaces.Discrete(5), mask_sources=("info",)))
     masks = np.tile([True, False, True, True, False], (90_000, 1))
     noise = policy.draw_noise(1, 90_000, torch.Generator().manual_seed(0))[0]  # epsilon is 1

@@ -124,7 +124,6 @@ def test_each_tensor_is_watched() -> None:
 
 
 def test_another_tensor_with_the_same_counters() -> None:
-    """Another tensor with the same version counter is prepared anew."""
     tensors, parameters = prepared.PreparedTensors(), [nn.Parameter(torch.full((2,), value)) for value in (1.0, 2.0)]
     assert parameters[0]._version == parameters[1]._version
     found = [

@@ -16,15 +16,7 @@ from accel_rl.envs.spaces.conversion import make_spec, parts_of, row_space, to_r
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.models.actor_critic import ActorCritic
 from accel_rl.models.q_network import QNetwork
-from accel_rl.models.trunks import (
-    MLP,
-    NETWORKS,
-    NestedNet,
-    add_layer_norms,
-    linear,
-    make_trunk,
-    same_padding,
-)
+from accel_rl.models.trunks import MLP, NETWORKS, NestedNet, add_layer_norms, linear, make_trunk, same_padding
 from accel_rl.stacks import interleaved
 
 Box, Discrete = gymnasium.spaces.Box, gymnasium.spaces.Discrete
@@ -104,7 +96,6 @@ def test_layer_norms_of_vectors_and_first_weights() -> None:
 
 @pytest.mark.parametrize("channels", [1, 2, 3, 4, 5])
 def test_interleaving_changes_the_memory_layout_only(channels: int) -> None:
-    """Interleaving changes the memory layout of images, not their values."""
     rows = torch.randint(0, 256, (9, 5, 7, 6), dtype=torch.uint8)
     rows[0] = 255
     stacks = rows.unfold(0, channels, 1).movedim(-1, 2).flatten(0, 1)  # overlap in memory, as in rollouts
@@ -211,7 +202,6 @@ def test_initialization() -> None:
 
 
 def test_the_features_of_a_network_without_num_features_are_counted() -> None:
-    """The features of a network without num_features are counted."""
     spec = EnvSpec(Box(-1, 1, (3,), np.float32), Discrete(2))
     policy = ActorCritic(spec, lambda spec: torch.nn.Sequential(torch.nn.Linear(3, 17), torch.nn.ReLU()))
     assert policy.policy_head.in_features == 17
@@ -291,7 +281,6 @@ def test_small_pictures_hold_codes_or_colours(values: range, size: int) -> None:
 
 
 def test_unbounded_pictures_stay_as_they_are() -> None:
-    """Unbounded pictures are not scaled."""
     spec = make_spec(Box(-np.inf, np.inf, (24, 24, 3), np.float32), Discrete(2))
     picture = torch.randn(2, 3, 24, 24)
     first = make_trunk(spec).convolutions[0]  # type: ignore[index]

@@ -75,7 +75,6 @@ def test_the_parent_is_told_how_a_child_ended(family: Family) -> None:
 
 
 def test_children_end_with_a_killed_server(family: Family) -> None:
-    """Children of a killed server end, and waiting for one raises an error."""
     processes = [psutil.Process(child.pid) for child in family.children]
     family.process.kill()
     with pytest.raises(RunError, match="the process that starts the learners was killed by SIGKILL"):
@@ -99,7 +98,6 @@ def test_what_children_leave_behind_ends() -> None:
 
 
 def test_a_process_with_threads_or_cuda_refuses_to_fork(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process with threads or CUDA refuses to fork."""
     monkeypatch.setattr(os, "listdir", lambda _: ["1", "2"])
     with pytest.raises(RuntimeError, match="importing what they need has started 1 threads"):
         assert_safe_to_fork()

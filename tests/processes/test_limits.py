@@ -148,7 +148,6 @@ def test_limits_up_to_the_one_that_is_enough(
 @pytest.mark.multiprocess
 @OTHER_USER
 def test_no_locked_memory_is_needed(folder: Path) -> None:
-    """A run needs no locked memory."""
     assert train(folder, resource.RLIMIT_MEMLOCK, 0, *TINY).status == 0
 
 

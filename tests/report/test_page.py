@@ -203,7 +203,7 @@ def test_a_browser_fetches_nothing(tmp_path: Path) -> None:
         ({"progress.csv": "a,b\n1,2\n"}, r"progress\.csv is not a run's: it has no column time/total_timesteps"),
         ({"progress.csv": "\0\xff" * 100}, r"progress\.csv is not a run's"),
         ({"progress.csv": f'time/total_timesteps\n"{"x" * 200_000}"\n'}, r"progress\.csv is damaged: field larger"),
-        ({"config.yaml": "algo: a2c\nenv: pong\nlearners_per_gpu:"}, r"is not a run's: seed, steps cannot be read"),
+        ({"config.yaml": "algo: a2c\nenv: pong\nlearners_per_gpu:"}, r"is not a run's: seed, steps are missing"),
         ({"config.yaml": "[1, 2"}, r"config\.yaml is not YAML"),
         ({"final.json": '{"mean_re'}, r"final\.json is damaged"),
         ({"final.json": '{"mean_reward": null}'}, r"final\.json is damaged: it must hold mean_reward"),
@@ -224,7 +224,7 @@ def test_what_cannot_be_one_page(tmp_path: Path, capsys: Any) -> None:
     """Runs that do not fit one page, and pages that cannot be written, are one line."""
     runs = [str(write_run(tmp_path / env, env=env)) for env in ("pong", "qbert")]
     for words, status, message in (
-        ([*runs, "--out", "page.html"], 2, "these are runs of pong and qbert: give those of one, or an experiment's"),
+        ([*runs, "--out", "page.html"], 2, "these are runs of pong and qbert: name those of one, or an experiment's"),
         (runs, 2, "a page about several folders needs a name; give it with --out"),
         ([runs[0], "--out", f"{runs[0]}/config.yaml/page.html"], 2, "cannot write"),
         ([runs[0], "--out", runs[1]], 1, "could not write the page"),
@@ -242,7 +242,6 @@ def test_a_run_without_a_row_has_a_page(tmp_path: Path) -> None:
 
 
 def test_a_run_ends_without_plotly_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    """Without plotly a run ends with one line instead of a page."""
     run = write_run(tmp_path / "run")
     for module in ("plotly", "plotly.offline"):
         monkeypatch.setitem(sys.modules, module, None)

@@ -1,9 +1,7 @@
-"""Tests of environments, workers, disks and users that break a run: its message, its checkpoint, and no process
-left."""
+"""Tests of environments, workers and users that break a run: its message, its checkpoint, and no process left."""
 
 import json
 import os
-import pickle
 import random
 import re
 import signal
@@ -234,12 +232,7 @@ def assert_no_token_left(sampler: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "reset_mode"),
-    [
-        ("raise", "immediate"),
-        ("kill", "immediate"),
-        pytest.param("hang", "wait", marks=slow),
-    ],
+    ("how", "reset_mode"), [("raise", "immediate"), ("kill", "immediate"), pytest.param("hang", "wait", marks=slow)]
 )
 def test_lost_samples_are_not_valid(tmp_path: Path, how: str, reset_mode: str) -> None:
     """Lost steps are not valid, lost games do not score, and the processes stay in step."""
@@ -308,7 +301,6 @@ def test_a_worker_is_killed_around_an_evaluation(when: str, monkeypatch: pytest.
 
 
 def test_any_worker_may_be_killed_at_any_moment() -> None:
-    """A worker killed at any moment of a rollout is replaced."""
     env = EnvConfig(f"{TOYS}:Slow", options={"step_s": 0.002, "lengths": [7]})
     sampler = make(AlternatingSampler, env, SamplerConfig(8, 5, 4), restart_on_error=True)
     rng = random.Random(0)
@@ -520,40 +512,3 @@ def test_a_gpu_without_enough_memory(tmp_path: Path, monkeypatch: Any, capfd: An
     message = r"accel-rl: cpu is out of memory \(2.50 GiB was requested\): lower --envs \(4\) or --horizon \(4\)\n"
     assert re.search(message, err := capfd.readouterr().err), err
     assert "Traceback" not in err
-
-
-# ---- the disk ----
-
-
-def test_damaged_and_foreign_checkpoints(tmp_path: Path, capfd: Any) -> None:
-    """A damaged or foreign checkpoint is refused with one line that names the file."""
-    run = tmp_path / "run"
-    assert main(arguments(run, "CartPole-v1", None, "--sampler", "serial", steps=80)) == 0
-    file, whole = run / "checkpoint.pt", (run / "checkpoint.pt").read_bytes()
-
-    def foreign() -> None:
-        torch.save({"model": torch.zeros(3)}, file)
-
-    def unknown_class() -> None:
-        file.write_bytes(pickle.dumps(Foreign).replace(b"Foreign", b"Foreigm"))
-
-    damages = {
-        "random bytes": lambda: file.write_bytes(random.Random(0).randbytes(5000)),
-        "text": lambda: file.write_text("steps: 400\n"),
-        "foreign": foreign,
-        "unknown class": unknown_class,
-        "missing": file.unlink,
-    }
-    for name, damage in damages.items():
-        damage()
-        capfd.readouterr()
-        assert main(["train", "--resume", str(run), "--steps", "160"]) == 2, name
-        result = Result(2, *capfd.readouterr())
-        result.assert_one_line(2)
-        assert str(file) in result.err, (name, result.err)
-    file.write_bytes(whole)
-    assert main(["train", "--resume", str(run), "--steps", "96"]) == 0
-
-
-class Foreign:
-    """A class that the reader of its pickle does not have."""

@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-import accel_rl
 from accel_rl.envs import global_generators
 from accel_rl.envs.global_generators import GlobalGenerators
 from accel_rl.envs.spec import EnvConfig
 from accel_rl.samplers import AlternatingSampler, SerialSampler
 from accel_rl.samplers.base import SamplerConfig
 from accel_rl.samplers.device import DeviceSampler
-from tests.helpers.runs import TINY_RUN, TINY_SERIAL_RUN, assert_same_run
+from tests.helpers.runs import TINY_RUN, TINY_SERIAL_RUN, assert_resumes_exactly
 from tests.helpers.samplers import TOYS, closing, make
 
 CHANCE = EnvConfig(f"{TOYS}:GlobalChance", options={"lengths": [3, 7]})
@@ -107,8 +106,4 @@ def test_a_batch_on_a_device_draws_by_the_seed() -> None:
 def test_a_resumed_run_draws_what_the_whole_one_draws(settings: dict[str, Any], tmp_path: Path) -> None:
     """A checkpoint holds the generators that environments draw from."""
     settings = {**settings, "algo": "a2c", "env": CHANCE.env_id, "env_options": CHANCE.options}
-    settings |= {"schedule_steps": 120, "log_interval_steps": 20}
-    whole = accel_rl.train(**settings, steps=120, out=tmp_path / "whole")
-    half = accel_rl.train(**settings, steps=60, out=tmp_path / "half")
-    accel_rl.train(resume=half, steps=120)
-    assert_same_run(half, whole)
+    assert_resumes_exactly(tmp_path, {**settings, "log_interval_steps": 20}, 120, stop=60)

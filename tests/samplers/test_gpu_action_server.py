@@ -73,8 +73,11 @@ def on_gpu(
 @pytest.mark.parametrize("device", [GPU], ids=str)
 @pytest.mark.parametrize(
     ("env", "reset_mode"),
-    [(COUNTING, "immediate"), (COUNTING, "wait"), (PONG, "reserve")],
-    ids=["counting-immediate", "counting-wait", "pong-reserve"],
+    [
+        pytest.param(COUNTING, "immediate", id="counting-immediate"),
+        pytest.param(COUNTING, "wait", id="counting-wait"),
+        pytest.param(PONG, "reserve", id="pong-reserve", marks=pytest.mark.slow),  # test_gpu_runs.py has such a run
+    ],
 )
 def test_rollouts_are_those_of_the_cpu(env: EnvConfig, reset_mode: str, device: torch.device) -> None:
     """Rollouts of the GPU's action server equal the CPU's, also after a state was set."""

@@ -21,7 +21,7 @@ CHOICES = EnvConfig(f"{TOYS}:Nested", options=LENGTHS)  # MultiDiscrete
 COMPOSITE = EnvConfig(f"{TOYS}:Machine", options=LENGTHS)  # Dict
 SWITCHES = EnvConfig(f"{TOYS}:Switches", options=LENGTHS)  # MultiBinary, of two axes
 CONFIG = SamplerConfig(4, 5, 2)
-ALSO_ALTERNATING = ("lstm", "choices", "composite", "q-network")
+ALSO_ALTERNATING = ("lstm", "composite", "q-network")
 CASES: dict[str, tuple[EnvConfig, str, dict[str, Any]]] = {
     "lstm": (COUNTING, "immediate", {"core": "lstm", "previous_inputs": False}),
     "gru waits": (COUNTING, "wait", {"core": "gru", "previous_inputs": False}),

@@ -27,7 +27,6 @@ def test_errors_name_numbers_that_fit(numbers: dict[str, int], message: str) -> 
 
 
 def test_default_numbers_of_workers_are_accepted() -> None:
-    """The sampler accepts each default number of workers."""
     for num_envs in range(2, 40, 2):
         for num_cpus in range(1, 20):
             SamplerConfig(num_envs, 5, default_workers(num_envs, num_cpus))

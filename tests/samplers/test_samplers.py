@@ -108,7 +108,6 @@ def test_shares_cover_every_environment_once() -> None:
 
 
 def test_stacks_are_blank_before_the_episode() -> None:
-    """A stack holds blank frames for the time before its episode."""
     env = EnvConfig("breakout", options={"noop_max": 0, "max_episode_steps": 7})
     sampler = make(SerialSampler, env, SamplerConfig(2, 5, 2))
     frames: list[list[torch.Tensor]] = [[], []]  # each column's episode so far, kept by hand
@@ -125,7 +124,6 @@ def test_stacks_are_blank_before_the_episode() -> None:
 
 
 def test_final_observation_is_the_whole_last_stack() -> None:
-    """The last observation of a truncated episode is its whole last stack of frames."""
     env = EnvConfig("pong", options={"noop_max": 0, "max_episode_steps": 3, "frame_stack": 4})
     longer = EnvConfig("pong", options={"noop_max": 0, "max_episode_steps": 1000})
     policy = lambda: Echo(1)  # noqa: E731  always NOOP, so that both environments take the same course
@@ -179,7 +177,6 @@ def test_evaluation_counts_the_first_games_of_each_environment() -> None:
 
 @pytest.mark.parametrize("sampler_class", [SerialSampler, AlternatingSampler])
 def test_evaluation_by_steps_counts_the_games_that_have_ended(sampler_class: Any) -> None:
-    """An evaluation by steps counts exactly the games that end within them."""
     env = EnvConfig(f"{TOYS}:Counting", options={"lengths": [3, -5, 6, 50]})
     sampler = make(sampler_class, env, SamplerConfig(4, 5, 2), Echo(1))
     with closing(sampler):
@@ -264,7 +261,6 @@ def test_nothing_is_left_behind() -> None:
 
 
 def test_an_announcement_too_many_ends_the_run() -> None:
-    """A surplus announcement of a worker ends the run."""
     sampler = make(AlternatingSampler, COUNTING, SamplerConfig(4, 3, 2))
     with closing(sampler):
         sampler.collect()

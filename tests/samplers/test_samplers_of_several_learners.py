@@ -49,7 +49,6 @@ def test_two_learners_have_the_environments_of_one(sampler_class: Any, env: EnvC
 
 
 def test_each_learner_has_its_own_noise() -> None:
-    """Each learner draws noise of its own, in training and in each evaluation."""
     generators = [
         noise_generator(BatchConfig(COUNTING, seed=3, first_env=first_env), torch.device("cpu"), role)
         for first_env in (0, 4, 8)

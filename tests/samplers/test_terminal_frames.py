@@ -55,11 +55,7 @@ class LooksAtRollouts:
 
 @pytest.mark.parametrize(
     ("env", "kind"),
-    [
-        (COUNTING, "alternating"),
-        pytest.param(BREAKOUT, "alternating", marks=pytest.mark.slow),
-        (COLOR, "device"),
-    ],
+    [(COUNTING, "alternating"), pytest.param(BREAKOUT, "alternating", marks=pytest.mark.slow), (COLOR, "device")],
     ids=lambda each: each if isinstance(each, str) else f"{each.env_id[-8:]}-{each.options.get('color', False)}",
 )
 def test_they_are_the_same_for_every_sampler_and_change_nothing_else(env: EnvConfig, kind: str) -> None:

@@ -187,7 +187,6 @@ def test_on_step_holds_the_faster_group_back() -> None:
 @pytest.mark.parametrize("kinds", [("serial", "alternating"), ("alternating", "device")])
 @pytest.mark.parametrize("env", [COUNTING, pytest.param(PONG, marks=pytest.mark.slow)], ids=["counting", "pong"])
 def test_state_continues_in_the_middle_of_windows(env: EnvConfig, kinds: tuple[str, str]) -> None:
-    """A restored state continues windows exactly."""
     config = SamplerConfig(4, 3, 2, window=7)
     policies = [recurrent(COUNTING) if env is COUNTING else Echo(6) for _ in kinds]
     batch = {"reset_mode": "wait" if env is COUNTING else "immediate", "decorrelation_steps": 5}

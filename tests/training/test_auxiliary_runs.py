@@ -10,7 +10,7 @@ import accel_rl
 from accel_rl.cli import main
 from accel_rl.errors import UsageError
 from accel_rl.run_folder import checkpoint
-from tests.helpers.runs import TINY_SERIAL_RUN, assert_same, assert_same_run, rows
+from tests.helpers.runs import TINY_SERIAL_RUN, assert_resumes_exactly, assert_same, rows
 from tests.helpers.samplers import TOYS
 
 slow = pytest.mark.slow
@@ -57,17 +57,13 @@ RESUMED: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("case", [name if name == "a2c lstm" else pytest.param(name, marks=slow) for name in RESUMED])
 def test_two_halves_equal_a_whole_run(tmp_path: Path, case: str) -> None:
     """A resumed run with auxiliary tasks equals an uninterrupted one, and so does its replay."""
-    settings = RESUMED[case]
-    whole = accel_rl.train(**settings, steps=160, out=tmp_path / "whole")
-    half = accel_rl.train(**settings, steps=100, out=tmp_path / "half")
-    accel_rl.train(resume=half, steps=160)
-    assert_same_run(half, whole)
-    first, second = saved_replay(half), saved_replay(whole)
-    assert_same(first, second)
+    resumed, whole = assert_resumes_exactly(tmp_path, RESUMED[case], 160, stop=100)
+    first = saved_replay(resumed)
+    assert_same(first, saved_replay(whole))
     ends = first["ring"]["arrays"]["terminated"]
     assert ends.any() and len(first["ring"]["final_rows"]) >= ends.sum(), "last frames of terminated episodes, too"
     for name in LOSSES:
-        assert len(set(losses(half, name))) >= 4, name
+        assert len(set(losses(resumed, name))) >= 4, name
 
 
 def test_without_its_replay_a_run_fills_it_anew(tmp_path: Path) -> None:
@@ -100,7 +96,6 @@ def test_a_run_goes_on_with_a_new_environment(tmp_path: Path, more: dict[str, An
 
 
 def test_a_run_with_heads_is_evaluated_loaded_and_filmed(tmp_path: Path, capfd: Any) -> None:
-    """A run with auxiliary heads can be evaluated, loaded and filmed."""
     settings = {**CLOCK, **LSTM, "eval_interval_steps": 40, "eval_episodes": 2}
     run = accel_rl.train(**settings, steps=40, out=tmp_path / "run")
     assert [row["eval/episodes"] for row in rows(run)][-1] == "2"

@@ -8,7 +8,7 @@ import torch
 
 import accel_rl
 from accel_rl.run_folder import checkpoint
-from tests.helpers.runs import TINY, assert_same, assert_same_policy, assert_same_run, rows, rows_without_time
+from tests.helpers.runs import TINY, assert_resumes_exactly, assert_same, assert_same_policy, rows, rows_without_time
 
 PONG: dict[str, Any] = {
     **TINY,
@@ -19,8 +19,6 @@ PONG: dict[str, Any] = {
     "noop_max": 3,
     "decorrelation_steps": 5,
     "seed": 5,
-    "steps": 80,
-    "schedule_steps": 80,
     "log_interval_steps": 20,
     "precision": "bf16",
 }
@@ -28,7 +26,7 @@ REPLAY: dict[str, Any] = {"warmup_steps": 20, "batch_size": 8, "replay_size": 60
 REPLAY |= {"target_interval_steps": 40, "epsilon_steps": 100}
 EVALUATED: dict[str, Any] = {"eval_interval_steps": 40, "eval_episodes": 2}
 ALGOS: dict[str, dict[str, Any]] = {
-    "dqn": {"algo": "dqn", **REPLAY},
+    "dqn": {"algo": "dqn", "network": "a3c", **REPLAY},
     "ppo lstm": {"algo": "ppo", "epochs": 2, "minibatches": 2, "core": "lstm", "core_size": 8, **EVALUATED},
 }
 
@@ -38,11 +36,9 @@ ALGOS: dict[str, dict[str, Any]] = {
 def test_a_run_repeats(case: str, tmp_path: Path) -> None:
     """In bfloat16, a run in two halves equals a whole one, and the alternating sampler's equals the serial one's."""
     settings = {**PONG, **ALGOS[case], "sampler": "serial"}
-    whole = accel_rl.train(**settings, out=tmp_path / "whole")
-    half = accel_rl.train(**settings | {"steps": 40}, out=tmp_path / "half")
-    accel_rl.train(resume=half, steps=80)
-    assert_same_run(half, whole)
-    alternating = accel_rl.train(**settings | {"sampler": "alternating", "workers": 2}, out=tmp_path / "alternating")
+    half, whole = assert_resumes_exactly(tmp_path, settings, 80, stop=40)
+    settings |= {"sampler": "alternating", "workers": 2, "steps": 80}
+    alternating = accel_rl.train(**settings, out=tmp_path / "alternating")
     policies = [checkpoint.load(run / "checkpoint.pt")["policy"] for run in (whole, alternating)]
     assert_same(*policies)
     assert all(value.dtype == torch.float32 for value in policies[0].values())

@@ -91,7 +91,6 @@ def fails(row: dict[str, float]) -> None:
 
 @one_and_two
 def test_a_callback_that_raises_stops_the_run_with_a_checkpoint(settings: dict[str, Any], tmp_path: Path) -> None:
-    """A callback that raises stops the run with a checkpoint, and its traceback is in the log."""
     steps = {"steps": 80 if settings is RUN else 10_000}
     with pytest.raises(KeyError, match="no such metric") as caught:
         accel_rl.train(**settings | steps, callbacks=[fails], out=tmp_path / "run")

@@ -17,10 +17,9 @@ from accel_rl.run_folder import checkpoint, directory
 from accel_rl.run_folder.checkpoint import CHECKPOINT
 from accel_rl.run_folder.directory import reopen
 from accel_rl.training.progress import _Events, _Table
-from tests.helpers.runs import TINY_RUN, TINY_SERIAL_RUN, rows
+from tests.helpers.runs import TINY_DQN_RUN, TINY_RUN, TINY_SERIAL_RUN, rows
 
-RUN: dict[str, Any] = {**TINY_SERIAL_RUN, "algo": "dqn", "warmup_steps": 40, "batch_size": 8, "replay_size": 100}
-RUN |= {"training_intensity": 2, "checkpoint_interval_steps": 40, "log_interval_steps": 20, "schedule_steps": 200}
+RUN: dict[str, Any] = {**TINY_DQN_RUN, "log_interval_steps": 20}
 
 pytestmark = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a file that is always full")
 
@@ -79,7 +78,6 @@ def test_a_table_takes_no_memory(tmp_path: Path) -> None:
 
 
 def test_a_table_that_another_program_has_changed(tmp_path: Path) -> None:
-    """A table that another program has changed is a usage error and stays as it is."""
     file = tmp_path / "progress.csv"
     file.write_text("time/total_timesteps;train/loss\n20;1,5\n")
     with pytest.raises(UsageError, match=r"progress.csv is damaged .*; restore it, or move it away"):

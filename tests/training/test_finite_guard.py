@@ -124,7 +124,6 @@ def test_statistics_that_wait_on_the_device_are_checked_before_an_environment_is
 
 
 def test_the_optimizers_state_must_be_finite_too(tmp_path: Path) -> None:
-    """An optimizer state that is not finite stops the run."""
     layer = torch.nn.Linear(2, 1)
     update = Update(layer, Adam(beta1=0.0))
     watch = guard(tmp_path, layer, UpdateStatistics(), update)

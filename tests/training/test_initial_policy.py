@@ -87,7 +87,6 @@ def test_the_parameters_that_learners_share_begin_with_it(trained: Path) -> None
 @pytest.mark.slow
 @pytest.mark.multiprocess
 def test_all_learners_begin_with_it(trained: Path, tmp_path: Path) -> None:
-    """All learners begin with the initial policy."""
     settings = {**TINY_LEARNERS_RUN, **PPO, "learning_rate": 1e-30}
     run = accel_rl.train(**settings, init_from=trained, steps=40, out=tmp_path / "run")
     before, after = (load_file(folder / LAST) for folder in (trained, run))
@@ -167,7 +166,6 @@ def test_what_fits_is_taken_and_the_rest_begins_anew(tmp_path: Path, case: str) 
 
 
 def test_a_resumed_run_does_not_need_the_policy(trained: Path, tmp_path: Path) -> None:
-    """A resumed run does not need its initial policy and refuses another one."""
     source = shutil.copytree(trained, tmp_path / "source")
     settings = {**RUN, "init_from": source, "schedule_steps": 120}
     whole = accel_rl.train(**settings, steps=120, out=tmp_path / "whole")

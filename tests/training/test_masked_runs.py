@@ -18,7 +18,7 @@ from accel_rl.run_folder import policy_file
 from accel_rl.samplers import AlternatingSampler, SerialSampler
 from accel_rl.samplers.base import SamplerConfig
 from tests.helpers.masked_envs import Masked
-from tests.helpers.runs import TINY_SERIAL_RUN, assert_same_run, rows, rows_without_time
+from tests.helpers.runs import TINY_SERIAL_RUN, assert_resumes_exactly, rows, rows_without_time
 from tests.helpers.samplers import assert_equal, closing, make, spec_of
 
 slow = pytest.mark.slow
@@ -101,11 +101,7 @@ def test_a_mask_that_allows_everything_changes_nothing(tmp_path: Path) -> None:
 @slow
 def test_two_halves_equal_a_whole_run(tmp_path: Path) -> None:
     """A resumed run with masks equals an uninterrupted one."""
-    settings = {**COMMON, **RUNS["dqn"], "schedule_steps": 200}
-    whole = accel_rl.train(**settings, out=tmp_path / "whole")
-    half = accel_rl.train(**settings | {"steps": 120}, out=tmp_path / "half")
-    accel_rl.train(resume=half, steps=200)
-    assert_same_run(half, whole)
+    assert_resumes_exactly(tmp_path, COMMON | RUNS["dqn"], 200, stop=120)
 
 
 # ---- policies ----

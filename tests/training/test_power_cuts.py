@@ -13,11 +13,7 @@ import accel_rl
 from accel_rl.run_folder import checkpoint
 from accel_rl.run_folder.checkpoint import CHECKPOINT
 from accel_rl.run_folder.directory import reopen
-from tests.helpers.runs import TINY_SERIAL_RUN
-
-# Checkpoints at steps 40 and 80, each with its replay.
-RUN: dict[str, Any] = {**TINY_SERIAL_RUN, "algo": "dqn", "warmup_steps": 40, "batch_size": 8, "replay_size": 100}
-RUN |= {"training_intensity": 2, "checkpoint_interval_steps": 40, "schedule_steps": 200}
+from tests.helpers.runs import TINY_DQN_RUN
 
 Names = dict[str, int]  # names in the folder with their inodes
 Files = dict[str, bytes]
@@ -90,7 +86,7 @@ def test_a_power_cut_at_any_write_leaves_a_run(tmp_path: Path, monkeypatch: pyte
     out.mkdir()
     with monkeypatch.context() as patch:
         disk = Disk(out, patch)
-        accel_rl.train(**RUN, steps=80, out=out)
+        accel_rl.train(**TINY_DQN_RUN, steps=80, out=out)
     disk.close()
     found, read = [], dict[frozenset[Any], int]()
     for moment in disk.moments:

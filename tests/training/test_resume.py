@@ -13,8 +13,16 @@ import accel_rl
 from accel_rl.errors import UsageError
 from accel_rl.run_folder import checkpoint
 from accel_rl.samplers import SerialSampler
-from tests.helpers.processes import Command
-from tests.helpers.runs import TINY_RUN, TINY_SERIAL_RUN, assert_same, assert_same_policy, assert_same_run, rows
+from tests.helpers.processes import Command, as_flags
+from tests.helpers.runs import (
+    TINY_RUN,
+    TINY_SERIAL_RUN,
+    assert_resumes_exactly,
+    assert_same,
+    assert_same_policy,
+    assert_same_run,
+    rows,
+)
 from tests.helpers.samplers import TOYS
 
 STEPS = 4000
@@ -36,10 +44,7 @@ def whole(tmp_path_factory: Any) -> Path:
 def test_two_halves_equal_a_whole_run_on_pong(tmp_path: Path, simulator: str) -> None:
     """A resumed run of Pong equals an uninterrupted one, on both simulators."""
     settings = {**PONG, "simulator": simulator, "normalize_observations": True}
-    whole = accel_rl.train(**settings, steps=240, out=tmp_path / "whole")
-    half = accel_rl.train(**settings, steps=80, out=tmp_path / "half")
-    accel_rl.train(resume=half, steps=240)
-    assert_same_run(half, whole)
+    half, whole = assert_resumes_exactly(tmp_path, settings, 240, stop=80)
     assert_same_policy(half, whole)
     assert sum("eval/mean_reward" in row for row in rows(half)) == 6
     assert sum(row["eval/mean_reward"] != "" for row in rows(half)) == 3
@@ -86,10 +91,7 @@ IN_MAKE_TEST = ("ppo gru normalized", "dqn", "pqn lstm")  # one with simulator p
 def test_two_halves_equal_a_whole_run_of_each_algorithm(tmp_path: Path, variant: str) -> None:
     """A resumed run of each algorithm equals an uninterrupted one, and so does its replay."""
     settings = {**CARTPOLE, **VARIANTS[variant], "schedule_steps": 240, "log_interval_steps": 20}
-    whole = accel_rl.train(**settings, steps=240, out=tmp_path / "whole")
-    half = accel_rl.train(**settings, steps=120, out=tmp_path / "half")
-    accel_rl.train(resume=half, steps=240)
-    assert_same_run(half, whole)
+    half, whole = assert_resumes_exactly(tmp_path, settings, 240, stop=120)
     learned = [float(row["train/loss"]) for row in rows(half) if row["train/loss"]]
     assert len(set(learned)) == len(learned) >= 9
     for replay in (checkpoint.load(run / "checkpoint.pt")["learners"][0]["replay"] for run in (half, whole)):
@@ -100,12 +102,8 @@ def test_two_halves_equal_a_whole_run_of_each_algorithm(tmp_path: Path, variant:
 
 @pytest.mark.slow
 def test_two_halves_equal_a_whole_run_with_a_replay_of_frames(tmp_path: Path) -> None:
-    """A resumed run and its replay of frames equal the uninterrupted ones."""
     settings = {**PONG, **REPLAY, "algo": "dqn", "n_step": 3, "eval_interval_steps": 0}
-    whole = accel_rl.train(**settings, steps=240, out=tmp_path / "whole")
-    half = accel_rl.train(**settings, steps=80, out=tmp_path / "half")
-    accel_rl.train(resume=half, steps=240)
-    assert_same_run(half, whole)
+    half, whole = assert_resumes_exactly(tmp_path, settings, 240, stop=80)
     files = [sorted(path.name for path in run.glob("replay-*")) for run in (whole, half)]
     assert files == [["replay-240.pt"], ["replay-240.pt", "replay-80.pt"]]
     first, second = (checkpoint.load(run / "replay-240.pt") for run in (half, whole))
@@ -129,7 +127,6 @@ def test_a_replay_that_the_checkpoint_needs_is_kept_and_missed(tmp_path: Path) -
 
 
 def test_a_resumed_run_keeps_its_best_policy(tmp_path: Path) -> None:
-    """A resumed run replaces its best policy only with a better one."""
     settings = {**CARTPOLE, "sampler": "serial", "eval_interval_steps": 20, "eval_episodes": 1}
     run = accel_rl.train(**settings, steps=20, out=tmp_path / "run")
     best = (run / "best.safetensors").read_bytes()
@@ -160,22 +157,12 @@ def test_an_interrupted_evaluation_is_repeated(tmp_path: Path, monkeypatch: pyte
     assert [row["eval/mean_reward"] != "" for row in rows(whole)] == [True, True]
 
 
-def start(out: Path) -> Command:
-    off = [name for name, value in CARTPOLE.items() if value is False]
-    flags = [f"--{name.replace('_', '-')}={value}" for name, value in CARTPOLE.items() if name not in off]
-    return Command("train", "--out", out, "--steps", STEPS, *flags, *(f"--no-{name}" for name in off))
-
-
-def has_row(run: Path, step: int) -> bool:
-    return (run / "progress.csv").exists() and int(rows(run)[-1]["time/total_timesteps"]) >= step
-
-
 @pytest.mark.slow
 def test_a_killed_run_continues_from_its_last_checkpoint(whole: Path, tmp_path: Path) -> None:
     """A killed run continues exactly from its last checkpoint, and no row appears twice."""
     run = tmp_path / "run"
-    command = start(run)
-    command.wait_for(lambda: has_row(run, 700))
+    command = Command("train", "--out", run, "--steps", STEPS, *as_flags(CARTPOLE))
+    command.wait_for(lambda: (run / "progress.csv").exists() and int(rows(run)[-1]["time/total_timesteps"]) >= 700)
     command.process.kill()
     assert command.finish().status == -signal.SIGKILL
     steps = checkpoint.load(run / "checkpoint.pt")["steps"]

@@ -140,7 +140,6 @@ def test_a_missing_key_is_one_line_before_the_run(
 
 
 def test_a_missing_package_is_one_line_before_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A missing wandb package is a usage error before the run."""
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(
         UsageError, match=r"^track=wandb needs wandb; install it with: pip install 'accel-rl\[wandb\]'$"

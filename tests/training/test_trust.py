@@ -13,19 +13,11 @@ from accel_rl.cli import main
 from accel_rl.errors import UsageError
 from accel_rl.run_folder import checkpoint
 from accel_rl.run_folder.directory import is_finished
-from tests.helpers.runs import TINY_SERIAL_RUN
+from tests.helpers.runs import TINY_DQN_RUN
 
 # Checkpoints of a DQN have a replay, which is a file of its own.
-DQN = {
-    "algo": "dqn",
-    "warmup_steps": 20,
-    "batch_size": 8,
-    "replay_size": 100,
-    "n_step": 1,
-    "training_intensity": 2,
-    "normalize_returns": False,
-}
-RUN: dict[str, Any] = {**TINY_SERIAL_RUN, **DQN, "checkpoint_interval_steps": 20, "schedule_steps": 200}
+RUN: dict[str, Any] = {**TINY_DQN_RUN, "warmup_steps": 20, "n_step": 1, "normalize_returns": False}
+RUN |= {"checkpoint_interval_steps": 20}
 NOBODY = 65534
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
@@ -37,7 +29,6 @@ def run(tmp_path: Path) -> Path:
 
 
 def test_a_checkpoint_of_another_user_is_resumed_only_with_trust(run: Path, monkeypatch: Any, capfd: Any) -> None:
-    """Checkpoints and replays of another user are read only with --trust."""
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     assert main(["train", "--resume", str(run), "--steps", "60"]) == 2
     (line,) = capfd.readouterr().err.splitlines()
@@ -94,7 +85,6 @@ def test_trust_reaches_every_learner(tmp_path: Path, capfd: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.multiprocess
 def test_trust_reaches_the_runs_of_an_experiment(tmp_path: Path, capfd: Any) -> None:
-    """--trust of launch reaches the runs of an experiment."""
     settings = {name: value for name, value in RUN.items() if name not in ("device", "algo")}
     file = tmp_path / "x.yaml"
     file.write_text(yaml.safe_dump({"settings": settings, "grid": [{"algo": "dqn"}], "seeds": [0]}))

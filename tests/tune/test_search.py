@@ -160,8 +160,6 @@ def test_what_time_was_left_out_is_said() -> None:
 
 @pytest.mark.parametrize("error", [UsageError("envs=6 do not divide"), RunError("out of memory"), OSError("no forks")])
 def test_points_that_cannot_be_built_are_skipped(error: Exception) -> None:
-    """A point that cannot be built is skipped, and the search goes on."""
-
     def rate(workers: int, threads: int) -> float:
         if workers == 4:
             raise error

@@ -178,10 +178,7 @@ def test_replays_are_short() -> None:
     [
         (["--algo", "a2cc"], "unknown algorithm 'a2cc'|unknown preset 'a2cc'"),
         (["--env", "pongg"], "unknown .*'pongg'|pongg"),
-        (
-            ["--env", "CartPole-v1", "--minutes", "0"],
-            "minutes=0.0 must be greater than 0",
-        ),
+        (["--env", "CartPole-v1", "--minutes", "0"], "minutes=0.0 must be greater than 0"),
         (["--env", "CartPole-v1", "--minutes", "nan"], "minutes=nan must be greater than 0"),
         (["--env", "CartPole-v1", "--devices", "cpu,cpu"], "tune measures one learner, but there are 2"),
         (
@@ -234,7 +231,6 @@ def test_a_tiny_real_search(tmp_path: Path, capfd: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.multiprocess
 def test_a_signal_leaves_nothing(tmp_path: Path) -> None:
-    """A signal leaves no process and no file."""
     tune = Command("tune", *SMALL, "--minutes", 5, cwd=tmp_path)
     tune.wait_for(lambda: len(tune.workers()) >= 3)
     tune.process.send_signal(signal.SIGINT)

@@ -13,7 +13,6 @@ from accel_rl.report.page import write_page
 from tests.report.test_page import HOSTILE, write_run
 from tests.watch.test_server import log_row, served
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="needs Playwright: pip install playwright")
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 CHROME = os.environ.get("CHROME") or next(filter(None, map(shutil.which, NAMES)), None)
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROME is None, reason="there is no Chromium or Chrome here")]
@@ -24,6 +23,7 @@ LAST_POINT = f"{FIGURE}.data[0].x.at(-1)"
 
 @pytest.fixture(scope="module")
 def chrome() -> Iterator[Any]:
+    sync_api = pytest.importorskip("playwright.sync_api", reason="needs Playwright: pip install playwright")
     with sync_api.sync_playwright() as playwright:
         yield playwright.chromium.launch(executable_path=CHROME, args=["--no-sandbox"])
 

@@ -123,7 +123,7 @@ def _from_json(value: Any) -> Space:
 def _dtype(name: Any, kinds: str) -> np.dtype[Any]:
     dtype = np.dtype(str(name))
     if dtype.kind not in kinds:
-        raise UsageError(f"dtype {name!r} is not one of numbers that this space can hold")
+        raise UsageError(f"dtype {name!r} is not a type of numbers that this space can hold")
     return dtype
 
 

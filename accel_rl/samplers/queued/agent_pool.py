@@ -70,7 +70,6 @@ class AgentPool:
 
     @property
     def processes(self) -> dict[int, Child]:
-        """The agents' processes."""
         return self._pool.children
 
     def set_members(self, agents: Collection[int]) -> None:

@@ -70,19 +70,17 @@ class Queued(SamplerKind):
         if min_training_batch(config) > run.steps:
             raise UsageError(
                 f"min_training_batch={min_training_batch(config)} is never reached in steps={run.steps}: nothing "
-                "would be learned; make one of them smaller or larger"
+                "would be learned; lower it, or raise steps"
             )
         if run.reset_mode == "wait":
             raise UsageError("reset_mode=wait waits for the end of a rollout, which agents do not have; use immediate")
         if run.workers is not None or run.envs_per_worker is not None:
             raise UsageError(
-                "workers and envs_per_worker are of the alternating sampler; with sampler=queued, each environment of "
+                "workers and envs_per_worker are for the alternating sampler; with sampler=queued, each environment of "
                 "--envs has a process of its own: omit them"
             )
         if run.deterministic and settings_of(config).dynamic_adjustment:
-            raise UsageError(
-                "dynamic_adjustment goes by the time that things take, deterministic runs must not: omit one"
-            )
+            raise UsageError("dynamic_adjustment follows measured times, which deterministic runs ignore: omit one")
         _check_number_of_agents(config)
         _check_algorithm(algo)
         if tasks:
@@ -191,8 +189,8 @@ def _check_algorithm(algo: "Algo") -> None:
     settings = algo.settings
     if getattr(settings, "normalize_returns", False):
         raise UsageError(
-            "normalize_returns=True needs all steps of each environment in their order, but sampler=queued merges "
-            "segments of any; use --no-normalize-returns, or --sampler alternating"
+            "normalize_returns=True needs all steps of each environment in order, but sampler=queued learns from "
+            "segments as they arrive; use --no-normalize-returns, or --sampler alternating"
         )
     # A batch has any number of samples, of which there must be as many as minibatches.
     segments, minibatches = algo.local_envs, getattr(settings, "minibatches", 1)
@@ -208,13 +206,13 @@ def _check_tasks(tasks: "AuxiliaryTasks") -> None:
     """Raises UsageError for settings of the auxiliary tasks that agents cannot follow."""
     if tasks.is_recurrent:
         raise UsageError(
-            "with sampler=queued, agents draw for the auxiliary tasks, and they replay no recurrent cores: use "
+            "with sampler=queued, agents draw for the auxiliary tasks, which supports no recurrent cores: use "
             "--core none, or --sampler alternating"
         )
     if tasks.settings.auxiliary_start == "all_when_full":
         raise UsageError(
-            "auxiliary_start=all_when_full waits for the learner's replay, but with sampler=queued agents keep "
-            "replays, each its own: use when_full, or --sampler alternating"
+            "auxiliary_start=all_when_full waits for the learner's replay, but with sampler=queued each agent "
+            "has a replay of its own: use when_full, or --sampler alternating"
         )
 
 

@@ -40,10 +40,7 @@ class Meter:
         seconds = max(time.perf_counter() - self._since, 1e-9)
         batches, predictions = counts.batches - self._before[0], counts.predictions - self._before[1]
         self._before = (counts.batches, counts.predictions)
-        found = {
-            "predictions_per_second": predictions / seconds,
-            "trainings_per_second": len(self._lags) / seconds,
-        }
+        found = {"predictions_per_second": predictions / seconds, "trainings_per_second": len(self._lags) / seconds}
         if batches:
             found["prediction_batch"] = predictions / batches
         if self._lags:

@@ -143,5 +143,4 @@ def slots_of(agent: int, slots_per_agent: int) -> range:
 
 
 def free_slots(state: Array, agent: int, slots_per_agent: int) -> list[int]:
-    """Returns which of an agent's slots are free."""
     return [slot for slot in slots_of(agent, slots_per_agent) if state[slot] == SlotState.FREE]

@@ -34,7 +34,7 @@ TASKS = {"auxiliary": ["value_replay"], "auxiliary_replay_steps": 20}
         ({"normalize_returns": True}, "normalize_returns=True needs all steps .* --sampler alternating"),
         ({**PPO, "minibatches": 13}, "about 12 samples .* raise min_training_batch"),
         ({**PPO, "core": "lstm", "minibatches": 4}, "about 3 segments .* raise min_training_batch"),
-        ({**TASKS, "core": "lstm"}, "replay no recurrent cores: use --core none, or --sampler alternating"),
+        ({**TASKS, "core": "lstm"}, "which supports no recurrent cores: use --core none, or --sampler alternating"),
         ({**TASKS, "auxiliary_start": "all_when_full"}, "auxiliary_start=all_when_full .* use when_full"),
         ({"envs": 1025}, "envs=1025 agents .* use --envs 256 or less, or --training-queue 1"),
         (
@@ -43,7 +43,7 @@ TASKS = {"auxiliary": ["value_replay"], "auxiliary_replay_steps": 20}
         ),
         ({"training_queue": 64}, "envs=16 agents with training_queue=64 .* --envs 15 or less, or --training-queue 63"),
         ({"max_agents": 2, "dynamic_adjustment": True}, "max_agents=2 must be at least envs="),
-        ({"deterministic": True, "dynamic_adjustment": True}, "deterministic runs must not: omit one"),
+        ({"deterministic": True, "dynamic_adjustment": True}, "deterministic runs ignore: omit one"),
         ({"min_training_batch": 10**10, "steps": 10**11}, "min_training_batch=10000000000 needs .* GB on cpu"),
     ],
 )

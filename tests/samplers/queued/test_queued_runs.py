@@ -115,7 +115,6 @@ def test_two_halves_equal_a_whole_run(case: str, tmp_path: Path) -> None:
 
 
 def test_predictors_of_a_resumed_run_act_with_its_parameters() -> None:
-    """Predictors of a resumed run act with its parameters, never with the initial ones."""
     first, second = Telling(), Telling()
     sampler = make_queued(policy=first)
     sampler.collect()
