@@ -26,9 +26,10 @@ import yaml
 
 import scores_figures as figures
 import scores_page as tables
-from accel_rl.analysis.plot import save
+from accel_rl.analysis.plot import read_log, save
 from accel_rl.analysis.scores import ScoredRun, compare, read_scores
 from accel_rl.config.fields import flag_of
+from accel_rl.envs.games.atari import game_name
 from accel_rl.errors import UsageError
 from accel_rl.hardware.description import describe_machine
 from command_line import make_parser, run_program
@@ -50,7 +51,8 @@ def add(paths: Sequence[Path], how: str, setting: str | None, command: str | Non
     for path in paths:
         for run in read_scores(path):
             run = ScoredRun(run.game, setting or run.setting, run.seed, _thinned(run.curve), run.final)
-            file, kept = _file_of(run)
+            file = _file(run.setting, run.game)
+            kept: Values = json.loads(file.read_text()) if file.exists() else as_json([run]) | {"runs": []}
             about = {"how": how, "machine": _machine(path), "command": command or _command(path)}
             runs = {each["seed"]: each for each in kept["runs"]} | {run.seed: as_json([run])["runs"][0] | about}
             _write(file, kept | {"runs": [runs[seed] for seed in sorted(runs)]})
@@ -58,23 +60,25 @@ def add(paths: Sequence[Path], how: str, setting: str | None, command: str | Non
 
 
 def pace(paths: Sequence[Path], setting: str | None) -> None:
-    """Notes the steps per minute of these runs' folders. Raises UsageError like `read_scores`."""
+    """Notes the steps per minute of these runs' folders. Raises UsageError for other folders, and without a file."""
     for path in paths:
-        run = read_scores(path)[0]
-        run = ScoredRun(run.game, setting or run.setting, run.seed, run.curve)
-        file, kept = _file_of(run)
-        (steps, minutes, _), (last_step, last_minute, _) = run.curve[len(run.curve) // 2], run.curve[-1]
-        if not last_minute > minutes:
+        log = read_log(path)
+        env = str(log.config["env"])
+        rows = log.columns["time/total_timesteps"]
+        steps, minutes = (values[len(values) // 2 :][[0, -1]] for values in (rows.steps, rows.time_s / 60))
+        if not minutes[1] > minutes[0]:
             raise UsageError(f"{path} has too few rows for a pace; lower its --log-interval-steps")
-        rate = round((last_step - steps) / (last_minute - minutes))
-        _write(file, kept | {"pace": {"steps_per_minute": rate, "machine": _machine(path), "command": _command(path)}})
+        file = _file(setting or str(log.config.get("preset") or log.config["algo"]), game_name(env) or env)
+        if not file.exists():
+            raise UsageError(f"{file} is not there; add a run of this setting first")
+        rate = round(float(np.diff(steps)[0] / np.diff(minutes)[0]))
+        noted = {"steps_per_minute": rate, "machine": _machine(path), "command": _command(path)}
+        _write(file, json.loads(file.read_text()) | {"pace": noted})
         print(f"{file}: {rate:,} steps per minute")
 
 
-def _file_of(run: ScoredRun) -> tuple[Path, Values]:
-    """Returns the file of a run's setting and game, and what it holds so far."""
-    file = FOLDER / f"{run.setting}-{run.game}.json"
-    return file, json.loads(file.read_text()) if file.exists() else as_json([run]) | {"runs": []}
+def _file(setting: str, game: str) -> Path:
+    return FOLDER / f"{setting}-{game}.json"
 
 
 def as_json(runs: Sequence[ScoredRun]) -> Values:
@@ -144,8 +148,9 @@ def page() -> None:
     chosen, control = published["chosen"], published["control"]
     shown = [each for each in kept if not is_trial(each.setting)]
     trials = [each for each in kept if is_trial(each.setting)]
-    methods = tables.best_by_method(kept, "pong", chosen)
-    timed = tables.best_by_method([each for each in kept if each.last(tables.MINUTES) > 0], "pong", chosen)
+    paced = tables.read_kept(FOLDER, by_pace=True)
+    methods = tables.best_by_method(paced, "pong", chosen)
+    timed = tables.best_by_method([each for each in paced if each.last(tables.MINUTES) > 0], "pong", chosen)
     compared = [FOLDER / f"{chosen}-{game}.json" for game in GAMES if tables.find(kept, chosen, game)]
     winner = tables.find(kept, chosen, "pong")
     blocks = {

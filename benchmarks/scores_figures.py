@@ -93,28 +93,27 @@ def label_positions(values: Sequence[float], low: float = -21.5, high: float = 2
 
 def games_figure(setting: str, games: Sequence[str], kept: Sequence[Kept], published: Values) -> Any:
     """Draws each game's training scores over agent steps: a line for each seed, lines across for published scores."""
-    rows = len(games) // 2 + 1  # of two panels, one of which is the legend
-    drawn = new_figure(width=6, height=2.4 * rows, dpi=150)
+    rows = -(-len(games) // 2)
+    drawn = new_figure(width=6, height=2.3 * rows + 0.8, dpi=150)
     axes = drawn.subplots(rows, 2).flatten()
+    handles = {}
     for game, each in zip(games, axes, strict=False):
         found = find(kept, setting, game)
         for run in found.runs if found else []:
-            each.plot(run.curve[:, STEPS], run.curve[:, SCORE], color="black", linewidth=1.2)
-        for index, scores in enumerate(published["scores"].values()):
+            [line] = each.plot(run.curve[:, STEPS], run.curve[:, SCORE], color="black", linewidth=1.2)
+            handles[f"{setting}, by seed"] = line
+        for index, (name, scores) in enumerate(published["scores"].items()):
             if game in scores:
                 value = float(str(scores[game]).split()[0])
-                each.axhline(value, color=COLORS[index], linestyle=LINE_STYLES[index + 1], linewidth=2)
-        each.set_title(game, fontsize=13)
+                look: Values = {"color": COLORS[index], "linestyle": LINE_STYLES[index + 1], "linewidth": 2}
+                handles[name] = each.axhline(value, **look)
+        each.set_title(game, fontsize=11)
         tidy(each)
         each.tick_params(labelsize=12)
         each.set_xlim(left=0)
     for empty in axes[len(games) :]:
         empty.axis("off")
-    legend = axes[-1]
-    legend.plot([], [], color="black", label=f"{setting}, by seed")
-    for index, name in enumerate(published["scores"]):
-        legend.plot([], [], color=COLORS[index], linestyle=LINE_STYLES[index + 1], linewidth=2, label=name)
-    legend.legend(loc="center", frameon=False, fontsize=11)
     drawn.supxlabel("agent steps", fontsize=13)
     drawn.supylabel("score of the last 100 games", fontsize=13)
+    drawn.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=2, frameon=False, fontsize=11)
     return drawn

@@ -25,6 +25,10 @@ from accel_rl.analysis.scores import (
 STEPS, MINUTES, SCORE = 0, 1, 2  # columns of a curve
 MOST_MISSING = 0.02  # of the last step of a table's column, which rollouts need not divide
 WIN = 18  # on Pong
+# Options that change neither what is learned nor how fast, in commands for readers.
+MINOR = re.compile(
+    r" --(no-tensorboard|no-report|(sampler|eval-interval-steps|eval-episodes|\w+-threads|final-games|seed) \S+)"
+)
 PRESET_FILES = {file.stem for file in (Path(accel_rl.__file__).parent / "presets").glob("*.yaml")}
 
 Values = dict[str, Any]
@@ -34,13 +38,14 @@ Values = dict[str, Any]
 class Kept:
     """A file of scores: runs of one setting on one game, and what is noted of each run.
 
-    A run's minutes are nan if they mean nothing: it shared the machine, and the setting's pace was not measured."""
+    A run's minutes are nan if they mean nothing: it shared the machine, and the setting's pace was not measured.
+    machines: those of the minutes."""
 
     setting: str
     game: str
     runs: list[ScoredRun]
     noted: list[Values]
-    is_paced: bool
+    machines: set[str]
 
     @property
     def command(self) -> str:
@@ -61,22 +66,33 @@ class Kept:
         """Returns a column of each run's curve."""
         return [run.curve[:, column] for run in self.runs if len(run.curve)]
 
+    def time(self, minutes: float) -> str:
+        """Returns a duration with the maker of the CPU; nothing if it is not known."""
+        makers = [maker for maker in ("AMD", "Intel") if any(maker in machine for machine in self.machines)]
+        spent = duration(minutes)
+        return f"{spent} ({' or '.join(makers)})" if spent and makers else spent
+
     def last(self, column: int) -> float:
         """Returns the mean of the runs' last values in a column; nan if one has none."""
         return float(np.mean([values[-1] for values in self.column(column)] or [np.nan]))
 
 
-def read_kept(folder: Path) -> list[Kept]:
-    """Reads a folder's files of scores. A run on a shared machine takes as long as the setting's pace says."""
+def read_kept(folder: Path, by_pace: bool = False) -> list[Kept]:
+    """Reads a folder's files of scores.
+
+    Runs on a shared machine take as long as the setting's pace says, and so do all runs beside them. by_pace: so does
+    every run whose setting has a pace, which makes settings comparable."""
     kept = []
     for file in sorted(folder.glob("*.json")):
         content, runs = json.loads(file.read_text()), read_scores(file)
-        pace = content.get("pace", {}).get("steps_per_minute", np.nan)
-        for run, noted in zip(runs, content["runs"], strict=True):
-            if noted["how"] == "shared":
-                run.curve[:, MINUTES] = run.curve[:, STEPS] / pace
-        shared = any(noted["how"] == "shared" for noted in content["runs"])
-        kept.append(Kept(content["setting"], content["game"], runs, content["runs"], shared and bool(pace == pace)))
+        shared = [noted["how"] == "shared" for noted in content["runs"]]
+        machines, rate = {noted["machine"] for noted in content["runs"]}, np.nan
+        if is_paced := "pace" in content and (by_pace or any(shared)):
+            machines, rate = {content["pace"]["machine"]}, content["pace"]["steps_per_minute"]
+        for run, is_shared in zip(runs, shared, strict=True):
+            if is_shared or is_paced:
+                run.curve[:, MINUTES] = run.curve[:, STEPS] / rate
+        kept.append(Kept(content["setting"], content["game"], runs, content["runs"], machines))
     return kept
 
 
@@ -170,8 +186,10 @@ def advice_table(kept: Sequence[Kept], advice: Sequence[Values]) -> str:
         runs = [run for run in found.runs if run.final is not None] or found.runs
         steps, minutes, _ = np.mean([run.curve[-1] for run in runs], axis=0)
         spent = f"{steps / 1000:,.0f},000 steps" if steps < 1e6 else f"{millions(steps)} steps"
-        spent = ", ".join([spent, duration(minutes) or "time not measured"])
-        rows.append([each["have"], f"`{found.command}`", cell([run.score for run in runs]), spent, each["range"]])
+        spent = ", ".join([spent, found.time(minutes) or "time not measured"])
+        rows.append(
+            [each["have"], f"`{MINOR.sub('', found.command)}`", cell([run.score for run in runs]), spent, each["range"]]
+        )
     return table(["you have", "take", "expect a score of", "after", "range of scores"], rows)
 
 
@@ -185,7 +203,7 @@ def methods_table(methods: Sequence[Kept]) -> str:
             when(each, 0),
             when(each, WIN),
             cell([run.curve[-1, SCORE] for run in each.runs]),
-            ", ".join(filter(None, [millions(each.last(STEPS)), duration(each.last(MINUTES))])),
+            ", ".join(filter(None, [millions(each.last(STEPS)), each.time(each.last(MINUTES))])),
             f"`{each.command}`",
         ]
         for each in methods
@@ -200,7 +218,7 @@ def games_table(
 ) -> str:
     """Returns a setting's scores on each game after some steps, beside the published ones and, on Atari, a human's."""
     names = list(published["scores"])
-    columns = ["seeds", *(f"{each / 1e6:g} M steps" for each in steps), "minutes in all", "final policy"]
+    columns = ["seeds", *(f"{each / 1e6:g} M steps" for each in steps), "time", "final policy"]
     with_humans = all(game in human_scores() for game in games)
     rows = []
     for game in games:
@@ -210,8 +228,7 @@ def games_table(
         cells = ["not run", *[""] * (len(columns) - 1)]
         if found:
             scores = [cell([score_at(run, each) for run in found.runs]) for each in steps]
-            minutes = found.last(MINUTES)
-            cells = [str(len(found.runs)), *scores, "" if np.isnan(minutes) else f"{minutes:.0f}"]
+            cells = [str(len(found.runs)), *scores, found.time(found.last(MINUTES))]
             cells.append(cell([run.final for run in found.runs]))
         humans = ["{:,}; {:,}".format(*human_scores()[game])] if with_humans else []
         rows.append([game, *cells, *humans, *theirs])

@@ -24,6 +24,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setattr(scores, "PAGE", tmp_path / "results.md")
     monkeypatch.setattr(scores, "TRIALS", tmp_path / "README.md")
     monkeypatch.setattr(scores, "FIGURES", tmp_path)
+    monkeypatch.setattr(scores, "describe_machine", lambda: {"cpu": "AMD EPYC"})
     return tmp_path
 
 
@@ -116,12 +117,12 @@ def test_the_page_holds_what_is_kept(folder, pages):
     assert "| `trial_x` | pong | 0 | `python it" in scores.TRIALS.read_text()
     assert text.startswith("before\n") and text.endswith("after\n") and "old" not in text
     assert text.count("between") == 9
-    assert "| an hour | `python it --seed SEED` | 19.0 (19.0 to 19.0) | 2 M steps, 40 minutes | at most 21 |" in text
-    assert "| a robot | `python it --seed SEED` | 700.0 (1 seed) | 2 M steps, 40 minutes | any |" in text
-    assert "| Robot-v1 | 1 | 125.0 (1 seed) | 250.0 (1 seed) | 40 | 700.0 (1 seed) | 1443 ± 46 |" in text
+    assert "| an hour | `python it` | 19.0 (19.0 to 19.0) | 2 M steps, 40 minutes (AMD) | at most 21 |" in text
+    assert "| a robot | `python it` | 700.0 (1 seed) | 2 M steps, 40 minutes (AMD) | any |" in text
+    assert "| Robot-v1 | 1 | 125.0 (1 seed) | 250.0 (1 seed) | 40 minutes (AMD) | 700.0 (1 seed) | 1443 ± 46 |" in text
     assert "| Other-v1 | not run |" in text and "| [theirs](where) |" in text
     mean = "9.0 (8.0 to 10.0) | 18.0 (16.0 to 20.0)"
-    assert f"| pong | 2 | {mean} | 40 | 19.0 (19.0 to 19.0) | -20.7; 14.6 | 21 |" in text
+    assert f"| pong | 2 | {mean} | 40 minutes (AMD) | 19.0 (19.0 to 19.0) | -20.7; 14.6 | 21 |" in text
     assert f"| `ppo_small` | pong | 2 | 7.2 (6.4 to 8.0) | {mean} | 19.0 (19.0 to 19.0) | 16.0 at 2.00 M, 20.0" in text
     assert "| `busy` | pong | 1 | 4.8 (1 seed) | 6.0 (1 seed) | 12.0 (1 seed) |  | 12.0 at 2.00 M |" in text
     assert "| [zoo](there) |" in text
@@ -158,25 +159,31 @@ def test_a_new_setting_is_a_row_and_a_line(folder, pages, monkeypatch):
     assert [(each.method, each.setting) for each in over_steps] == rows and over_minutes == []
 
 
-def test_a_pace_gives_minutes_to_shared_runs(folder, pages, tmp_path):
-    """It is the pace of a run's last half: its start is slower. Runs with minutes of their own keep them."""
-    scores.add([driver_file(folder, "a2c", 1, 20, game="Robot-v1")], "shared", None, None)
-    scores.add([driver_file(folder, "a2c", 2, 20, game="Robot-v1")], "alone", None, None)
-    assert np.isnan(scores_page.read_kept(folder)[0].last(scores_page.MINUTES))
+def test_a_pace_gives_minutes_to_shared_runs(folder, tmp_path):
+    """It is the pace of a run's last half: its start is slower. Rows before the first finished game count, too."""
     run = tmp_path / "run"
     run.mkdir()
     (run / "config.yaml").write_text("{algo: a2c, env: Robot-v1, seed: 7}")
     (run / "command.txt").write_text("accel-rl train --algo a2c --env Robot-v1 --seed 7\n")
-    rows = [f"{1000 * n},{60 * n if n > 2 else 600 * n},1" for n in (1, 2, 30, 31, 32)]
-    (run / "progress.csv").write_text(
-        "\n".join(["time/total_timesteps,time/time_elapsed,rollout/ep_rew_mean", *rows]) + "\n"
-    )
+    (run / "machine.json").write_text('{"cpu": "Intel Xeon"}')
+    header = "time/total_timesteps,time/time_elapsed,rollout/ep_rew_mean\n"
+    (run / "progress.csv").write_text(header + "1000,600,\n2000,1200,\n3000,1800,\n4000,1860,\n5000,1920,\n")
+    with pytest.raises(UsageError, match="add a run of this setting first"):
+        scores.pace([run], None)
+
+    def minutes(**options):
+        [kept] = scores_page.read_kept(folder, **options)
+        return [run.curve[-1, scores_page.MINUTES] for run in kept.runs], kept.machines
+
+    scores.add([driver_file(folder, "a2c", 2, 20, game="Robot-v1")], "alone", None, None)
     scores.pace([run], None)
-    [kept] = scores_page.read_kept(folder)
-    assert [run.curve[-1, scores_page.MINUTES] for run in kept.runs] == [2000, 40]
-    scores.add([driver_file(folder, "a2c", 3, 20, game="Robot-v1")], "shared", None, None)
-    assert len(scores_page.read_kept(folder)[0].runs) == 3 and kept.last(scores_page.MINUTES) == 1020
-    (run / "progress.csv").write_text("time/total_timesteps,time/time_elapsed,rollout/ep_rew_mean\n1,1,1\n")
+    assert minutes() == ([40], {"AMD EPYC (instructions not noted)"})
+    assert minutes(by_pace=True) == ([2000], {"Intel Xeon (instructions not noted)"})
+    scores.add([driver_file(folder, "a2c", 1, 20, game="Robot-v1")], "shared", None, None)
+    assert minutes() == ([2000, 2000], {"Intel Xeon (instructions not noted)"})
+    scores.add([driver_file(folder, "a2c", 1, 20)], "shared", None, None)
+    assert np.isnan(scores_page.read_kept(folder)[1].last(scores_page.MINUTES))
+    (run / "progress.csv").write_text(header + "1,1,1\n")
     with pytest.raises(UsageError, match="too few rows for a pace"):
         scores.pace([run], None)
 
@@ -230,8 +237,8 @@ def test_the_committed_page_is_of_the_committed_scores(tmp_path, monkeypatch):
 
 
 def test_commands_of_rows_name_settings_that_there_are():
-    """Every command of `accel-rl train` in docs/results.md resolves, one for each algorithm that has runs."""
-    files = [file for file in sorted(scores.FOLDER.glob("*.json")) if not scores.is_trial(file.stem)]
+    """The commands of `accel-rl train` for Pong in docs/results.md resolve, one for each algorithm that has runs."""
+    files = [file for file in sorted(scores.FOLDER.glob("*-pong.json")) if not scores.is_trial(file.stem)]
     commands = (run["command"] for file in files for run in json.loads(file.read_text())["runs"])
     found = ((re.search(r"^accel-rl train .*--algo (\S+)", command), command) for command in commands)
     by_algorithm = {match[1]: command for match, command in found if match}
