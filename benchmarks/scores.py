@@ -1,19 +1,22 @@
-"""Keeps the scores of Atari runs, and makes docs/results.md from them.
+"""Keeps the scores of runs, and makes docs/results.md from them.
 
 python benchmarks/scores.py add RUN_DIR_OR_FILE ... --how alone|half|shared [--setting NAME] [--command TEXT]
+python benchmarks/scores.py pace RUN_DIR ... [--setting NAME]
 python benchmarks/scores.py page
 
 `add` adds runs to benchmarks/results/scores/<setting>-<game>.json, a file for each setting and game. A run replaces the
 run of the same seed. Another framework's program on this machine writes a FILE. --how says what the minutes mean: the
 run had the machine for itself (alone), or one logical CPU of two while another run had the other (half), or shared the
-machine with other programs, so that its minutes mean nothing and are in no table (shared). `page` writes
-docs/results.png and the tables between the marks of docs/results.md and, for trials, of
-benchmarks/results/scores/README.md.
+machine with other programs, so that its own minutes mean nothing (shared). `pace` notes how many steps a minute a
+setting makes, from a short run that had the machine for itself: the last half of its steps. With a pace, shared runs
+have minutes, too. `page` writes the figures and tables of docs/results.md and, for trials, of
+benchmarks/results/scores/README.md. New settings appear there by themselves.
 """
 
 import json
+import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -21,33 +24,23 @@ from typing import Any
 import numpy as np
 import yaml
 
-from accel_rl.analysis.plot import COLORS, new_figure, save, tidy
-from accel_rl.analysis.scores import (
-    Interval,
-    ScoredRun,
-    compare,
-    format_table,
-    human_scores,
-    interval,
-    mean_of_means,
-    read_scores,
-)
+import scores_figures as figures
+import scores_page as tables
+from accel_rl.analysis.plot import read_log, save
+from accel_rl.analysis.scores import ScoredRun, compare, read_scores
 from accel_rl.config.fields import flag_of
+from accel_rl.envs.games.atari import game_name
 from accel_rl.errors import UsageError
 from accel_rl.hardware.description import describe_machine
 from command_line import make_parser, run_program
+from scores_page import Values, is_trial
 
 FOLDER = Path("benchmarks/results/scores")
 PUBLISHED = FOLDER / "published.yaml"
-PAGE, FIGURE = Path("docs/results.md"), Path("docs/results.png")
+PAGE, FIGURES = Path("docs/results.md"), Path("docs")
 TRIALS = FOLDER / "README.md"
-BEGIN, END = "<!-- by benchmarks/scores.py page -->\n", "<!-- end -->\n"
 GAMES = ("pong", "breakout", "beam_rider", "seaquest", "space_invaders", "qbert", "enduro")
 MOST_POINTS = 300  # of a curve that is kept
-STEPS, MINUTES = 0, 1  # columns of a curve
-MOST_MISSING = 0.02  # of the last step or minute of a table's column, which rollouts need not divide
-
-Values = dict[str, Any]
 
 
 # ---- add ----
@@ -58,12 +51,34 @@ def add(paths: Sequence[Path], how: str, setting: str | None, command: str | Non
     for path in paths:
         for run in read_scores(path):
             run = ScoredRun(run.game, setting or run.setting, run.seed, _thinned(run.curve), run.final)
-            file = FOLDER / f"{run.setting}-{run.game}.json"
+            file = _file(run.setting, run.game)
             kept: Values = json.loads(file.read_text()) if file.exists() else as_json([run]) | {"runs": []}
             about = {"how": how, "machine": _machine(path), "command": command or _command(path)}
             runs = {each["seed"]: each for each in kept["runs"]} | {run.seed: as_json([run])["runs"][0] | about}
             _write(file, kept | {"runs": [runs[seed] for seed in sorted(runs)]})
             print(f"{file}: seed {run.seed}, {len(run.curve)} points, score {run.score:.1f}")
+
+
+def pace(paths: Sequence[Path], setting: str | None) -> None:
+    """Notes the steps per minute of these runs' folders. Raises UsageError for other folders, and without a file."""
+    for path in paths:
+        log = read_log(path)
+        env = str(log.config["env"])
+        rows = log.columns["time/total_timesteps"]
+        steps, minutes = (values[len(values) // 2 :][[0, -1]] for values in (rows.steps, rows.time_s / 60))
+        if not minutes[1] > minutes[0]:
+            raise UsageError(f"{path} has too few rows for a pace; lower its --log-interval-steps")
+        file = _file(setting or str(log.config.get("preset") or log.config["algo"]), game_name(env) or env)
+        if not file.exists():
+            raise UsageError(f"{file} is not there; add a run of this setting first")
+        rate = round(float(np.diff(steps)[0] / np.diff(minutes)[0]))
+        noted = {"steps_per_minute": rate, "machine": _machine(path), "command": _command(path)}
+        _write(file, json.loads(file.read_text()) | {"pace": noted})
+        print(f"{file}: {rate:,} steps per minute")
+
+
+def _file(setting: str, game: str) -> Path:
+    return FOLDER / f"{setting}-{game}.json"
 
 
 def as_json(runs: Sequence[ScoredRun]) -> Values:
@@ -127,196 +142,67 @@ def _as_flags(settings: Values) -> list[str]:
 
 
 def page() -> None:
-    """Writes the tables of both pages, and the figure."""
+    """Writes the tables of both pages, and the figures."""
     published: Values = yaml.safe_load(PUBLISHED.read_text())
-    kept, about = {}, {}
-    for file in sorted(FOLDER.glob("*.json")):
-        content = json.loads(file.read_text())
-        key = content["setting"], content["game"]
-        kept[key], about[key] = read_scores(file), content["runs"]
-        for run, noted in zip(kept[key], about[key], strict=True):
-            if noted["how"] == "shared":
-                run.curve[:, 1] = np.nan
-    chosen = published["chosen"]
-    parts = [
-        f"## `{chosen}` on seven games\n",
-        games_table(chosen, kept, published),
-        f"## `{chosen}` on Pong: when it wins\n",
-        solved_table(about.get((chosen, "pong"), [])),
-        "## Pong, algorithm by algorithm\n",
-        settings_table({key: runs for key, runs in kept.items() if key[1] == "pong" and not is_trial(key[0])}),
-        "## Against the reference, with equal settings\n",
-        reference_table(kept, published["reference"]),
-        "## All games together\n",
-    ]
-    comparisons = compare([FOLDER / f"{chosen}-{game}.json" for game in GAMES if (chosen, game) in kept])
-    parts += [format_table(comparisons) + "\n" if comparisons else "No runs yet.\n"]
-    parts += [
-        "## Every row's command\n",
-        commands_table({key: of for key, of in about.items() if not is_trial(key[0])}),
-    ]
-    write_between(PAGE, parts)
-    tried = {key: runs for key, runs in kept.items() if is_trial(key[0])}
-    write_between(TRIALS, [settings_table(tried), commands_table({key: about[key] for key in tried})])
-    save(figure(chosen, kept, published), FIGURE)
+    kept = tables.read_kept(FOLDER)
+    chosen, control = published["chosen"], published["control"]
+    shown = [each for each in kept if not is_trial(each.setting)]
+    trials = [each for each in kept if is_trial(each.setting)]
+    paced = tables.read_kept(FOLDER, by_pace=True)
+    methods = tables.best_by_method(paced, "pong", chosen)
+    timed = tables.best_by_method([each for each in paced if each.last(tables.MINUTES) > 0], "pong", chosen)
+    compared = [FOLDER / f"{chosen}-{game}.json" for game in GAMES if tables.find(kept, chosen, game)]
+    winner = tables.find(kept, chosen, "pong")
+    blocks = {
+        "advice": tables.advice_table(kept, published["advice"]),
+        "methods": tables.methods_table(methods),
+        "seeds": tables.seeds_table(winner) if winner else "No runs yet.\n",
+        "games": tables.games_table(chosen, GAMES, kept, published, (1e6, 2e6)),
+        "all games": tables.all_games_table(compare(compared) if compared else []),
+        "control": tables.games_table(control["setting"], control["games"], kept, control, (5e5, 1e6)),
+        "reference": tables.reference_table(kept, published["reference"]),
+        "settings": tables.settings_table([each for each in shown if each.game == "pong"]),
+        "commands": tables.commands_table(shown),
+    }
+    write_blocks(PAGE, blocks)
+    write_blocks(TRIALS, {"trials": tables.settings_table(trials) + "\n" + tables.commands_table(trials)})
+    save(figures.methods_figure(methods, timed), FIGURES / "results.png")
+    save(figures.games_figure(chosen, GAMES, kept, published), FIGURES / "results_games.png")
+    save(figures.games_figure(control["setting"], control["games"], kept, control), FIGURES / "results_control.png")
 
 
-def write_between(page: Path, parts: Sequence[str]) -> None:
-    """Writes parts of a page between its marks."""
-    before, rest = page.read_text().split(BEGIN)
-    page.write_text(before + BEGIN + "\n" + "\n".join(parts) + "\n" + END + rest.split(END)[1])
+def write_blocks(page: Path, blocks: Mapping[str, str]) -> None:
+    """Writes the parts of a page that stand between `<!-- scores.py: NAME -->` and `<!-- end -->`.
 
-
-def _cell(values: Sequence[float | None]) -> str:
-    """Returns mean, interval over seeds and number of scores, without missing ones."""
-    present = [value for value in values if value is not None]
-    if not present:
-        return ""
-    if len(present) == 1:
-        return f"{present[0]:,.1f} (1 seed)"
-    mean, low, high = interval({"": np.array(present)}, mean_of_means)
-    return f"{mean:,.1f} ({low:,.1f} to {high:,.1f})"
-
-
-def _at(run: ScoredRun, column: int, value: float) -> float | None:
-    """Returns the training score after this many steps or minutes; the last one, if it stopped just before.
-
-    Returns None if the run was shorter, or had no score yet."""
-    reached = run.curve[:, column]
-    if not len(reached):
-        return None
-    wanted = min(value, reached[-1]) if reached[-1] > value * (1 - MOST_MISSING) else value
-    return float(np.interp(wanted, reached, run.curve[:, 2])) if reached[0] <= wanted <= reached[-1] else None
-
-
-def difference(ours: Sequence[float], theirs: Sequence[float]) -> Interval:
-    """Returns the difference of two means, ours minus theirs, with its bootstrap interval."""
-    both = {"ours": np.array(ours), "theirs": np.array(theirs)}
-    return interval(both, lambda drawn: float(drawn["ours"].mean() - drawn["theirs"].mean()))
-
-
-def _row(runs: Sequence[ScoredRun]) -> list[str]:
-    """Returns the cells of a setting on a game: seeds, at 1 and 2 million steps, after 30 minutes, the final policy."""
-    return [
-        str(len(runs)),
-        _cell([_at(run, STEPS, 1e6) for run in runs]),
-        _cell([_at(run, STEPS, 2e6) for run in runs]),
-        _cell([_at(run, MINUTES, 30) for run in runs]),
-        _cell([run.final for run in runs]),
-    ]
-
-
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
-
-
-COLUMNS = ("seeds", "1 M steps", "2 M steps", "30 minutes", "final policy")
-
-
-def games_table(setting: str, kept: dict[tuple[str, str], list[ScoredRun]], published: Values) -> str:
-    """Returns a setting's scores on each game, beside a human's, random play's and the published ones."""
-    names = list(published["scores"])
-    rows = []
-    for game in GAMES:
-        random, human = human_scores()[game]
-        theirs = [f"{published['scores'][name][game]:,}" if game in published["scores"][name] else "" for name in names]
-        cells = _row(kept[setting, game]) if (setting, game) in kept else ["not run", *[""] * (len(COLUMNS) - 1)]
-        rows.append([game, *cells, f"{random:,}; {human:,}", *theirs])
-    links = [f"[{name}]({published['sources'][name]})" for name in names]
-    return _table(["game", *COLUMNS, "random; human", *links], rows)
-
-
-def is_trial(setting: str) -> bool:
-    """Returns whether a setting, by its name, was only a trial for the small machine's settings."""
-    return setting.startswith("trial_")
-
-
-def settings_table(kept: dict[tuple[str, str], list[ScoredRun]]) -> str:
-    """Returns the scores of settings and games, and the final score of each run."""
-    rows = []
-    for (setting, game), runs in kept.items():
-        ends = [f"{run.curve[-1, 2]:.1f} at {run.curve[-1, 0] / 1e6:.2f} M" for run in runs if len(run.curve)]
-        early = _cell([_at(run, STEPS, 8e5) for run in runs])
-        rows.append([f"`{setting}`", game, str(len(runs)), early, *_row(runs)[1:], ", ".join(ends)])
-    return _table(["setting", "game", COLUMNS[0], "0.8 M steps", *COLUMNS[1:], "end of each run"], rows)
-
-
-def solved_table(runs: Sequence[Values]) -> str:
-    """Returns when each seed's training score on Pong reached 18: agent steps, minutes, and the machine."""
-    rows = []
-    for run in runs:
-        reached = next(
-            ([f"{steps:,.0f}", f"{minutes:.1f}"] for steps, minutes, score in run["curve"] if score >= 18), None
-        )
-        end = run["curve"][-1]
-        when, machine = reached or ["not reached", ""], f"{run['machine']}, {run['how']}"
-        rows.append([str(run["seed"]), *when, f"{end[2]:.1f}", f"{end[1]:.1f}", machine])
-    return _table(["seed", "agent steps to 18", "minutes to 18", "last score", "minutes in all", "machine"], rows)
-
-
-def reference_table(kept: dict[tuple[str, str], list[ScoredRun]], pairs: Sequence[Values]) -> str:
-    """Returns the difference of our and the reference's scores at some step, for pairs of settings that were run."""
-    rows = []
-    for pair in pairs:
-        game, steps = pair["game"], pair["steps"]
-        both = [
-            [score for run in kept.get((pair[side], game), []) if (score := _at(run, STEPS, steps)) is not None]
-            for side in ("ours", "theirs")
-        ]
-        if all(both):
-            mean, low, high = (round(value, 1) + 0.0 for value in difference(*both))  # no -0.0
-            scores = [", ".join(f"{score:.1f}" for score in side) for side in both]
-            seeds = f"{low:.1f} to {high:.1f}" if min(map(len, both)) > 1 else "a seed alone has no interval"
-            rows.append([pair["name"], game, f"{steps:,}", *scores, f"{mean:.1f} ({seeds})"])
-    if not rows:
-        return "No pair has been run yet.\n"
-    return _table(["algorithm", "game", "agent steps", "ours, by seed", "the reference, by seed", "difference"], rows)
-
-
-def commands_table(about: dict[tuple[str, str], list[Values]]) -> str:
-    """Returns one command for each setting and game, with SEED in place of the seed."""
-    rows = []
-    for (setting, game), runs in about.items():
-        seeds = ", ".join(str(run["seed"]) for run in runs)
-        command = runs[0]["command"].replace(f"--seed {runs[0]['seed']}", "--seed SEED")
-        machines = "; ".join(sorted({f"{run['machine']}, {run['how']}" for run in runs}))
-        rows.append([f"`{setting}`", game, seeds, f"`{command}`", machines])
-    return _table(["setting", "game", "seeds", "command", "machine"], rows)
-
-
-def figure(setting: str, kept: dict[tuple[str, str], list[ScoredRun]], published: Values) -> Any:
-    """Draws each game's training scores over agent steps: a line for each seed, dashed lines for published scores."""
-    drawn = new_figure(width=13, height=6)
-    axes = drawn.subplots(2, 4).flatten()
-    for game, each in zip(GAMES, axes, strict=False):
-        for index, run in enumerate(kept.get((setting, game), [])):
-            label = setting if not index else None
-            each.plot(run.curve[:, 0], run.curve[:, 2], color=COLORS[0], alpha=0.8, label=label)
-        for index, (name, scores) in enumerate(published["scores"].items()):
-            if game in scores:
-                each.axhline(scores[game], color=COLORS[index + 1], linestyle="--", linewidth=1, label=name)
-        each.set_title(game, fontsize=11)
-        tidy(each)
-        each.set_xlim(left=0)
-    axes[0].set(ylabel="score of the last 100 games", xlabel="agent steps")
-    axes[-1].axis("off")
-    axes[-1].legend(*axes[0].get_legend_handles_labels(), loc="center", frameon=False)
-    return drawn
+    Raises UsageError if a name stands on one side only."""
+    text = page.read_text()
+    names = re.findall(r"<!-- scores\.py: (.*?) -->\n", text)
+    if sorted(names) != sorted(blocks):
+        raise UsageError(f"{page} has marks for {', '.join(names)}; there are {', '.join(blocks)}")
+    for name, block in blocks.items():
+        begin = f"<!-- scores.py: {name} -->\n"
+        before, rest = text.split(begin)
+        text = before + begin + "\n" + block + "\n<!-- end -->" + rest.split("<!-- end -->", 1)[1]
+    page.write_text(text)
 
 
 def main() -> None:
     parser = make_parser(__doc__)
-    commands = parser.add_subparsers(dest="command_name", required=True, metavar="add|page")
+    commands = parser.add_subparsers(dest="command_name", required=True, metavar="add|pace|page")
     adding = commands.add_parser("add", help="keep the scores of runs")
     adding.add_argument("paths", type=Path, nargs="+", metavar="RUN", help="a run's folder, or a driver's file")
     adding.add_argument("--how", choices=("alone", "half", "shared"), required=True, help="what its minutes mean")
     adding.add_argument("--setting", help="its name (the algorithm's)")
     adding.add_argument("--command", help="how it was made (from its folder)")
+    pacing = commands.add_parser("pace", help="note how many steps a minute a setting makes")
+    pacing.add_argument("paths", type=Path, nargs="+", metavar="RUN_DIR", help="a short run on an idle machine")
+    pacing.add_argument("--setting", help="its name (the algorithm's)")
     commands.add_parser("page", help="rebuild docs/results.md")
     options = parser.parse_args()
     if options.command_name == "page":
         page()
+    elif options.command_name == "pace":
+        pace(options.paths, options.setting)
     else:
         add(options.paths, options.how, options.setting, options.command)
 

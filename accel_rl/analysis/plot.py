@@ -102,11 +102,11 @@ def make_figure(run_dirs: Sequence[Path]) -> "Figure":
     return figure
 
 
-def new_figure(width: float, height: float = 5) -> "Figure":
-    """Makes an empty figure. width, height: in inches of 100 pixels. Raises UsageError if matplotlib is missing."""
+def new_figure(width: float, height: float = 5, dpi: int = 100) -> "Figure":
+    """Makes an empty figure. width, height: in inches of dpi pixels. Raises UsageError if matplotlib is missing."""
     with needs_extra("drawing", "plot"):
         from matplotlib.figure import Figure
-    return Figure(figsize=(width, height), dpi=100, layout="constrained", facecolor="white")
+    return Figure(figsize=(width, height), dpi=dpi, layout="constrained", facecolor="white")
 
 
 def draw_curves(over_steps: "Axes", over_time: "Axes", curves: list[Curve]) -> None:

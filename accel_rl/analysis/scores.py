@@ -29,8 +29,9 @@ LEVEL = 0.95  # the level of confidence intervals
 
 @dataclass(frozen=True)
 class ScoredRun:
-    """The scores of a run of an Atari game.
+    """The scores of a run.
 
+    game: an Atari game's name, such as pong, or another environment's.
     curve [N, 3]: agent steps, minutes of wall time, mean raw score of the last 100 training games. final: the mean raw
     score of the final policy's evaluation, if there is one."""
 
@@ -126,7 +127,7 @@ def interval(scores: ByGame, statistic: Callable[[ByGame], float]) -> Interval:
 
 
 def read_scores(path: Path) -> list[ScoredRun]:
-    """Reads the folder of an Atari run, or a file of scores: JSON with game, setting, and runs.
+    """Reads a run's folder, or a file of scores: JSON with game, setting, and runs.
 
     A run in a file has a seed, a curve and a final score, as in ScoredRun. Raises UsageError for anything else, for a
     run without a score yet, and for a file that holds runs of two games."""
@@ -162,9 +163,7 @@ def _scored(game: str, setting: str, run: dict[str, Any]) -> ScoredRun:
 
 def _read_folder(folder: Path) -> ScoredRun:
     run = read_run(folder)
-    game = game_name(str(run.config.get("env")))
-    if game is None:
-        raise UsageError(f"{folder} is a run of {run.config.get('env')}, which is no Atari game; leave it out")
+    env = str(run.config.get("env"))
     series, final = run.score, None
     curve = np.stack([series.steps, series.time_s / 60, series.value], 1)
     if (folder / "final.json").is_file():  # the last games of `accel-rl train`
@@ -172,7 +171,7 @@ def _read_folder(folder: Path) -> ScoredRun:
     elif run.evaluation.value.size and run.evaluation.steps[-1] >= series.steps[-1]:
         final = float(run.evaluation.value[-1])
     setting = str(run.config.get("preset") or run.config["algo"])
-    return ScoredRun(game, setting, int(run.config["seed"]), curve, final)
+    return ScoredRun(game_name(env) or env, setting, int(run.config["seed"]), curve, final)
 
 
 # ---- table and figure ----

@@ -107,8 +107,9 @@ def test_other_files_are_refused(tmp_path, content, message):
 
 
 def test_runs_that_cannot_be_compared_are_refused(tmp_path):
-    with pytest.raises(UsageError, match="CartPole-v1, which is no Atari game"):
-        read_scores(write_run(tmp_path / "a", [1], env="CartPole-v1"))
+    assert read_scores(write_run(tmp_path / "a", [1], env="CartPole-v1"))[0].game == "CartPole-v1"
+    with pytest.raises(UsageError, match="no human score is known of CartPole-v1"):
+        compare([tmp_path / "a"])
     (write_run(tmp_path / "damaged", [1]) / "final.json").write_text("{")
     with pytest.raises(UsageError, match=r"damaged is neither a run's folder nor .* or it is damaged"):
         read_scores(tmp_path / "damaged")

@@ -10,6 +10,8 @@ import pytest
 import yaml
 
 import scores
+import scores_figures
+import scores_page
 from accel_rl.analysis.scores import ScoredRun, read_scores
 from accel_rl.cli import main
 from accel_rl.errors import UsageError
@@ -21,7 +23,8 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setattr(scores, "PUBLISHED", tmp_path / "published.yaml")
     monkeypatch.setattr(scores, "PAGE", tmp_path / "results.md")
     monkeypatch.setattr(scores, "TRIALS", tmp_path / "README.md")
-    monkeypatch.setattr(scores, "FIGURE", tmp_path / "results.png")
+    monkeypatch.setattr(scores, "FIGURES", tmp_path)
+    monkeypatch.setattr(scores, "describe_machine", lambda: {"cpu": "AMD EPYC"})
     return tmp_path
 
 
@@ -70,44 +73,148 @@ def test_commands_of_folders(tmp_path):
         scores._command(tmp_path)
 
 
-def test_the_page_holds_what_is_kept(folder):
+PUBLISHED = {
+    "chosen": "ppo_small",
+    "advice": [
+        {"have": "an hour", "setting": "ppo_small", "game": "pong", "range": "at most 21"},
+        {"have": "a robot", "setting": "ppo", "game": "Robot-v1", "range": "any"},
+    ],
+    "reference": [{"name": "PPO", "game": "pong", "steps": 1_000_000, "ours": "ppo_small", "theirs": "sb3"}],
+    "sources": {"zoo": "there"},
+    "scores": {"zoo": {"pong": 21.0}},
+    "control": {
+        "setting": "ppo",
+        "games": ["Robot-v1", "Other-v1"],
+        "sources": {"theirs": "where"},
+        "scores": {"theirs": {"Robot-v1": "1443 ± 46"}},
+    },
+}
+
+
+def write_marks(page, names):
+    marks = "".join(f"<!-- scores.py: {name} -->\nold\n<!-- end -->\nbetween\n" for name in names)
+    page.write_text(f"before\n{marks}after\n")
+
+
+@pytest.fixture
+def pages(folder):
+    scores.PUBLISHED.write_text(yaml.safe_dump(PUBLISHED))
+    names = ("advice", "methods", "seeds", "games", "all games", "control", "reference", "settings", "commands")
+    write_marks(scores.PAGE, names)
+    write_marks(scores.TRIALS, ["trials"])
+
+
+def test_the_page_holds_what_is_kept(folder, pages):
     """The page has the scores of the right steps and minutes, right signs, and its text around the tables."""
-    scores.PUBLISHED.write_text(
-        yaml.safe_dump(
-            {
-                "chosen": "small",
-                "reference": [{"name": "PPO", "game": "pong", "steps": 1_000_000, "ours": "small", "theirs": "sb3"}],
-                "sources": {"zoo": "there"},
-                "scores": {"zoo": {"pong": 21.0}},
-            }
-        )
-    )
-    for setting, last in (("small", (16, 20)), ("sb3", (10, 10)), ("trial_x", (1,))):
+    for setting, last in (("ppo_small", (16, 20)), ("sb3", (10, 10)), ("trial_x", (1,))):
         for seed, score in enumerate(last):
             scores.add([driver_file(folder, setting, seed, score, final=19.0)], "half", None, None)
     scores.add([driver_file(folder, "busy", 0, 12)], "shared", None, None)
-    for page in (scores.PAGE, scores.TRIALS):
-        page.write_text(f"before\n{scores.BEGIN}old\n{scores.END}after\n")
+    scores.add([driver_file(folder, "ppo", 1, 500, game="Robot-v1", final=700.0)], "alone", None, None)
     scores.page()
     text = scores.PAGE.read_text()
-    assert "`trial_x`" not in text and "| `trial_x` | pong | 0 | `python it" in scores.TRIALS.read_text()
+    assert "`trial_x` | pong | 0 | `python it" not in text
+    assert "| `trial_x` | pong | 0 | `python it" in scores.TRIALS.read_text()
     assert text.startswith("before\n") and text.endswith("after\n") and "old" not in text
-    cells = "9.0 (8.0 to 10.0) | 18.0 (16.0 to 20.0) | 13.5 (12.0 to 15.0) | 19.0 (19.0 to 19.0)"
-    assert f"| pong | 2 | {cells} | -20.7; 14.6 | 21.0 |" in text
-    assert f"| `small` | pong | 2 | 7.2 (6.4 to 8.0) | {cells} |" in text
-    assert "| `busy` | pong | 1 | 4.8 (1 seed) | 6.0 (1 seed) | 12.0 (1 seed) |  |  | 12.0 at 2.00 M |" in text
+    assert text.count("between") == 9
+    assert "| an hour | `python it` | 19.0 (19.0 to 19.0) | 2 M steps, 40 minutes (AMD) | at most 21 |" in text
+    assert "| a robot | `python it` | 700.0 (1 seed) | 2 M steps, 40 minutes (AMD) | any |" in text
+    assert "| Robot-v1 | 1 | 125.0 (1 seed) | 250.0 (1 seed) | 40 minutes (AMD) | 700.0 (1 seed) | 1443 ± 46 |" in text
+    assert "| Other-v1 | not run |" in text and "| [theirs](where) |" in text
+    mean = "9.0 (8.0 to 10.0) | 18.0 (16.0 to 20.0)"
+    assert f"| pong | 2 | {mean} | 40 minutes (AMD) | 19.0 (19.0 to 19.0) | -20.7; 14.6 | 21 |" in text
+    assert f"| `ppo_small` | pong | 2 | 7.2 (6.4 to 8.0) | {mean} | 19.0 (19.0 to 19.0) | 16.0 at 2.00 M, 20.0" in text
+    assert "| `busy` | pong | 1 | 4.8 (1 seed) | 6.0 (1 seed) | 12.0 (1 seed) |  | 12.0 at 2.00 M |" in text
     assert "| [zoo](there) |" in text
     assert "| 0 | not reached |  | 16.0 |" in text
     assert "| 1 | 1,802,000 | 36.0 | 20.0 |" in text
     assert "| PPO | pong | 1,000,000 | 8.0, 10.0 | 5.0, 5.0 | 4.0 (3.0 to 5.0) |" in text
-    assert "| `small` | pong | 0, 1 | `python it --seed SEED` |" in text and "| qbert | not run |" in text
-    assert scores.FIGURE.stat().st_size > 10_000
+    assert "| `ppo_small` | pong | 0, 1 | `python it --seed SEED` |" in text and "| qbert | not run |" in text
+    for figure in ("results", "results_games", "results_control"):
+        assert (folder / f"{figure}.png").stat().st_size > 10_000
+
+
+def test_a_new_setting_is_a_row_and_a_line(folder, pages, monkeypatch):
+    """Each method has one row, with its best setting, trials included; the chosen setting stands for its own method."""
+    drawn = []
+    monkeypatch.setattr(scores.figures, "methods_figure", lambda *given: drawn.extend(given) or "figure")
+    monkeypatch.setattr(scores, "save", lambda *_: None)
+
+    def add(algo, setting, last):
+        command = f"accel-rl train --algo {algo} --env pong --seed 1"
+        scores.add([driver_file(folder, setting, 1, last)], "shared", None, command)
+
+    add("ppo_small", "ppo_small", 18)
+    add("ppo", "trial_lucky", 21)
+    add("a2c_64", "a2c_64", -20)
+    scores.page()
+    assert "| a2c | `a2c_64` | 1 | not reached | not reached | -20.0 (1 seed) | 2 M |" in scores.PAGE.read_text()
+    add("a2c", "trial_a2c", 16)
+    add("qr_dqn", "quantiles", -5)
+    drawn.clear()
+    scores.page()
+    rows = re.findall(r"^\| (\w+) \| `(\w+)` \| 1 \|", scores.PAGE.read_text(), re.MULTILINE)
+    assert rows == [("ppo", "ppo_small"), ("a2c", "trial_a2c"), ("qr_dqn", "quantiles")]
+    over_steps, over_minutes = drawn
+    assert [(each.method, each.setting) for each in over_steps] == rows and over_minutes == []
+
+
+def test_a_pace_gives_minutes_to_shared_runs(folder, tmp_path):
+    """It is the pace of a run's last half: its start is slower. Rows before the first finished game count, too."""
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.yaml").write_text("{algo: a2c, env: Robot-v1, seed: 7}")
+    (run / "command.txt").write_text("accel-rl train --algo a2c --env Robot-v1 --seed 7\n")
+    (run / "machine.json").write_text('{"cpu": "Intel Xeon"}')
+    header = "time/total_timesteps,time/time_elapsed,rollout/ep_rew_mean\n"
+    (run / "progress.csv").write_text(header + "1000,600,\n2000,1200,\n3000,1800,\n4000,1860,\n5000,1920,\n")
+    with pytest.raises(UsageError, match="add a run of this setting first"):
+        scores.pace([run], None)
+
+    def minutes(**options):
+        [kept] = scores_page.read_kept(folder, **options)
+        return [run.curve[-1, scores_page.MINUTES] for run in kept.runs], kept.machines
+
+    scores.add([driver_file(folder, "a2c", 2, 20, game="Robot-v1")], "alone", None, None)
+    scores.pace([run], None)
+    assert minutes() == ([40], {"AMD EPYC (instructions not noted)"})
+    assert minutes(by_pace=True) == ([2000], {"Intel Xeon (instructions not noted)"})
+    scores.add([driver_file(folder, "a2c", 1, 20, game="Robot-v1")], "shared", None, None)
+    assert minutes() == ([2000, 2000], {"Intel Xeon (instructions not noted)"})
+    scores.add([driver_file(folder, "a2c", 1, 20)], "shared", None, None)
+    assert np.isnan(scores_page.read_kept(folder)[1].last(scores_page.MINUTES))
+    (run / "progress.csv").write_text(header + "1,1,1\n")
+    with pytest.raises(UsageError, match="too few rows for a pace"):
+        scores.pace([run], None)
+
+
+def test_marks_and_tables_belong_together(folder, pages):
+    write_marks(scores.PAGE, ["advice", "other"])
+    with pytest.raises(UsageError, match="has marks for advice, other; there are advice, methods"):
+        scores.page()
+
+
+@pytest.mark.parametrize(
+    "ends", [[], [3], [20, 19.9, 19.8, 0], [-21, -20.9, -20.8, -20.7, 21], [0.1 * n for n in range(30)]]
+)
+def test_labels_stand_apart_and_inside(ends):
+    """Labels of lines that end together do not cover each other; all are beside the panel, in the lines' order."""
+    at = scores_figures.label_positions(ends)
+    assert len(at) == len(ends) and all(-21.51 <= each <= 21.51 for each in at)
+    assert list(np.argsort(at)) == list(np.argsort(ends))
+    assert all(np.diff(sorted(at)) > (2.69 if len(ends) < 16 else 1.4))
+
+
+@pytest.mark.parametrize(
+    ("minutes", "text"), [(0.25, "15 seconds"), (1.26, "1.3 minutes"), (44.4, "44 minutes"), (float("nan"), "")]
+)
+def test_durations(minutes, text):
+    assert scores_page.duration(minutes) == text
 
 
 def test_a_score_is_not_made_up_beyond_the_end_of_a_run():
     run = ScoredRun("pong", "ppo", 1, curve(10, steps=1_990_000, minutes=20))
-    assert scores._at(run, scores.STEPS, 2_000_000) == 10 and scores._at(run, scores.STEPS, 2_100_000) is None
-    assert scores._at(run, scores.MINUTES, 30) is None
+    assert scores_page.score_at(run, 2_000_000) == 10 and scores_page.score_at(run, 2_100_000) is None
 
 
 def test_other_files_are_refused(folder):
@@ -123,16 +230,15 @@ def test_the_committed_page_is_of_the_committed_scores(tmp_path, monkeypatch):
     for name, text in committed.items():
         monkeypatch.setattr(scores, name, tmp_path / name)
         (tmp_path / name).write_text(text)
-    monkeypatch.setattr(scores, "figure", lambda *_: None)
-    monkeypatch.setattr(scores, "save", lambda *_: None)
+    monkeypatch.setattr(scores, "FIGURES", tmp_path)
     scores.page()
     assert {name: (tmp_path / name).read_text() for name in committed} == committed
     assert all(file.stat().st_size < 100_000 * len(read_scores(file)) for file in scores.FOLDER.glob("*.json"))
 
 
 def test_commands_of_rows_name_settings_that_there_are():
-    """Every command of `accel-rl train` in docs/results.md resolves, one for each algorithm that has runs."""
-    files = [file for file in sorted(scores.FOLDER.glob("*.json")) if not scores.is_trial(file.stem)]
+    """The commands of `accel-rl train` for Pong in docs/results.md resolve, one for each algorithm that has runs."""
+    files = [file for file in sorted(scores.FOLDER.glob("*-pong.json")) if not scores.is_trial(file.stem)]
     commands = (run["command"] for file in files for run in json.loads(file.read_text())["runs"])
     found = ((re.search(r"^accel-rl train .*--algo (\S+)", command), command) for command in commands)
     by_algorithm = {match[1]: command for match, command in found if match}
