@@ -5,6 +5,7 @@ Runs are equal bit by bit where the table of `accel_rl.emulator.verify` shows no
 import functools
 import importlib.metadata
 import logging
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,6 +23,7 @@ logger = logging.getLogger("accel_rl")
 
 SIMULATORS = ("auto", "native", "ale", "cuda")
 OWN = ("native", "cuda")  # the project's own emulator; single environments of both run on the CPU
+GRID_TWIN = "ACCEL_RL_GRID_TWIN"
 MOST = 2**31 - 1  # the native simulator counts in 32 bits
 
 
@@ -70,6 +72,11 @@ def choose_simulator(config: EnvConfig) -> tuple[str, str]:
 def is_native(config: EnvConfig) -> bool:
     """Returns whether this is an Atari game on the project's own emulator. Raises UsageError like choose_simulator."""
     return game_name(config.env_id) is not None and choose_simulator(config)[0] in OWN
+
+
+def runs_grid_twin() -> bool:
+    """Returns whether the kernels of simulator=cuda may run on a CPU, thread by thread, to test them."""
+    return bool(os.environ.get(GRID_TWIN))
 
 
 def warn_if_inexact(config: EnvConfig) -> None:
