@@ -7,10 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from accel_rl.emulator.steps import GAME_OVER, TERMINATED, TRUNCATED
 from accel_rl.envs.batches.env_batch import BatchConfig
 from accel_rl.envs.games.atari import game_name, make_options
 from accel_rl.envs.games.cuda import NO_ACTION, CudaGames
-from accel_rl.emulator.steps import GAME_OVER, TERMINATED, TRUNCATED
 from accel_rl.envs.spec import EnvSpec
 
 
@@ -46,7 +46,7 @@ class CudaBatch:
         rngs = [np.random.default_rng(self.config.seed_of(env, purpose=1)) for env in range(self.num_envs)]
         nums_random = [int(rng.integers(self.config.decorrelation_steps + 1)) for rng in rngs]
         actions = np.full((max(nums_random), self.num_envs), NO_ACTION, np.int32)
-        space = self.spec.action_space
+        space: Any = self.spec.action_space
         for env, (rng, num_random) in enumerate(zip(rngs, nums_random, strict=True)):
             space.seed(int(rng.integers(2**31 - 1)))
             actions[:num_random, env] = space.np_random.integers(space.n, size=num_random)

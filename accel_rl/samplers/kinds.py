@@ -190,4 +190,4 @@ class Device(SamplerKind):
         return DeviceSampler
 
     def simulated_in(self, config: "Config") -> str:
-        return "one batch on the network's device"  # simulator=cuda: training/gpu_consoles.py says more
+        return "one batch on the network's device"

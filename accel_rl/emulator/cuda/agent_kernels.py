@@ -129,7 +129,7 @@ def copy_starts(thread, num_envs, results, states, start_states, start_frames, f
             or ACTION_GENERATOR <= word < ACTION_GENERATOR + GENERATOR_WORDS
             or AGENT_GENERATOR <= word < AGENT_GENERATOR + AGENT_GENERATOR_WORDS
         )
-        if not (is_generator or word == NUM_STARTS or word == FRAME_BUFFER):
+        if not (is_generator or word in (NUM_STARTS, FRAME_BUFFER)):
             s[word] = start_states[start, word]
     for pixel in range(part, start_frames.shape[1], START_THREADS):
         frames[console, pixel] = start_frames[start, pixel]

@@ -16,6 +16,7 @@ from accel_rl.config.atari_options import AtariOptions
 from accel_rl.emulator import state as words
 from accel_rl.emulator.cuda import agent_kernels, kernels
 from accel_rl.emulator.cuda.driver import Launcher, interleave, load, separate
+from accel_rl.emulator.cuda.memory import LANES
 from accel_rl.emulator.frame_making import CHANNELS, LINES
 from accel_rl.emulator.registers import LINE_PIXELS
 from accel_rl.emulator.state import STATE_WORDS
@@ -56,7 +57,7 @@ class CudaGames:
         self.num_envs, self.device = len(seeds), torch.device(device)
         batch = NativeBatch(game, options, seeds[:1])
         self.rules, maker = batch.rules, batch._plan.maker
-        check_options(game, options, self.rules.height)
+        check_options(game, options.frame_shape, self.rules.height)
         starts = start_states(game, options)
         self._copies = len(starts[0])
         consoles = np.stack([start.words for same in starts for start in same])
@@ -147,9 +148,14 @@ class CudaGames:
                     ) from error
 
 
-def check_options(game: str, options: AtariOptions, height: int) -> None:
-    """Raises UsageError for options that the GPU's kernels do not have. height: the screen's."""
-    rows, columns = options.frame_shape
+def most_consoles(lines: int) -> int:
+    """Returns how many consoles a launch has room for, with a thread for each pixel of their screens."""
+    return MOST_THREADS // (LINE_PIXELS * lines) // LANES * LANES
+
+
+def check_options(game: str, frame_shape: tuple[int, int], height: int) -> None:
+    """Raises UsageError for frames that the GPU's kernels do not make. height: the screen's."""
+    rows, columns = frame_shape
     if rows > height or columns > LINE_PIXELS:
         raise UsageError(
             f"simulator=cuda does not enlarge frames: frame_shape={rows}x{columns} is more than the {height}x"
