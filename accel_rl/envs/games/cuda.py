@@ -14,8 +14,8 @@ from torch import Tensor
 
 from accel_rl.config.atari_options import AtariOptions
 from accel_rl.emulator import state as words
-from accel_rl.emulator.cuda import agent_kernels, kernels
-from accel_rl.emulator.cuda.driver import Launcher, interleave, load, separate
+from accel_rl.emulator.cuda import agent_kernels, driver, kernels
+from accel_rl.emulator.cuda.driver import Launcher, interleave, separate
 from accel_rl.emulator.cuda.memory import LANES
 from accel_rl.emulator.frame_making import CHANNELS, LINES
 from accel_rl.emulator.registers import LINE_PIXELS
@@ -141,7 +141,7 @@ class CudaGames:
         with torch.cuda.device(self.device):
             for kernel in _KERNELS:
                 try:
-                    load(kernel)
+                    driver.load(kernel)
                 except RunError as error:
                     raise UsageError(
                         f"simulator=cuda: {error}; update NVIDIA's driver, or use simulator=native"
