@@ -56,7 +56,7 @@ def test_rollouts_are_those_of_the_native_simulator(device: torch.device, monkey
             first, second = (to_cpu(each.collect()) for each in (one, other))
             assert_equal(first, second, f"rollout {index}")
             ends += int(first.terminated.sum()), len(first.final_step), len(first.games)
-    assert min(ends) > 5
+    assert min(ends) > 3
 
 
 @pytest.mark.gpu(fake=True)
@@ -64,7 +64,7 @@ def test_the_host_waits_once_a_rollout(monkeypatch: pytest.MonkeyPatch) -> None:
     """The numbers of waits and uploads per rollout do not depend on the horizon."""
     use_fake_kernels(monkeypatch)
     found = []
-    for horizon in (3, 6):
+    for horizon in (2, 4):
         monkeypatch.setattr("tests.samplers.test_device_atari.CONFIG", SamplerConfig(B, horizon, 0))
         with closing(one := sampler("cuda", device=GPU)):
             for _ in range(3):
@@ -105,7 +105,7 @@ def test_a_state_before_the_first_step_has_the_first_frames() -> None:
 @pytest.mark.parametrize(
     ("game", "options"),
     [
-        ("seaquest", {"repeat_action_probability": 0.25, "fire_on_start": False, "frame_shape": (84, 84)}),
+        ("seaquest", {"repeat_action_probability": 0.25, "max_episode_steps": 60, "frame_shape": (84, 84)}),
         ("breakout", {"repeat_action_probability": 0.5, "episodic_lives": False, "max_episode_steps": 150}),
         ("pong", {"clip_reward": False, "max_episode_steps": 50, "frame_shape": (104, 80)}),
         ("breakout", {"color": True, "frame_stack": 1}),
