@@ -22,7 +22,7 @@ from accel_rl.errors import RunError, UsageError
 from accel_rl.models.memory_limit import MemoryLimit
 from accel_rl.rollout import Game, RecurrentInputs
 from accel_rl.run_folder import policy_file
-from accel_rl.run_folder.directory import ANY_MACHINE
+from accel_rl.run_folder.directory import ANY_MACHINE, without_sampler
 from accel_rl.run_folder.trust import ACTS, PLAYS, check_code, foreign_code
 from accel_rl.samplers.base import GamesToPlay
 from accel_rl.settings.resolve import Config, resolve
@@ -48,6 +48,8 @@ def load(run_dir: str | Path, best: bool = False, trust: bool = False) -> "Train
     weights = policy_file.find_weights(folder, best)
     check_code(settings, ACTS, description, trust)
     try:
+        if settings.get("simulator") == "cuda":
+            settings = without_sampler(settings)
         config = replace(resolve(settings | ANY_MACHINE | {"simulator": "auto"}, spec=spec), trust=trust)
         policy = _build_policy(config, weights)
     except UsageError as error:

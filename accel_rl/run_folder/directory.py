@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import logging
 import os
 import shlex
 import shutil
@@ -21,12 +22,15 @@ from accel_rl.config.learners import launched_rank_info
 from accel_rl.config.run_settings import RunSettings
 from accel_rl.config.sources import overlay, read_settings
 from accel_rl.envs.function_transfer import FUNCTION, MakeEnv, as_setting, missing_function
-from accel_rl.envs.games.emulator_choice import is_ale_state
+from accel_rl.envs.games.emulator_choice import is_ale_state, runs_grid_twin
 from accel_rl.errors import RunError, UsageError
+from accel_rl.hardware.devices import find_device
 from accel_rl.run_folder import checkpoint, policy_file
 from accel_rl.run_folder.atomic import sync_folder, write_file
 from accel_rl.run_folder.checkpoint import CHECKPOINT, PREVIOUS
 from accel_rl.settings.resolve import Config, resolve
+
+logger = logging.getLogger("accel_rl")
 
 # Settings that a resumed run may change: its length, the machine's use, and reports.
 CHANGEABLE = (
@@ -119,6 +123,11 @@ def reopen(
     state = checkpoint.load(folder / CHECKPOINT, trust=trust, parts=checkpoint.PARTS)
     is_elsewhere = launched_rank_info() or changes.keys() & {"device", "devices", "learners_per_gpu"}
     base = saved | ANY_MACHINE if is_elsewhere else saved
+    if lacks_gpu(base | changes) and "simulator" not in changes:
+        logger.warning("there is no GPU for simulator=cuda: the run goes on with native, from equal states")
+        changes = changes | {"simulator": "native"}
+    if "cuda" in (saved.get("simulator"), changes.get("simulator")):
+        base = without_sampler(base)
     wanted = resolve(overlay(base, changes), spec=state["spec"], function=function)
     envs = [env for learner in state["learners"] for env in learner["sampler"].get("envs") or ()]
     was_ale = any(is_ale_state(env["simulator"]) for env in envs)
@@ -136,6 +145,19 @@ def reopen(
     if wanted.run.steps <= state["steps"] <= summarized_steps(folder):
         raise UsageError(f"{folder} has {state['steps']} steps already; use --steps with more to continue")
     return replace(wanted, trust=trust), state
+
+
+def without_sampler(settings: dict[str, Any]) -> dict[str, Any]:
+    """Returns settings without the sampler and its workers, which another simulator does not share."""
+    return {name: value for name, value in settings.items() if name not in ("sampler", "workers")}
+
+
+def lacks_gpu(settings: dict[str, Any]) -> bool:
+    """Returns whether these settings ask for simulator=cuda where the network runs on a CPU."""
+    if settings.get("simulator") != "cuda" or runs_grid_twin():
+        return False
+    devices = str(settings.get("devices") or settings.get("device", "auto"))
+    return "cpu" in devices or (devices == "auto" and find_device("auto") == "cpu")
 
 
 def summarized_steps(folder: Path) -> int:
@@ -171,6 +193,8 @@ def changed_settings(folder: Path, saved: dict[str, Any], values: dict[str, Any]
     """Returns the settings that differ from the saved ones although a resumed run may not change them."""
     has_failed = (folder / NOT_FINITE).exists()
     changeable = CHANGEABLE + (CHANGEABLE_AFTER_FAILURE if has_failed else ())
+    if "cuda" in (saved.get("simulator"), values["simulator"]):
+        changeable += ("sampler",)
     return [name for name in values if values[name] != saved.get(name) and name not in changeable]
 
 
@@ -178,8 +202,8 @@ def prepare_resume(config: Config, folder: Path, state: dict[str, Any]) -> None:
     """Prepares a run's folder for a resume: writes the settings, and removes replays that no checkpoint needs.
 
     `keep_simulator` notes another simulator once it has taken the checkpoint's states."""
-    simulator = read_settings(folder).get("simulator", "auto")
-    settings = config.as_dict() | {"simulator": simulator}
+    saved = read_settings(folder)
+    settings = config.as_dict() | {"simulator": saved.get("simulator", "auto"), "sampler": saved["sampler"]}
     _write_settings(folder, settings)
     policy_file.write_description(folder, policy_file.describe(settings, config.spec))
     kept = [*checkpoint.replay_names(state), *checkpoint.replays_of_previous(folder, config.trust)]
@@ -189,10 +213,10 @@ def prepare_resume(config: Config, folder: Path, state: dict[str, Any]) -> None:
 
 
 def keep_simulator(config: Config, folder: Path) -> None:
-    """Notes a resumed run's simulator in config.yaml."""
+    """Notes a resumed run's simulator, and the sampler that goes with it, in config.yaml."""
     settings = read_settings(folder)
     if settings.get("simulator") != config.run.simulator:
-        _write_settings(folder, settings | {"simulator": config.run.simulator})
+        _write_settings(folder, settings | {"simulator": config.run.simulator, "sampler": config.run.sampler})
 
 
 def _write_settings(folder: Path, settings: dict[str, Any]) -> None:

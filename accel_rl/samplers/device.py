@@ -8,7 +8,7 @@ host fetches what it must know: finished games, and whether all numbers are fini
 import traceback
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium
 import numpy as np
@@ -19,6 +19,7 @@ from torch.utils.dlpack import from_dlpack
 
 from accel_rl.envs.batches.device_env import array_library, final_observation, resets_in_next_step
 from accel_rl.envs.batches.env_batch import BatchConfig, rollout_layout
+from accel_rl.envs.games.atari import game_name
 from accel_rl.envs.global_generators import GlobalGenerators, with_own_generators
 from accel_rl.envs.gym import RESET, STEP
 from accel_rl.envs.make import make_device_env
@@ -34,7 +35,11 @@ from accel_rl.rollout import Game, RecurrentInputs
 from accel_rl.samplers.action_server import ActionServer
 from accel_rl.samplers.base import SamplerConfig
 from accel_rl.samplers.serial import SerialSampler
+from accel_rl.stacks import blank
 from accel_rl.updates.cuda_graphs import CudaGraphs
+
+if TYPE_CHECKING:
+    from accel_rl.samplers.device_atari import CudaBatch
 
 
 class DeviceSampler(SerialSampler):
@@ -58,7 +63,11 @@ class DeviceSampler(SerialSampler):
     def _make_server(self, arrays: dict[str, Any], generator: torch.Generator, config: SamplerConfig) -> ActionServer:
         return DeviceServer(self.spec, arrays, generator, config, self.device)
 
-    def _make_envs(self, batch: BatchConfig, arrays: dict[str, Any]) -> "DeviceBatch":
+    def _make_envs(self, batch: BatchConfig, arrays: dict[str, Any]) -> "DeviceBatch | CudaBatch":
+        if game_name(batch.env.env_id):
+            from accel_rl.samplers.device_atari import CudaBatch  # not at the top: it needs the emulator's packages
+
+            return CudaBatch(batch, self.spec, arrays)
         is_evaluation = batch.role > 0
         if is_evaluation not in self._instances:
             num_envs = arrays["reward"].shape[1]
@@ -67,6 +76,7 @@ class DeviceSampler(SerialSampler):
         return DeviceBatch(batch, self.spec, arrays, self._instances[is_evaluation])
 
     def close(self) -> None:
+        super().close()
         for env in self._instances.values():
             if close := getattr(env, "close", None):
                 close()
@@ -87,6 +97,7 @@ class DeviceServer(ActionServer):
         device: torch.device,
     ):
         super().__init__(spec, arrays, generator, config, num_groups=1)
+        self._blanked.clear()  # `act` makes its own
         self.device = device
         self._graphs = CudaGraphs(device) if config.cuda_graphs and device.type == "cuda" else None
 
@@ -97,8 +108,12 @@ class DeviceServer(ActionServer):
         )
         if not t:
             refresh(self._policy)
-        arguments, act = (self._seen[group][t], noise, recurrent_inputs), self._policy.act
-        action, policy_outputs, state = self._graphs(act, act, arguments) if self._graphs else act(*arguments)
+        seen: Any = self._seen[group][t]
+        work = act = self._policy.act
+        if self.history:
+            seen, work = (seen, self._ages[group][t]), lambda rows, *others: act(blank(*rows), *others)
+        arguments = seen, noise, recurrent_inputs
+        action, policy_outputs, state = self._graphs(act, work, arguments) if self._graphs else work(*arguments)
         self._chosen[group][t].copy_(action)
         self._newest = (group, t, action, policy_outputs, state)
 
@@ -106,7 +121,9 @@ class DeviceServer(ActionServer):
         arrays = self.shared
         ended = (arrays["terminated"] | arrays["truncated"]) & ~arrays["game_score"].isnan()
         step, env = ended.nonzero(as_tuple=True)
-        found = torch.stack([env.double(), arrays["game_score"][step, env], arrays["age"][step, env] + 1.0], 1)
+        length = arrays["game_length"][step, env]  # 0: that of the episode
+        length = length.where(length > 0, arrays["age"][step, env] + 1)
+        found = torch.stack([env.double(), arrays["game_score"][step, env], length.double()], 1)
         return [Game(int(env), score, int(length)) for env, score, length in found.tolist()]
 
 

@@ -13,7 +13,7 @@ from accel_rl.config.sources import overlay, read_yaml
 from accel_rl.envs.batches.env_batch import BatchConfig
 from accel_rl.envs.batches.vector_batch import check_reset_mode
 from accel_rl.envs.games.atari import game_name, make_options
-from accel_rl.envs.games.emulator_choice import check_simulator, check_wrappers, choose_simulator
+from accel_rl.envs.games.emulator_choice import check_simulator, check_wrappers, choose_simulator, runs_grid_twin
 from accel_rl.envs.make import ENVPOOL, import_name, is_vector
 from accel_rl.envs.probe import probe_spec
 from accel_rl.envs.spaces.conversion import parts_of
@@ -151,6 +151,8 @@ def resolve(
     if (sampler == "device") != spec.on_device and sampler in SAMPLER_KINDS:
         single = "is a single one: use --sampler alternating, or a factory as docs/environments.md has it"
         what = "returns a batch on a device: use --sampler device" if spec.on_device else single
+        if env.simulator == "cuda":
+            what = "with simulator=cuda is stepped on the GPU: use --sampler device, or --simulator native"
         raise UsageError(f"sampler={sampler} cannot step this environment: {env.env_id} {what}")
     if sampler in SAMPLER_KINDS:
         below |= SAMPLER_KINDS[sampler].preset_changes(chosen)
@@ -162,6 +164,10 @@ def resolve(
     run, algo = pick(RunSettings, values), pick(algo_class.Settings, values)
     check_learners(learners, rank_info, run.envs)
     device = devices[rank_info.local_rank]
+    if env.simulator == "cuda" and device == "cpu" and not runs_grid_twin():
+        raise UsageError(
+            f"simulator=cuda needs an NVIDIA GPU, but device={device}; --simulator native plays the same games on CPUs"
+        )
     precision, reset_mode = _precision(run, device, takes_bytes), _reset_mode(run.reset_mode, env)
     run = replace(run, device=device, precision=precision, reset_mode=reset_mode)
     plans = _plans(run, learners, rank_info, devices, spec.step_s if _leaves_workers_open(values) else None, algo_class)
@@ -251,6 +257,8 @@ def _environment(
         spec = known or probe_spec(env, run.env_build_timeout_s, is_timed)
         if is_vector(env) and not spec.on_device:
             check_reset_mode(str(overlay(below, chosen).get("reset_mode")), env.env_id)
+    if game_name(env.env_id):  # a resumed run may change its simulator
+        spec = replace(spec, on_device=env.simulator == "cuda")
     if probed and _blocks(spec) != blocks:
         kinds = [f"{kind} with Box actions" if is_box else kind for kind, is_box in (blocks, _blocks(spec))]
         raise UsageError(

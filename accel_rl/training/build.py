@@ -25,7 +25,7 @@ from accel_rl.run_folder.initial_policy import read_initial_policy, shared_buffe
 from accel_rl.run_folder.policy_file import check_state, describe
 from accel_rl.samplers.base import MAX_GAME_STEPS, Sampler, SamplerConfig
 from accel_rl.settings.resolve import Config
-from accel_rl.training import tracking
+from accel_rl.training import gpu_consoles, tracking
 from accel_rl.training.log import logger
 from accel_rl.training.out_of_memory import advice_on_memory
 from accel_rl.updates import Exchange, Update
@@ -69,7 +69,8 @@ def _check(config: Config, devices: tuple[str, ...]) -> Algo:
     algo.validate(info)
     if tasks:
         tasks.validate(info)
-    sampler_config(config)
+    settings = replace(sampler_config(config), window=algo.window.steps if algo.window else 0)
+    gpu_consoles.check(config, settings, devices)
     return algo
 
 

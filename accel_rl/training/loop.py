@@ -6,6 +6,7 @@ Read `TrainingLoop.run` first. Its parts: iteration.py (collect and learn), eval
 import shlex
 from functools import partial
 
+from accel_rl.training import gpu_consoles
 from accel_rl.training.checkpointer import Checkpointer
 from accel_rl.training.coordinator import Request
 from accel_rl.training.description import log_description, precision_and_threads, write_machine
@@ -33,6 +34,8 @@ class TrainingLoop:
                 self.checkpointer.restore(job.state)
             if learner.progress:
                 log_description(job.config, learner.algo.policy)
+                if config.env.simulator == "cuda":
+                    logger.info("consoles    %s", gpu_consoles.describe(config, learner.sampler.config))
                 write_machine(job.config, job.folder)
         except BaseException:
             learner.close()

@@ -84,6 +84,13 @@ class BatchConfig:
     terminal_frames: bool = False
     env_threads: int = 1
 
+    def seed_of(self, env: int, restarts: int = 0, purpose: int = 0) -> np.random.SeedSequence:
+        """Returns the seed of the learner's environment `env`: of its simulator, or for another purpose.
+
+        It depends on the index in the run, so that environments do not depend on the numbers of workers and learners.
+        restarts: how often a new environment has taken its place."""
+        return np.random.SeedSequence(self.seed, spawn_key=(self.role, self.first_env + env, restarts, purpose))
+
     def for_evaluation(self, role: int) -> "BatchConfig":
         """Returns the settings for whole games of the same environments."""
         reset_mode = "immediate" if self.reset_mode == "wait" else self.reset_mode
@@ -164,10 +171,7 @@ class EnvBatch(ABC):
     def close(self) -> None: ...
 
     def _seed(self, column: int, purpose: int) -> np.random.SeedSequence:
-        """Seeds by the index in the run, so that environments do not depend on the numbers of workers and learners."""
-        restarts = int(self.arrays["restarts"][column])
-        spawn_key = (self.config.role, self._index_in_run(column), restarts, purpose)
-        return np.random.SeedSequence(self.config.seed, spawn_key=spawn_key)
+        return self.config.seed_of(self.first_env + column, int(self.arrays["restarts"][column]), purpose)
 
     def _index_in_run(self, column: int) -> int:
         return self.config.first_env + self.first_env + column

@@ -1,10 +1,11 @@
-"""Chooses which emulator simulates an Atari game: the project's own (native) or ale-py's (ale).
+"""Chooses which emulator simulates an Atari game: the project's own (native, on a GPU cuda) or ale-py's (ale).
 
 Runs are equal bit by bit where the table of `accel_rl.emulator.verify` shows no difference between the two."""
 
 import functools
 import importlib.metadata
 import logging
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,7 +21,9 @@ from accel_rl.errors import UsageError, unknown
 
 logger = logging.getLogger("accel_rl")
 
-SIMULATORS = ("auto", "native", "ale")
+SIMULATORS = ("auto", "native", "ale", "cuda")
+OWN = ("native", "cuda")  # the project's own emulator; single environments of both run on the CPU
+GRID_TWIN = "ACCEL_RL_GRID_TWIN"
 MOST = 2**31 - 1  # the native simulator counts in 32 bits
 
 
@@ -46,10 +49,11 @@ def check_simulator(config: EnvConfig) -> None:
 
 
 def choose_simulator(config: EnvConfig) -> tuple[str, str]:
-    """Returns the simulator of an Atari game, native or ale, and the reason for the choice.
+    """Returns the simulator of an Atari game, native, cuda or ale, and the reason for the choice.
 
     auto is native where that is exact and can run, else ale. Raises UsageError for an unknown preset or option, and for
-    native where it cannot run: if Numba cannot compile it (now, if it never did), or for settings beyond its range."""
+    native or cuda where they cannot run: if Numba cannot compile them (now, if it never did), or for settings beyond
+    their range."""
     check_simulator(config)
     game, options = str(game_name(config.env_id)), make_options(config.preset, config.options)
     if config.simulator == "ale":
@@ -57,17 +61,22 @@ def choose_simulator(config: EnvConfig) -> tuple[str, str]:
     if problem := _find_large_number(options) or find_problem():
         if config.simulator == "auto":
             return "ale", problem
-        raise UsageError(f"simulator=native: {problem}, or use simulator=ale (--simulator ale)")
-    if config.simulator == "native":
-        return "native", "as asked for"
+        raise UsageError(f"simulator={config.simulator}: {problem}, or use simulator=ale (--simulator ale)")
+    if config.simulator in OWN:
+        return config.simulator, "as asked for"
     if difference := find_difference(game):
         return "ale", f"native is not exact in {game}: {difference} (emulator/exactness.csv)"
     return "native", f"{game} is exact by emulator/exactness.csv"
 
 
 def is_native(config: EnvConfig) -> bool:
-    """Returns whether this is an Atari game on the native simulator. Raises UsageError like choose_simulator."""
-    return game_name(config.env_id) is not None and choose_simulator(config)[0] == "native"
+    """Returns whether this is an Atari game on the project's own emulator. Raises UsageError like choose_simulator."""
+    return game_name(config.env_id) is not None and choose_simulator(config)[0] in OWN
+
+
+def runs_grid_twin() -> bool:
+    """Returns whether the kernels of simulator=cuda may run on a CPU, thread by thread, to test them."""
+    return bool(os.environ.get(GRID_TWIN))
 
 
 def warn_if_inexact(config: EnvConfig) -> None:

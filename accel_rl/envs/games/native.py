@@ -19,7 +19,7 @@ from accel_rl.emulator.consoles import Consoles, check_array
 from accel_rl.emulator.core import AGENT_STEP, START_GAME
 from accel_rl.emulator.frame_making import FramePlan
 from accel_rl.emulator.pcg64 import GENERATOR_WORDS, to_numpy_state, to_words
-from accel_rl.emulator.rules import ACTIONS, rules_for
+from accel_rl.emulator.rules import ACTIONS, GameRules, rules_for
 from accel_rl.envs.games.atari import NUM_STARTS, atari_spec, why_no_reserve
 from accel_rl.envs.games.atari_states import is_native_state, pack, to_native, unpack
 from accel_rl.envs.spec import Array, Outcome
@@ -166,10 +166,7 @@ class NativeBatch(Consoles):
         """Continues from a state of get_env_state, or of AtariSimulator's get_state.
 
         Raises UsageError for another game's state, or if AtariSimulator's does not continue exactly here."""
-        rom, console, pictures = unpack(state if is_native_state(state) else to_native(state))
-        if rom != self.rules.md5:
-            raise UsageError(f"a state of {rules_for(rom).name} does not fit {self.rules.name}")
-        self._states[env], self._screens[env, : 2 * steps.PICTURE] = console, pictures
+        self._states[env], self._screens[env, : 2 * steps.PICTURE] = read_state(state, self.rules)
 
     def _start_game(self, env: int, noops: int) -> Array:
         """Resets one environment; returns its frame."""
@@ -227,6 +224,16 @@ class NativeBatch(Consoles):
         made[steps.NUM_ACTIONS] = len(self.actions)
         made[steps.ACTIONS : steps.ACTIONS + len(self.actions)] = self.action_numbers
         return made
+
+
+def read_state(state: dict[str, Any], rules: GameRules) -> tuple[Array, Array]:
+    """Returns a console and its two pictures from a state of get_env_state, or of AtariSimulator's get_state.
+
+    Raises UsageError for another game's state, or if AtariSimulator's does not continue exactly here."""
+    rom, console, pictures = unpack(state if is_native_state(state) else to_native(state))
+    if rom != rules.md5:
+        raise UsageError(f"a state of {rules_for(rom).name} does not fit {rules.name}")
+    return console, pictures
 
 
 class NativeSimulator:

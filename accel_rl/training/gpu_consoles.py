@@ -1,0 +1,60 @@
+"""Says what the consoles of simulator=cuda take of a GPU's memory, and refuses more than fit."""
+
+import math
+from collections import Counter
+
+import numpy as np
+import torch
+
+from accel_rl.emulator.cuda.memory import LANES
+from accel_rl.emulator.rules import game_of
+from accel_rl.envs.batches.env_batch import rollout_layout
+from accel_rl.envs.games.cuda import check_options, console_bytes, most_consoles
+from accel_rl.envs.spec import EnvSpec
+from accel_rl.errors import UsageError
+from accel_rl.hardware.host_memory import check_fits
+from accel_rl.hardware.topology import count
+from accel_rl.samplers.base import SamplerConfig
+from accel_rl.settings.resolve import Config
+
+
+def check(config: Config, settings: SamplerConfig, devices: tuple[str, ...]) -> None:
+    """Raises UsageError for frames that the GPU does not make, and for more consoles than fit.
+
+    devices: those of the learners on this machine. If config.device is a CPU, they belong to other processes."""
+    if config.env.simulator != "cuda":
+        return
+    height, size = game_of(config.env.env_id).height, config.rank_info.size
+    check_options(config.env.env_id, config.env.options["frame_shape"], height)
+    if settings.num_envs > (most := most_consoles(height)):
+        raise UsageError(f"envs={config.run.envs}: a launch takes {most} consoles; use --envs {most * size} or less")
+    for device, learners in Counter(devices).items():
+        place, num_bytes = torch.device(device), learners * needs(config, settings)[1]
+        is_elsewhere = config.device == "cpu" and device != "cpu"
+        check_fits(num_bytes, config.run.envs, "envs", place, num_learners=learners, untouched=is_elsewhere)
+
+
+def describe(config: Config, settings: SamplerConfig) -> str:
+    """Returns a text on a learner's consoles and their memory."""
+    consoles, everything = needs(config, settings)
+    each, idle = consoles / settings.num_envs, -settings.num_envs % LANES
+    warps = count(math.ceil(settings.num_envs / LANES), "warp")
+    if idle:
+        warps += f", whose last one wastes {idle} of {LANES} lanes (a multiple of {LANES} environments wastes none)"
+    return (
+        f"{settings.num_envs:,} on {config.device} in {warps}: {consoles / 1e9:.2f} GB of memory, {each / 1e6:.2f} MB "
+        f"each; {everything / 1e9:.2f} GB with rollouts and evaluations"
+    )
+
+
+def needs(config: Config, settings: SamplerConfig) -> tuple[int, int]:
+    """Returns the bytes of a learner's consoles, and those of its consoles, rollouts and evaluations together."""
+    each = console_bytes(game_of(config.env.env_id).height)
+    batches = [settings, settings.for_evaluation()] if config.run.eval_interval_steps else [settings]
+    total = sum(batch.num_envs * each + _rollout_bytes(config.spec, batch) for batch in batches)
+    return settings.num_envs * each, total
+
+
+def _rollout_bytes(spec: EnvSpec, settings: SamplerConfig) -> int:
+    layout = rollout_layout(spec, settings.horizon, settings.num_envs, settings.window)
+    return sum(math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in layout.values())
