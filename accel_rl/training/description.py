@@ -53,7 +53,10 @@ def log_description(config: Config, policy: nn.Module) -> None:
     if run.reset_mode == "reserve" and game:
         options = make_options(config.env.preset, config.env.options)
         if reason := why_no_reserve(game, options):
-            logger.info("%s starts from real resets, not from prepared states: %s", run.env, reason)
+            starts = "real resets, not from prepared states"
+            if config.env.simulator == "cuda":
+                starts = "prepared states, and not from real resets as on a CPU"
+            logger.info("%s starts from %s: %s", run.env, starts, reason)
     if config.spec.vector:
         logger.info("vector      %s", config.spec.vector)
     if config.spec.mask_sources:

@@ -5,13 +5,14 @@ import subprocess
 
 import pytest
 
-from accel_rl.emulator.cuda import kernels
+from accel_rl.emulator.cuda import agent_kernels, kernels
 from accel_rl.emulator.cuda.compilation import PTX_VERSIONS, find_ptxas, kernel_images, ptx_path
 from accel_rl.emulator.cuda.driver import newest_arch
 from accel_rl.errors import UsageError
 
-SMALL = (kernels.start_consoles, kernels.show_pictures, kernels.make_observations)
-LARGE = (kernels.play_frames, kernels.step_consoles)  # 20 s each to compile
+ALL = (*kernels.KERNELS, *agent_kernels.AGENT_KERNELS)
+LARGE = (kernels.play_frames, kernels.step_consoles, agent_kernels.play_agents)  # 20 s each to compile
+SMALL = tuple(kernel for kernel in ALL if kernel not in LARGE)
 # Functions with several callers, which LLVM does not copy to each of them
 CALLED = {"draw_until", "read_bus", "run_frame", "tia_write"}
 MOST_REGISTERS = 128  # of the 65,536 of a GPU's processor, for 16 warps
@@ -55,7 +56,7 @@ def test_the_lanes_of_a_warp_meet_at_each_line(kernel, arch):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not find_ptxas(), reason="needs NVIDIA's assembler: pip install nvidia-cuda-nvcc")
-@pytest.mark.parametrize("kernel", kernels.KERNELS, ids=lambda kernel: kernel.__name__)
+@pytest.mark.parametrize("kernel", ALL, ids=lambda kernel: kernel.__name__)
 def test_registers_are_enough(kernel, tmp_path):
     """The assembler takes the code of sm_90 and needs a bounded number of registers."""
     ptx_of(kernel, "sm_90")

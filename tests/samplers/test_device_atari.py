@@ -11,11 +11,13 @@ import pytest
 import torch
 
 from accel_rl.config.atari_options import AtariOptions
+from accel_rl.emulator.cuda import driver
 from accel_rl.emulator.cuda.driver import separate
 from accel_rl.envs import EnvConfig
 from accel_rl.envs.batches.env_batch import BatchConfig
 from accel_rl.envs.games.cuda import CudaGames
 from accel_rl.envs.games.native import NativeBatch, start_states
+from accel_rl.errors import RunError, UsageError
 from accel_rl.samplers import SerialSampler
 from accel_rl.samplers.base import GamesToPlay, SamplerConfig
 from accel_rl.samplers.device import DeviceSampler
@@ -100,6 +102,18 @@ def test_a_state_before_the_first_step_has_the_first_frames() -> None:
         for each in samplers:
             each._started = True
         assert_equal(samplers[0].collect(), samplers[1].collect())
+
+
+@pytest.mark.gpu(fake=True)
+def test_a_driver_that_refuses_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error of a driver that is too old comes before the run starts, with the ways out."""
+
+    def refuse(kernel: Any) -> None:
+        raise RunError(f"loading {kernel.__name__}: CUDA error 222 (the provided PTX was compiled with an unsupported")
+
+    monkeypatch.setattr(driver, "load", refuse)
+    with pytest.raises(UsageError, match=r"loading .*: CUDA error 222 .*; update NVIDIA's driver, or use simulator=nat"):
+        sampler("cuda", device=GPU)
 
 
 @pytest.mark.parametrize(

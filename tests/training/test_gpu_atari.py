@@ -101,8 +101,8 @@ def test_memory_of_consoles() -> None:
     config = resolve({**RUN, "device": "cuda:0", "envs": 1000})
     build_algo(config)
     assert gpu_consoles.describe(config, sampler_config(config)) == (
-        "1,000 on cuda:0 in 32 warps, whose last one wastes 24 of 32 lanes (a multiple of 32 environments wastes none): "
-        "0.23 GB of memory, 0.23 MB each; 0.54 GB with rollouts and evaluations"
+        "1,000 on cuda:0 in 32 warps, whose last one wastes 24 of 32 lanes (a multiple of 32 environments wastes "
+        "none): 0.23 GB of memory, 0.23 MB each; 0.54 GB with rollouts and evaluations"
     )
     check(config)
     with pytest.raises(UsageError, match=r"envs=40000 needs .* GB that are free: use --envs 3\d{4} or less"):
