@@ -12,7 +12,7 @@ from accel_rl.emulator.compiled import i32, jit
 from accel_rl.emulator.execution import execute
 from accel_rl.emulator.opcodes import LENGTH
 from accel_rl.emulator.riot import INTIM, POLL_CYCLES, polls_to_come
-from accel_rl.emulator.state import CYCLES, INSTRUCTIONS, PC, RAM, SLICE, SP, STOP, A, C, D, N, V, X, Y, Z
+from accel_rl.emulator.state import CYCLES, INSTRUCTIONS, PC, RAM, SLICE, SP, STOP, A, B, C, D, I, N, V, X, Y, Z
 from accel_rl.emulator.tia import tia_write
 
 u32 = np.uint32
@@ -102,17 +102,21 @@ def run(s, rom, screen, max_instructions, end_cycle=None):
         elif opcode == 0xB5:  # LDA n,X
             pc, cycles = i32(pc + 1), i32(cycles + 2)
             a = result = read_zero(s, screen, i32((low + x) & 0xFF), cycles, low)
-        elif (  # LDA nn, LDX nn, LDY nn; LDA nn,X; LDA nn,Y; LDX nn,Y; LDA (n),Y
+        elif (  # LDA, LDX, LDY nn; LDA, LDY nn,X; LDA, LDX nn,Y; LDA (n),Y; LDA (n,X)
             (opcode == 0xAD or opcode == 0xAE or opcode == 0xAC)
-            or (opcode == 0xBD or opcode == 0xB9 or opcode == 0xBE)
-            or opcode == 0xB1
+            or (opcode == 0xBD or opcode == 0xBC)
+            or (opcode == 0xB9 or opcode == 0xBE)
+            or (opcode == 0xB1 or opcode == 0xA1)
         ):
             if opcode == 0xB1:
                 pc, cycles = i32(pc + 1), i32(cycles + 3)
                 low, high = read_pointer(s, screen, low, cycles, low)
+            elif opcode == 0xA1:
+                pc, cycles = i32(pc + 1), i32(cycles + 4)
+                low, high = read_pointer(s, screen, i32((low + x) & 0xFF), cycles, low)
             else:
                 pc, cycles = i32(pc + 2), i32(cycles + 2)
-            if opcode == 0xBD:
+            if opcode == 0xBD or opcode == 0xBC:
                 low = i32(low + x)
             elif opcode == 0xB9 or opcode == 0xBE or opcode == 0xB1:
                 low = i32(low + y)
@@ -136,7 +140,7 @@ def run(s, rom, screen, max_instructions, end_cycle=None):
                     window_size = u32(0)
             if opcode == 0xAE or opcode == 0xBE:
                 x = result
-            elif opcode == 0xAC:
+            elif opcode == 0xAC or opcode == 0xBC:
                 y = result
             else:
                 a = result
@@ -223,10 +227,22 @@ def run(s, rom, screen, max_instructions, end_cycle=None):
                 if s[slice_word] != slice_start:
                     window_size = u32(0)
             pc = i32(pc + 1)
-        elif opcode == 0x48 and s[SP] & 0x80:  # PHA
+        elif opcode == 0x48 or opcode == 0x08:  # PHA, PHP
             cycles = i32(cycles + 1)
-            s[RAM + (s[SP] & 0x7F)] = a
-            s[SP] -= 1
+            value = a
+            if opcode == 0x08:
+                value = i32(0x20 | s[B] << 4 | s[D] << 3 | s[I] << 2 | carry | s[V] << 6)
+                value |= i32((result & 0x180 != 0) << 7 | (result & 0xFF == 0) << 1)
+            sp = s[SP]
+            s[SP] = (sp - 1) & 0xFF
+            if sp & 0x80:
+                s[RAM + (sp & 0x7F)] = value
+            else:
+                s[CYCLES] = cycles
+                tia_write(s, screen, i32(sp & 0x3F), value)
+                cycles = s[CYCLES]
+                if s[STOP]:
+                    break
         elif opcode == 0x68 and 0x80 <= s[SP] < 0xFF:  # PLA
             cycles = i32(cycles + 2)
             s[SP] += 1
@@ -272,6 +288,14 @@ def run(s, rom, screen, max_instructions, end_cycle=None):
             pc = i32(pc + 1)
             carry = i32(x >= low)
             result = i32((x - low) & 0xFF)
+        elif opcode == 0x9A:  # TXS
+            s[SP] = x
+        elif opcode == 0x6C:  # JMP (nn); the address's high byte is read from the same page
+            s[CYCLES] = cycles = i32(cycles + 3)
+            pc = read_bus(s, rom, screen, i32(low | high << 8), high)
+            pc = i32(pc | read_bus(s, rom, screen, i32((low + 1) & 0xFF | high << 8), pc) << 8)
+            if s[slice_word] != slice_start:
+                window_size = u32(0)
         elif opcode == 0xEA:  # NOP
             pass
         else:

@@ -158,12 +158,10 @@ def tia_write(s, screen, register, value):
         s[STOP] = 1
     line_clock = i32(u32(clock) % u32(CLOCKS_PER_LINE))
     if s[PAINT] == PAINT_EAGERLY:
-        late = (
-            PLAYFIELD_DELAY[u32(line_clock) // u32(3) & u32(3)]
-            if EFFECT[register] == PLAYFIELD_BITS
-            else DELAY[register]
-        )
-        draw_until(s, screen, i32(clock + late))
+        delay = DELAY[register]
+        if EFFECT[register] == PLAYFIELD_BITS:
+            delay = PLAYFIELD_DELAY[u32(line_clock) // u32(3) & u32(3)]
+        draw_until(s, screen, i32(clock + delay))
     if register == WSYNC:
         if s[LAST_ACCESS_WAS_READ] and line_clock:
             s[CYCLES] += i32(76 - u32(line_clock) // u32(3))
