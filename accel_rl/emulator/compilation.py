@@ -25,6 +25,7 @@ def compile_function(function: "EntryFunction", types: ArgumentTypes) -> tuple[b
     arguments, _ = sigutils.normalize_signature(f"({', '.join(types)},)")
     dispatcher.compile(arguments)
     compiled = dispatcher.overloads[arguments]
+    _make_private(compiled.library._final_module, compiled.fndesc.mangled_name)
     optimize(compiled.library)
     target_machine().emit_object(compiled.library._final_module)  # optimizes the module again: 8 % faster
     optimize(compiled.library)
@@ -51,6 +52,15 @@ def _optimize_only_the_whole() -> Callable[[Any], None]:
     codegen.JITCodeLibrary.get_pointer_to_function = finalize
     codegen.JITCPUCodegen.set_env = lambda *_: None
     return optimize
+
+
+def _make_private(module: Any, entry: str) -> None:
+    """Makes all functions but one private to their module.
+
+    Then LLVM copies a function with one caller into it, and drops exceptions, which none raises."""
+    for function in module.functions:
+        if not function.is_declaration and function.name != entry:
+            function.linkage = "internal"
 
 
 def _add_caller(module: Any, name: str) -> None:

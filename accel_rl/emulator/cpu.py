@@ -12,7 +12,7 @@ from accel_rl.emulator.compiled import i32, jit
 from accel_rl.emulator.execution import execute
 from accel_rl.emulator.opcodes import LENGTH
 from accel_rl.emulator.riot import INTIM, POLL_CYCLES, polls_to_come
-from accel_rl.emulator.state import CYCLES, INSTRUCTIONS, PC, RAM, SLICE, STOP, A, C, D, N, V, X, Y, Z
+from accel_rl.emulator.state import CYCLES, INSTRUCTIONS, PC, RAM, SLICE, SP, STOP, A, B, C, D, I, N, V, X, Y, Z
 from accel_rl.emulator.tia import tia_write
 
 u32 = np.uint32
@@ -102,9 +102,26 @@ def run(s, rom, screen, max_instructions, end_cycle=None):
         elif opcode == 0xB5:  # LDA n,X
             pc, cycles = i32(pc + 1), i32(cycles + 2)
             a = result = read_zero(s, screen, i32((low + x) & 0xFF), cycles, low)
-        elif opcode == 0xAD or opcode == 0xAE or opcode == 0xAC:  # LDA nn, LDX nn, LDY nn
-            pc, cycles = i32(pc + 2), i32(cycles + 2)
-            address = i32(low + (high << 8))
+        elif (  # LDA, LDX, LDY nn; LDA, LDY nn,X; LDA, LDX nn,Y; LDA (n),Y; LDA (n,X)
+            (opcode == 0xAD or opcode == 0xAE or opcode == 0xAC)
+            or (opcode == 0xBD or opcode == 0xBC)
+            or (opcode == 0xB9 or opcode == 0xBE)
+            or (opcode == 0xB1 or opcode == 0xA1)
+        ):
+            if opcode == 0xB1:
+                pc, cycles = i32(pc + 1), i32(cycles + 3)
+                low, high = read_pointer(s, screen, low, cycles, low)
+            elif opcode == 0xA1:
+                pc, cycles = i32(pc + 1), i32(cycles + 4)
+                low, high = read_pointer(s, screen, i32((low + x) & 0xFF), cycles, low)
+            else:
+                pc, cycles = i32(pc + 2), i32(cycles + 2)
+            if opcode == 0xBD or opcode == 0xBC:
+                low = i32(low + x)
+            elif opcode == 0xB9 or opcode == 0xBE or opcode == 0xB1:
+                low = i32(low + y)
+            cycles = i32(cycles + (low >> 8))
+            address = i32(low + (high << 8) & 0xFFFF)
             place = i32(address & 0x1FFF)
             if u32(place - window) < window_size:
                 result = i32(rom[u32(place + to_rom)])
@@ -113,7 +130,7 @@ def run(s, rom, screen, max_instructions, end_cycle=None):
                 place = i32(pc & 0x1FFF)
                 if address == INTIM and u32(place - window) < window_size and pc & 0xFF < 0xFE and pc & 0xFF > 2:
                     at = u32(place + to_rom)
-                    if rom[at + u32(1)] == 0xFB:
+                    if rom[at + u32(1)] == 0xFB and opcode <= 0xAE:
                         polls = min(polls_to_come(s, rom[at]), left >> 1)
                         left = i32(left - 2 * polls)
                         cycles = i32(cycles + POLL_CYCLES * polls)
@@ -121,28 +138,12 @@ def run(s, rom, screen, max_instructions, end_cycle=None):
                 result = read_bus(s, rom, screen, address, high)
                 if s[slice_word] != slice_start:
                     window_size = u32(0)
-            if opcode == 0xAD:
-                a = result
-            elif opcode == 0xAE:
+            if opcode == 0xAE or opcode == 0xBE:
                 x = result
-            else:
+            elif opcode == 0xAC or opcode == 0xBC:
                 y = result
-        elif opcode == 0xBD or opcode == 0xB9 or opcode == 0xB1:  # LDA nn,X; LDA nn,Y; LDA (n),Y
-            if opcode == 0xB1:
-                pc, cycles = i32(pc + 1), i32(cycles + 3)
-                low, high = read_pointer(s, screen, low, cycles, low)
             else:
-                pc, cycles = i32(pc + 2), i32(cycles + 2)
-            low = i32(low + (x if opcode == 0xBD else y))
-            cycles = i32(cycles + (low >> 8))
-            place = i32(low + (high << 8) & 0x1FFF)
-            if u32(place - window) < window_size:
-                a = result = i32(rom[u32(place + to_rom)])
-            else:
-                s[CYCLES] = cycles
-                a = result = read_bus(s, rom, screen, i32(low + (high << 8) & 0xFFFF), high)
-                if s[slice_word] != slice_start:
-                    window_size = u32(0)
+                a = result
         elif opcode == 0xA6:  # LDX n
             pc, cycles = i32(pc + 1), i32(cycles + 1)
             x = result = read_zero(s, screen, low, cycles, low)
@@ -158,18 +159,6 @@ def run(s, rom, screen, max_instructions, end_cycle=None):
         elif opcode == 0xA0:  # LDY #n
             pc = i32(pc + 1)
             y = result = low
-        elif opcode == 0xBE:  # LDX nn,Y
-            pc, cycles = i32(pc + 2), i32(cycles + 2)
-            low = i32(low + y)
-            cycles = i32(cycles + (low >> 8))
-            place = i32(low + (high << 8) & 0x1FFF)
-            if u32(place - window) < window_size:
-                x = result = i32(rom[u32(place + to_rom)])
-            else:
-                s[CYCLES] = cycles
-                x = result = read_bus(s, rom, screen, i32(low + (high << 8) & 0xFFFF), high)
-                if s[slice_word] != slice_start:
-                    window_size = u32(0)
         elif opcode == 0x25:  # AND n
             pc, cycles = i32(pc + 1), i32(cycles + 1)
             a = result = i32(a & read_zero(s, screen, low, cycles, low))
@@ -219,6 +208,45 @@ def run(s, rom, screen, max_instructions, end_cycle=None):
                 cycles = s[CYCLES]
                 if s[STOP]:
                     break
+        elif opcode == 0x20 and s[SP] > 0x80 and u32(place - window) < window_size:  # JSR
+            cycles = i32(cycles + 4)
+            sp = s[SP]
+            s[RAM + (sp & 0x7F)] = (pc + 1) >> 8 & 0xFF
+            s[RAM + (sp - 1 & 0x7F)] = (pc + 1) & 0xFF
+            s[SP] = sp - 2
+            pc = i32(low | i32(rom[u32(place + to_rom) + u32(2)]) << 8)
+        elif opcode == 0x60 and 0x80 <= s[SP] < 0xFE:  # RTS
+            cycles = i32(cycles + 4)
+            sp = s[SP]
+            s[SP] = sp + 2
+            pc = i32(s[RAM + (sp + 1 & 0x7F)] | s[RAM + (sp + 2 & 0x7F)] << 8)
+            place = i32(pc & 0x1FFF)
+            if u32(place - window) >= window_size:
+                s[CYCLES] = cycles
+                read_bus(s, rom, screen, pc, i32(0))
+                if s[slice_word] != slice_start:
+                    window_size = u32(0)
+            pc = i32(pc + 1)
+        elif opcode == 0x48 or opcode == 0x08:  # PHA, PHP
+            cycles = i32(cycles + 1)
+            value = a
+            if opcode == 0x08:
+                value = i32(0x20 | s[B] << 4 | s[D] << 3 | s[I] << 2 | carry | s[V] << 6)
+                value |= i32((result & 0x180 != 0) << 7 | (result & 0xFF == 0) << 1)
+            sp = s[SP]
+            s[SP] = (sp - 1) & 0xFF
+            if sp & 0x80:
+                s[RAM + (sp & 0x7F)] = value
+            else:
+                s[CYCLES] = cycles
+                tia_write(s, screen, i32(sp & 0x3F), value)
+                cycles = s[CYCLES]
+                if s[STOP]:
+                    break
+        elif opcode == 0x68 and 0x80 <= s[SP] < 0xFF:  # PLA
+            cycles = i32(cycles + 2)
+            s[SP] += 1
+            a = result = s[RAM + (s[SP] & 0x7F)]
         elif opcode == 0x29:  # AND #n
             pc = i32(pc + 1)
             a = result = i32(a & low)
@@ -260,6 +288,14 @@ def run(s, rom, screen, max_instructions, end_cycle=None):
             pc = i32(pc + 1)
             carry = i32(x >= low)
             result = i32((x - low) & 0xFF)
+        elif opcode == 0x9A:  # TXS
+            s[SP] = x
+        elif opcode == 0x6C:  # JMP (nn); the address's high byte is read from the same page
+            s[CYCLES] = cycles = i32(cycles + 3)
+            pc = read_bus(s, rom, screen, i32(low | high << 8), high)
+            pc = i32(pc | read_bus(s, rom, screen, i32((low + 1) & 0xFF | high << 8), pc) << 8)
+            if s[slice_word] != slice_start:
+                window_size = u32(0)
         elif opcode == 0xEA:  # NOP
             pass
         else:

@@ -54,23 +54,23 @@ BYTES = sum((np.arange(256, dtype=u64) >> u64(k) & u64(1)) << u64(8 * k) for k i
 @jit
 def draw_until(s, screen, clock):
     """Completes collisions, and pixels if the frame is painted, up to a clock of this frame."""
-    first = CLOCKS_PER_LINE * s[FIRST_LINE]
-    start = max(s[DRAWN_CLOCK], first)
-    stop = min(clock, first + CLOCKS_PER_LINE * s[NUM_LINES])
+    first = i32(CLOCKS_PER_LINE * s[FIRST_LINE])
+    start = i32(max(s[DRAWN_CLOCK], first))
+    stop = i32(min(clock, i32(first + CLOCKS_PER_LINE * s[NUM_LINES])))
     if start >= stop:
         return
-    s[DRAWN_CLOCK] = i32(stop)
-    line = start // CLOCKS_PER_LINE
+    s[DRAWN_CLOCK] = stop
+    line = i32(u32(start) // u32(CLOCKS_PER_LINE))
     while start < stop:
-        line_start = CLOCKS_PER_LINE * line
+        line_start = i32(CLOCKS_PER_LINE * line)
         if start == line_start and start > first:
             _start_line(s)
-        left = max(start - line_start - BLANK_CLOCKS, 0)
-        right = min(stop - line_start - BLANK_CLOCKS, LINE_PIXELS)
+        left = i32(max(start - line_start - BLANK_CLOCKS, 0))
+        right = i32(min(stop - line_start - BLANK_CLOCKS, LINE_PIXELS))
         if left < right:
-            _draw_span(s, screen, line - s[FIRST_LINE], left, right)
-        line += 1
-        start = line_start + CLOCKS_PER_LINE
+            _draw_span(s, screen, i32(line - s[FIRST_LINE]), left, right)
+        line = i32(line + 1)
+        start = i32(line_start + CLOCKS_PER_LINE)
 
 
 @jit

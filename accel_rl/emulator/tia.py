@@ -4,6 +4,8 @@ registers.py names the registers and the effects of writes. Pictures and collisi
 when a register changes, when a collision is read, and at the end of a frame.
 """
 
+import numpy as np
+
 from accel_rl.emulator.compiled import i32, jit
 from accel_rl.emulator.objects import (
     PIXEL_WIDTH,
@@ -100,6 +102,7 @@ from accel_rl.emulator.state import (
     VSYNC_CLOCK,
 )
 
+u32 = np.uint32
 INPT0_READ, INPT4_READ, INPT5_READ = 0x08, 0x0C, 0x0D
 STARS_CLOCKS = 63  # clocks after HMOVE at which a change of HMM0 starts Cosmic Ark's stars
 RIGHT_HALF_CLOCK = BLANK_CLOCKS + 79
@@ -150,17 +153,18 @@ def tia_write(s, screen, register, value):
     """Writes a register at the time s[CYCLES]; sets s[STOP] if the write ends the frame.
 
     It first completes what has been shown so far, unless the write has no visible effect."""
-    register &= 0x3F
     clock = i32(3 * s[CYCLES] + s[LEFT_OVER])
     if clock >= CLOCKS_PER_LINE * (s[MAX_LINE] + 1):
         s[STOP] = 1
-    line_clock = clock % CLOCKS_PER_LINE
+    line_clock = i32(u32(clock) % u32(CLOCKS_PER_LINE))
     if s[PAINT] == PAINT_EAGERLY:
-        late = PLAYFIELD_DELAY[line_clock // 3 & 3] if EFFECT[register] == PLAYFIELD_BITS else DELAY[register]
-        draw_until(s, screen, i32(clock + late))
+        delay = DELAY[register]
+        if EFFECT[register] == PLAYFIELD_BITS:
+            delay = PLAYFIELD_DELAY[u32(line_clock) // u32(3) & u32(3)]
+        draw_until(s, screen, i32(clock + delay))
     if register == WSYNC:
         if s[LAST_ACCESS_WAS_READ] and line_clock:
-            s[CYCLES] += i32(76 - line_clock // 3)
+            s[CYCLES] += i32(76 - u32(line_clock) // u32(3))
         return
     at = REGISTER + register
     effect = EFFECT[register]
@@ -181,7 +185,7 @@ def tia_write(s, screen, register, value):
     elif effect == PLAYFIELD_BITS:
         if s[at] == value:
             return
-        delay = PLAYFIELD_DELAY[line_clock // 3 & 3]
+        delay = PLAYFIELD_DELAY[u32(line_clock) // u32(3) & u32(3)]
     elif effect == MOTION:
         if register == HMM0 and s[at] == 0x70 and value == 0x60 and clock == s[HMOVE_CLOCK] + STARS_CLOCKS:
             s[COSMIC_ARK] = 1
