@@ -92,7 +92,10 @@ def label_positions(values: Sequence[float], low: float = -21.5, high: float = 2
 
 
 def games_figure(setting: str, games: Sequence[str], kept: Sequence[Kept], published: Values) -> Any:
-    """Draws each game's training scores over agent steps: a line for each seed, lines across for published scores."""
+    """Draws each game's training scores over agent steps: a line for each seed, lines across for published scores.
+
+    Games without a run have no panel."""
+    games = [game for game in games if find(kept, setting, game)] or games
     rows = -(-len(games) // 2)
     drawn = new_figure(width=6, height=2.3 * rows + 0.8, dpi=150)
     axes = drawn.subplots(rows, 2).flatten()
