@@ -52,7 +52,8 @@ class Kernel(EntryFunction):
         super().__init__(grid)
 
     def sources(self) -> str:
-        return "".join((Path(__file__).parent / f"{name}.py").read_text() for name in ("kernels", "memory", "warps"))
+        names = "frames", "kernels", "memory", "warps"
+        return "".join((Path(__file__).parent / f"{name}.py").read_text() for name in names)
 
     @property
     def _numba_type_(self) -> Any:
