@@ -9,6 +9,7 @@ import numpy as np
 from accel_rl.emulator.arithmetic import add, subtract
 from accel_rl.emulator.bus import branch, plain_window, read_bus, read_pointer, read_zero
 from accel_rl.emulator.compiled import i32, jit
+from accel_rl.emulator.cuda.warps import lanes_with
 from accel_rl.emulator.execution import execute
 from accel_rl.emulator.opcodes import LENGTH
 from accel_rl.emulator.riot import INTIM, POLL_CYCLES, polls_to_come
@@ -19,20 +20,20 @@ u32 = np.uint32
 
 
 @jit
-def run(s, rom, screen, max_instructions, end_cycle=None):
-    """Runs the program until the frame ends (s[STOP] is set), this many instructions are executed or, where a GPU's
-    threads wait for each other (cuda/warps.py), a time is reached."""
-    if s[STOP]:
-        return
+def run(s, rom, screen, max_instructions, end_cycle=None, lanes=None):
+    """Runs the program until the frame ends (s[STOP] is set), this many instructions are executed or, on a GPU, a time
+    is reached. There, these lanes of a warp (cuda/warps.py) wait for each other before each instruction."""
     a, x, y, pc, carry = s[A], s[X], s[Y], s[PC], s[C]
     result = i32(s[N] << 8 | (1 - s[Z]))  # N is its bit 7 or 8; Z says that its lower eight bits are 0
     cycles = s[CYCLES]
     window, window_size, to_rom = i32(0), u32(0), i32(0)  # see plain_window; valid until its slice is switched
     slice_word, slice_start = i32(SLICE), i32(0)
-    left = i32(max_instructions)
-    while left > 0:
-        if end_cycle is not None:  # noqa: SIM102 (Numba leaves it out where it is None)
-            if cycles >= end_cycle:
+    max_instructions = left = i32(0 if s[STOP] else max_instructions)
+    while end_cycle is not None or left > 0:
+        if end_cycle is not None:  # Numba leaves it out where it is None
+            goes_on = left > 0 and cycles < end_cycle
+            lanes = lanes_with(lanes, goes_on)
+            if not goes_on:
                 break
         left = i32(left - 1)
 
@@ -57,6 +58,7 @@ def run(s, rom, screen, max_instructions, end_cycle=None):
         # Every instruction has at least one byte and two cycles. The rest is a constant in each case below, so that the
         # host can fetch the next instruction before it has executed this one.
         pc, cycles = i32(pc + 1), i32(cycles + 2)
+        is_rare = False
 
         if opcode == 0x85 or opcode == 0x86 or opcode == 0x84:  # STA n, STX n, STY n
             pc, cycles = i32(pc + 1), i32(cycles + 1)
@@ -68,7 +70,7 @@ def run(s, rom, screen, max_instructions, end_cycle=None):
                 tia_write(s, screen, i32(low & 0x3F), value)
                 cycles = s[CYCLES]
                 if s[STOP]:
-                    break
+                    max_instructions, left = i32(max_instructions - left), i32(0)  # ends the loop
         elif opcode == 0xD0:  # BNE
             pc = i32(pc + 1)
             if result & 0xFF:
@@ -138,12 +140,12 @@ def run(s, rom, screen, max_instructions, end_cycle=None):
                 result = read_bus(s, rom, screen, address, high)
                 if s[slice_word] != slice_start:
                     window_size = u32(0)
-            if opcode == 0xAE or opcode == 0xBE:
-                x = result
-            elif opcode == 0xAC or opcode == 0xBC:
-                y = result
-            else:
+            if opcode & 1:
                 a = result
+            elif opcode & 2:
+                x = result
+            else:
+                y = result
         elif opcode == 0xA6:  # LDX n
             pc, cycles = i32(pc + 1), i32(cycles + 1)
             x = result = read_zero(s, screen, low, cycles, low)
@@ -176,7 +178,7 @@ def run(s, rom, screen, max_instructions, end_cycle=None):
         elif opcode == 0xC5 or opcode == 0xC4 or opcode == 0xE4:  # CMP n, CPY n, CPX n
             pc, cycles = i32(pc + 1), i32(cycles + 1)
             value = read_zero(s, screen, low, cycles, low)
-            register = a if opcode == 0xC5 else (y if opcode == 0xC4 else x)
+            register = a if opcode & 1 else (x if opcode & 0x20 else y)
             carry = i32(register >= value)
             result = i32((register - value) & 0xFF)
         elif opcode == 0x69 or opcode == 0x65 or opcode == 0x75:  # ADC #n; n; n,X
@@ -193,10 +195,13 @@ def run(s, rom, screen, max_instructions, end_cycle=None):
                 low = read_zero(s, screen, low, cycles, low)
             a, carry, s[V] = subtract(a, low, carry, s[D])
             result = a
-        elif (opcode == 0xC6 or opcode == 0xE6) and low & 0x80:  # DEC n, INC n
-            pc, cycles = i32(pc + 1), i32(cycles + 3)
-            result = i32(s[RAM + (low & 0x7F)] + (1 if opcode == 0xE6 else -1) & 0xFF)
-            s[RAM + (low & 0x7F)] = result
+        elif opcode == 0xC6 or opcode == 0xE6:  # DEC n, INC n
+            if low & 0x80:
+                pc, cycles = i32(pc + 1), i32(cycles + 3)
+                result = i32(s[RAM + (low & 0x7F)] + (1 if opcode & 0x20 else -1) & 0xFF)
+                s[RAM + (low & 0x7F)] = result
+            else:
+                is_rare = True
         elif opcode == 0x95:  # STA n,X
             pc, cycles = i32(pc + 1), i32(cycles + 2)
             low = i32(low + x)
@@ -207,46 +212,54 @@ def run(s, rom, screen, max_instructions, end_cycle=None):
                 tia_write(s, screen, i32(low & 0x3F), a)
                 cycles = s[CYCLES]
                 if s[STOP]:
-                    break
-        elif opcode == 0x20 and s[SP] > 0x80 and u32(place - window) < window_size:  # JSR
-            cycles = i32(cycles + 4)
-            sp = s[SP]
-            s[RAM + (sp & 0x7F)] = (pc + 1) >> 8 & 0xFF
-            s[RAM + (sp - 1 & 0x7F)] = (pc + 1) & 0xFF
-            s[SP] = sp - 2
-            pc = i32(low | i32(rom[u32(place + to_rom) + u32(2)]) << 8)
-        elif opcode == 0x60 and 0x80 <= s[SP] < 0xFE:  # RTS
-            cycles = i32(cycles + 4)
-            sp = s[SP]
-            s[SP] = sp + 2
-            pc = i32(s[RAM + (sp + 1 & 0x7F)] | s[RAM + (sp + 2 & 0x7F)] << 8)
-            place = i32(pc & 0x1FFF)
-            if u32(place - window) >= window_size:
-                s[CYCLES] = cycles
-                read_bus(s, rom, screen, pc, i32(0))
-                if s[slice_word] != slice_start:
-                    window_size = u32(0)
-            pc = i32(pc + 1)
+                    max_instructions, left = i32(max_instructions - left), i32(0)  # ends the loop
+        elif opcode == 0x20:  # JSR nn
+            stack, place = s[SP], i32(pc + 1 & 0x1FFF)
+            if stack > 0x80 and u32(place - window) < window_size:
+                s[RAM + (stack & 0x7F)] = pc + 1 >> 8 & 0xFF
+                s[RAM + (stack - 1 & 0x7F)] = pc + 1 & 0xFF
+                s[SP] = stack - 2
+                pc, cycles = i32(low | i32(rom[u32(place + to_rom)]) << 8), i32(cycles + 4)
+            else:
+                is_rare = True
+        elif opcode == 0x60:  # RTS
+            stack = s[SP]
+            if 0x80 <= stack < 0xFE:
+                cycles = i32(cycles + 4)
+                s[SP] = stack + 2
+                pc = i32(s[RAM + (stack + 1 & 0x7F)] | s[RAM + (stack + 2 & 0x7F)] << 8)
+                if u32(i32(pc & 0x1FFF) - window) >= window_size:
+                    s[CYCLES] = cycles
+                    read_bus(s, rom, screen, pc, i32(0))
+                    if s[slice_word] != slice_start:
+                        window_size = u32(0)
+                pc = i32(pc + 1)
+            else:
+                is_rare = True
         elif opcode == 0x48 or opcode == 0x08:  # PHA, PHP
             cycles = i32(cycles + 1)
             value = a
             if opcode == 0x08:
                 value = i32(0x20 | s[B] << 4 | s[D] << 3 | s[I] << 2 | carry | s[V] << 6)
                 value |= i32((result & 0x180 != 0) << 7 | (result & 0xFF == 0) << 1)
-            sp = s[SP]
-            s[SP] = (sp - 1) & 0xFF
-            if sp & 0x80:
-                s[RAM + (sp & 0x7F)] = value
+            stack = s[SP]
+            s[SP] = stack - 1 & 0xFF
+            if stack & 0x80:
+                s[RAM + (stack & 0x7F)] = value
             else:
                 s[CYCLES] = cycles
-                tia_write(s, screen, i32(sp & 0x3F), value)
+                tia_write(s, screen, i32(stack & 0x3F), value)
                 cycles = s[CYCLES]
                 if s[STOP]:
-                    break
-        elif opcode == 0x68 and 0x80 <= s[SP] < 0xFF:  # PLA
-            cycles = i32(cycles + 2)
-            s[SP] += 1
-            a = result = s[RAM + (s[SP] & 0x7F)]
+                    max_instructions, left = i32(max_instructions - left), i32(0)  # ends the loop
+        elif opcode == 0x68:  # PLA
+            stack = s[SP]
+            if 0x80 <= stack < 0xFF:
+                s[SP] = stack + 1
+                a = result = s[RAM + (stack + 1 & 0x7F)]
+                cycles = i32(cycles + 2)
+            else:
+                is_rare = True
         elif opcode == 0x29:  # AND #n
             pc = i32(pc + 1)
             a = result = i32(a & low)
@@ -299,13 +312,15 @@ def run(s, rom, screen, max_instructions, end_cycle=None):
         elif opcode == 0xEA:  # NOP
             pass
         else:
+            is_rare = True
+        if is_rare:
             s[A], s[X], s[Y], s[C], s[PC], s[CYCLES] = a, x, y, carry, i32(pc - 1), i32(cycles - 2)
             result = execute(s, rom, screen, opcode, low, high, result)
             a, x, y, carry, pc, cycles = s[A], s[X], s[Y], s[C], s[PC], s[CYCLES]
             if s[slice_word] != slice_start:
                 window_size = u32(0)
             if s[STOP]:
-                break
+                max_instructions, left = i32(max_instructions - left), i32(0)  # ends the loop
 
     s[A], s[X], s[Y], s[PC], s[C] = a, x, y, pc & 0xFFFF, carry
     s[N] = result >> 8 | result >> 7 & 1

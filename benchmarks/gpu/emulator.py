@@ -13,6 +13,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch.profiler import ProfilerActivity
+from torch.profiler import profile as profiler
 
 from accel_rl.emulator.batch import BatchAtari
 from accel_rl.emulator.cuda import kernels
@@ -27,6 +29,7 @@ from accel_rl.emulator.palette import grey_palette
 from accel_rl.emulator.registers import LINE_PIXELS
 from accel_rl.emulator.state import FRAME, STATE_WORDS
 from gpu.rows import Row, Rows
+from gpu.runs import train
 
 SPEED_GAMES = ("pong", "breakout", "space_invaders", "seaquest")
 EXACT_GAMES = (
@@ -39,6 +42,7 @@ EXACT_ENVS, EXACT_FRAMES = 512, 200
 NUM_STARTS, START_FRAMES, CHECKED_FRAMES = 128, 1024, 20
 FRAME_SKIP, FRAME_SIZE = 4, (84, 84)
 MEASURED_S = 0.5
+TRAINED_S, PROFILED_STEPS = 4.0, 8
 PARALLEL_BATCHES = 16
 
 
@@ -48,6 +52,9 @@ def emulator(rows: Rows) -> None:
         rows.add("pong, prepared", compare_prepared, "pong", True)
         rows.add("pong, 32 consoles", measure, "pong", 32, True)
         rows.add("pong exact", compare_with_cpu, "pong", True)
+        for name, settings in TRAINED.items():
+            rows.add(name, measure_training, settings, True)
+        rows.add("profile of CudaAtari", profile_env, "pong", 8, rows)
         return
     thread = threading.Thread(target=BatchAtari, args=("pong", 1), daemon=True)
     thread.start()
@@ -64,7 +71,12 @@ def emulator(rows: Rows) -> None:
             rows.add(f"{game}, {size} consoles, {path.stem}", measure_variant, path, game, size)
     thread.join()
     for size in SIZES[:3]:
-        rows.add(f"pong, CudaAtari, {size} environments", measure_env, "pong", size)
+        for uses_graph in (True, False):
+            name = f"pong, CudaAtari, {size} environments" + ("" if uses_graph else ", without a graph")
+            rows.add(name, measure_env, "pong", size, uses_graph)
+    for name, settings in TRAINED.items():
+        rows.add(name, measure_training, settings)
+    rows.add("profile of CudaAtari", profile_env, "pong", SIZES[0], rows)
     for game in EXACT_GAMES:
         rows.add(f"{game} exact", compare_with_cpu, game)
     for size in SIZES[2:]:
@@ -243,9 +255,9 @@ def measure_variant(path: Path, game: str, num_envs: int) -> Row:
     return {**row, "registers": variant.registers, "local_bytes": variant.local_bytes}
 
 
-def measure_env(game: str, num_envs: int) -> Row:
+def measure_env(game: str, num_envs: int, uses_graph: bool) -> Row:
     """Returns the agent steps per second of CudaAtari with random actions."""
-    envs = CudaAtari(game, num_envs)
+    envs = CudaAtari(game, num_envs, uses_graph=uses_graph)
     envs.reset()
     actions = torch.randint(len(envs.action_numbers), (64, num_envs), device="cuda")
 
@@ -260,6 +272,55 @@ def measure_env(game: str, num_envs: int) -> Row:
     count = max(2, int(MEASURED_S / steps(1)))
     seconds = steps(count)
     return {"steps_per_s": round(num_envs * count / seconds), "step_ms": round(1e3 * seconds / count, 3)}
+
+
+def profile_env(game: str, num_envs: int, rows: Rows) -> Row:
+    """Returns the share of each kernel in a few steps of CudaAtari; a dry run profiles operations of the CPU."""
+    device = "cpu" if rows.is_dry else "cuda"
+    envs = CudaAtari(game, num_envs, device=device, num_starts=4 if rows.is_dry else NUM_STARTS, uses_graph=False)
+    envs.reset()
+    actions = torch.zeros(num_envs, dtype=torch.int64, device=device)
+    envs.step(actions)
+    with profiler(activities=[ProfilerActivity.CPU if rows.is_dry else ProfilerActivity.CUDA]) as found:
+        for _ in range(PROFILED_STEPS):
+            envs.step(actions)
+        if not rows.is_dry:
+            torch.cuda.synchronize()
+    by = "self_cpu_time_total" if rows.is_dry else "self_device_time_total"
+    averages = sorted(found.key_averages(), key=lambda each: -getattr(each, by))[:10]
+    total = sum(getattr(each, by) for each in averages) or 1
+    return {"top": [[each.key[:60], round(getattr(each, by) / total, 3)] for each in averages]}
+
+
+# ---- training ----
+
+TRAINED: dict[str, Row] = {
+    "A2C + V-trace, 1200 environments": {"algo": "vtrace", "envs": 1200},
+    "PPO, 4096 environments": {"algo": "ppo", "envs": 4096},
+}
+
+
+def measure_training(settings: Row, is_dry: bool = False) -> Row:
+    """Trains on Pong for some seconds on the same GPU; returns agent steps per second, of four frames each."""
+    seen: list[dict[str, float]] = []
+
+    def on_row(metrics: dict[str, float]) -> bool:
+        seen.append(metrics)
+        return len(seen) > 1 and seen[-1]["time/time_elapsed"] - seen[0]["time/time_elapsed"] >= TRAINED_S
+
+    where: Row = {"env": "accel_rl.emulator.cuda.atari:make", "steps": 10**9, "log_interval_steps": 100_000}
+    if is_dry:
+        where |= {
+            "device": "cpu",
+            "env_options": {"num_starts": 2},
+            "steps": 64,
+            "horizon": 4,
+            "log_interval_steps": 16,
+        }
+        settings = {**settings, "envs": 4, "decorrelation_steps": 3}
+    train({**where, **settings}, on_row)
+    seconds, steps = (seen[-1][name] - seen[0][name] for name in ("time/time_elapsed", "time/total_timesteps"))
+    return {"frames_per_s": round(FRAME_SKIP * steps / seconds), "steps_per_s": round(steps / seconds)}
 
 
 # ---- exactness ----

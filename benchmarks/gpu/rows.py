@@ -141,13 +141,15 @@ COLUMNS: dict[str, tuple[Column, ...]] = {
         ("equal pictures", number("equal_pictures")),
         ("registers", number("registers")),
         ("local bytes", number("local_bytes")),
+        ("steps/s", number("steps_per_s")),
+        ("top kernels", lambda row: top_kernels(row)),
     ),
     "profile": (
         ("ms", number("wall_ms", "{:.1f}")),
         ("kernels", number("kernels")),
         ("GPU busy", percent("gpu_busy_share")),
         ("longest gap ms", number("longest_gap_ms", "{:.2f}")),
-        ("top kernels", lambda row: "; ".join(f"{100 * s:.0f} % {k}" for k, s in row.get("top", [])[:3])),
+        ("top kernels", lambda row: top_kernels(row)),
     ),
     "peers": (
         ("steps/s", number("steps_per_s")),
@@ -176,6 +178,11 @@ def format_rows(part: str, rows: Sequence[Row]) -> str:
         cells = [f"error: {row['error']}"] if "error" in row else [show(row) for _, show in columns]
         lines.append(f"| {row['name']} | {' | '.join(one_line(cell) for cell in cells)} |")
     return "\n".join(lines)
+
+
+def top_kernels(row: Row) -> str:
+    """Returns the names and shares of the three kernels that take most of the GPU's time."""
+    return "; ".join(f"{100 * share:.0f} % {kernel}" for kernel, share in row.get("top", [])[:3])
 
 
 def show_all(row: Row) -> str:

@@ -14,7 +14,7 @@ ALL = (*kernels.KERNELS, *agent_kernels.AGENT_KERNELS)
 LARGE = (kernels.play_frames, kernels.step_consoles, agent_kernels.play_agents)  # 20 s each to compile
 SMALL = tuple(kernel for kernel in ALL if kernel not in LARGE)
 # Functions with several callers, which LLVM does not copy to each of them
-CALLED = {"draw_until", "read_bus", "run_frame", "tia_write"}
+CALLED = {"draw_until", "read_bus", "run", "run_frame", "tia_write"}
 MOST_REGISTERS = 128  # of the 65,536 of a GPU's processor, for 16 warps
 
 
@@ -43,14 +43,14 @@ def test_small_kernels_are_one_function_of_integers(kernel, arch):
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", ["sm_70", "sm_90"])
 @pytest.mark.parametrize("kernel", LARGE, ids=lambda kernel: kernel.__name__)
-def test_the_lanes_of_a_warp_meet_at_each_line(kernel, arch):
-    """The interpreter has no float64 and no other functions than expected, and one vote at the ends of lines, which no
-    optimization has copied or removed."""
+def test_the_lanes_of_a_warp_meet_at_each_instruction_and_line(kernel, arch):
+    """The interpreter has no float64 and no other functions than expected, and two votes, at the ends of instructions
+    and lines, which no optimization has copied or removed."""
     ptx = ptx_of(kernel, arch)
     called = re.findall(r"^\.func.*?\d([a-z][a-z_]*)B\d*v", ptx, re.MULTILINE)
     assert {*called} <= CALLED
     assert ".f64" not in ptx
-    assert len(re.findall(r"vote\.sync\.ballot", ptx)) == 1
+    assert len(re.findall(r"vote\.sync\.ballot", ptx)) == 2
     assert "bar.warp.sync" in ptx
 
 

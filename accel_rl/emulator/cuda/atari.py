@@ -24,7 +24,9 @@ from accel_rl.emulator.steps import PICTURE
 from accel_rl.emulator.vector_env import AtariVectorEnv
 from accel_rl.emulator.vector_steps import ENDED, TERMINATED, TRUNCATED
 from accel_rl.errors import UsageError, unknown
+from accel_rl.hardware.capture import capture
 
+WARM_UPS = 2  # steps before the graph is captured
 PIXEL_BLOCK = 128  # threads of a block of the kernels for pixels
 MIB = 2**20
 
@@ -39,10 +41,11 @@ class CudaAtari:
     starts the next one, with the reward 0. It begins at one of num_starts prepared starts, which an AtariVectorEnv
     has made on the CPU; each environment's own generator draws among them. All results are tensors on the device:
     observations uint8 [n, stack_num, img_height, img_width], oldest frame first; rewards, lives int32 [n]; terminated,
-    truncated bool [n]. The next step overwrites observations, rewards and lives.
+    truncated bool [n]. The next step overwrites them all.
 
     device: "cuda", or "cpu", where the same kernels run one thread after another. seed: of starts, of the choice among
-    them, and of sticky actions.
+    them, and of sticky actions. uses_graph: on a GPU, all that a step launches is one CUDA graph from the third step
+    on.
 
     Raises UsageError for options that do not exist and for more environments than memory has room for."""
 
@@ -60,6 +63,7 @@ class CudaAtari:
         img_height: int = 84,
         img_width: int = 84,
         stack_num: int = 4,
+        uses_graph: bool = True,
         order: Callable[[int], Any] | None = None,
         **options: Any,
     ):
@@ -108,10 +112,15 @@ class CudaAtari:
         self._observations = black((num_envs, stack_num, img_height, img_width))
         self._actions, self._rewards, self._events, self._lives, self.starts = ints((5, num_envs)).unbind()
         """starts: the prepared start that each environment has begun in the last step; -1: none"""
+        self._indices = torch.zeros(num_envs, dtype=torch.int64, device=self.device)
         self._pictures = ints((num_envs, 2))
         self._step, self._start = Launcher(kernels.step_consoles, order), Launcher(kernels.start_consoles, order)
         self._show = Launcher(kernels.show_pictures, order)
         self._observe = Launcher(kernels.make_observations, order)
+        self._graph: Any = None
+        self._results: Any = None  # what the graph overwrites
+        self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" and uses_graph else None  # type: ignore[no-untyped-call]
+        self._warm_ups_left = WARM_UPS
         self.seed_envs(seed)
 
     def seed_envs(self, seed: int) -> None:
@@ -152,9 +161,36 @@ class CudaAtari:
 
         actions: integers [n] on the device; a number that is no action counts as the nearest one. The host does not
         wait for the device."""
-        indices = actions.long().clamp(0, len(self.action_numbers) - 1)
+        self._indices.copy_(actions)
+        if self._stream is None:
+            return self._play()
+        if self._warm_ups_left:
+            self._warm_ups_left -= 1
+            return self._play_on_stream(self._stream)
+        if self._graph is None:
+            self._graph = capture(self._keep_results, self._stream)
+        self._graph.replay()
+        observations, rewards, terminated, truncated, info = self._results
+        return observations, rewards, terminated, truncated, dict(info)
+
+    def _play(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Info]:
+        indices = self._indices.clamp(0, len(self.action_numbers) - 1)
         torch.index_select(self.action_numbers, 0, indices, out=self._actions)
         return self._advance(1)
+
+    def _play_on_stream(self, stream: "torch.cuda.Stream") -> tuple[Tensor, Tensor, Tensor, Tensor, Info]:
+        """Plays a step on the stream of the later capture."""
+        current = torch.cuda.current_stream(self.device)
+        stream.wait_stream(current)
+        with torch.cuda.stream(stream):
+            results = self._play()
+        current.wait_stream(stream)
+        for tensor in results[2:4]:
+            tensor.record_stream(current)
+        return results
+
+    def _keep_results(self) -> None:
+        self._results = self._play()
 
     def render(self) -> Any:
         """Returns the screen of the first environment in colour, uint8 [height, 160, 3], in the host's memory."""

@@ -2,6 +2,7 @@
 
 from accel_rl.emulator.compiled import i32, jit
 from accel_rl.emulator.console import NO_LIMIT, begin_action, run_due_frames
+from accel_rl.emulator.cuda import frames  # noqa: F401 (what kernels call in place of cpu.run)
 from accel_rl.emulator.cuda.memory import (
     BYTES,
     BYTES_2D,

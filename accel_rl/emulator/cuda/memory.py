@@ -52,7 +52,7 @@ class Kernel(EntryFunction):
         super().__init__(grid)
 
     def sources(self) -> str:
-        names = "kernels", "agent_kernels", "memory", "warps"
+        names = "agent_kernels", "frames", "kernels", "memory", "warps"
         return "".join((Path(__file__).parent / f"{name}.py").read_text() for name in names)
 
     @property
