@@ -113,7 +113,7 @@ def test_a_driver_that_refuses_the_kernels(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(driver, "load", refuse)
     with pytest.raises(
-        UsageError, match=r"loading .*: CUDA error 222 .*; update NVIDIA's driver, or use simulator=nat"
+        UsageError, match=r"CUDA error 222 .*; update NVIDIA's driver, or use simulator=nat"
     ):
         sampler("cuda", device=GPU)
 
