@@ -32,6 +32,7 @@ OLDEST_NUMBA = (0, 61)
 KEPT_S = 30 * 86_400.0  # older machine code may be removed when more is written
 SYMBOL = "call_with_arguments_in_memory"  # the function of an object file that Python calls
 INSTALL = "pip install 'accel-rl[native]'"
+PROCESSOR = "ACCEL_RL_EMULATOR_CPU"  # environment variable: the processor to compile for, as LLVM names it
 COMPILATION = "accel_rl.emulator.compilation"
 
 
@@ -182,13 +183,20 @@ def _import_llvm() -> Any:
 
 
 def target_machine() -> Any:
-    """Returns this processor as LLVM's target. An engine takes ownership of it, so each needs its own."""
+    """Returns the processor as LLVM's target. An engine takes ownership of it, so each needs its own."""
     llvm = _import_llvm()
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
-    features = llvm.get_host_cpu_features().flatten()
+    name, features = _processor()
     target = llvm.Target.from_default_triple()
-    return target.create_target_machine(cpu=llvm.get_host_cpu_name(), features=features, opt=2, jit=True)
+    return target.create_target_machine(cpu=name, features=features, opt=2, jit=True)
+
+
+def _processor() -> tuple[str, str]:
+    """Returns LLVM's name and features of the processor to compile for: this one, or the one that PROCESSOR names."""
+    llvm = _import_llvm()
+    name = os.environ.get(PROCESSOR)
+    return (name, "") if name else (llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten())
 
 
 def _link(image: bytes) -> Any:
@@ -218,10 +226,7 @@ def cache_folder() -> Path:
 @cache
 def _build_key() -> str:
     """Returns a hash of what machine code depends on: sources, compilers' versions, processor."""
-    version = check_numba()
-    llvm = _import_llvm()
-    parts = [version, importlib.metadata.version("llvmlite"), sys.version]
-    parts += [llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()]
+    parts = [check_numba(), importlib.metadata.version("llvmlite"), sys.version, *_processor()]
     digest = hashlib.sha256("\n".join(parts).encode())
     for path in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(path.read_bytes())

@@ -179,7 +179,7 @@ def _paint(s, screen, row, left, right):
 @jit
 def _colours(mask, byte, colour):
     """Returns eight pixels, uint64: the colour where the mask's bits from bit `byte` on are set, else 0."""
-    return BYTES[u32(mask) >> u32(byte) & u32(0xFF)] * u64(colour)  # type: ignore[index]
+    return BYTES[u32(mask) >> u32(byte) & u32(0xFF)] * u64(colour)
 
 
 @jit
@@ -189,7 +189,7 @@ def _put_pixels(screen, at, colours, shown):
         before = u64(0)
         for pixel in range(8):
             before |= u64(screen[at + pixel]) << u64(8 * pixel)
-        kept = ~(BYTES[shown] * u64(0xFF))  # type: ignore[index]
+        kept = ~(BYTES[shown] * u64(0xFF))
         colours = colours & ~kept | before & kept
     for pixel in range(8):
         screen[at + pixel] = u8(colours >> u64(8 * pixel))

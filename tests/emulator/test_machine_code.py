@@ -147,6 +147,20 @@ def test_numba_is_missing_or_too_old(cache: Path, monkeypatch: pytest.MonkeyPatc
     machine_code._build_key.cache_clear()
 
 
+def test_code_for_another_processor(
+    compiled: list[tuple[str, ...]], cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Code for the processor that the environment variable names is compiled and kept apart from this one's."""
+    run_it()
+    monkeypatch.setenv(machine_code.PROCESSOR, "x86-64-v2")
+    monkeypatch.setattr(sum_rows, "_compiled", {})
+    machine_code._build_key.cache_clear()
+    run_it()
+    machine_code._build_key.cache_clear()
+    assert len(compiled) == len(list(cache.glob("*.o"))) == 2
+    assert "+avx" not in "".join(machine_code._processor())
+
+
 def test_llvmlite_cannot_be_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A package that is there but cannot be imported is reported with its error and the way out."""
     (tmp_path / "llvmlite").mkdir()

@@ -112,9 +112,7 @@ def test_a_driver_that_refuses_the_kernels(monkeypatch: pytest.MonkeyPatch) -> N
         raise RunError(f"loading {kernel.__name__}: CUDA error 222 (the provided PTX was compiled with an unsupported")
 
     monkeypatch.setattr(driver, "load", refuse)
-    with pytest.raises(
-        UsageError, match=r"CUDA error 222 .*; update NVIDIA's driver, or use simulator=nat"
-    ):
+    with pytest.raises(UsageError, match=r"CUDA error 222 .*; update NVIDIA's driver, or use simulator=nat"):
         sampler("cuda", device=GPU)
 
 
