@@ -96,6 +96,11 @@ class Ring:
     def _slots(self, start: int, stop: int) -> Tensor:
         return torch.arange(start, stop, device=self.device) % self.num_rows
 
+    def _columns(self, start: int, stop: int) -> slice | Tensor:
+        """Returns the slots of rows start ... stop - 1, as a slice if they are adjacent: it copies nothing."""
+        first = start % self.num_rows
+        return slice(first, first + stop - start) if first + stop - start <= self.num_rows else self._slots(start, stop)
+
     # ---- writing ----
 
     def append(self, rollout: Rollout) -> None:
@@ -187,14 +192,14 @@ class Ring:
         length = torch.zeros(shape, dtype=torch.int16, device=self.device)
         valid, continues = (torch.ones(shape, dtype=torch.bool, device=self.device) for _ in range(2))
         for k in range(self.n_step):
-            slots = self._slots(start + k, stop + k)
+            slots = self._columns(start + k, stop + k)
             return_ += continues * (self.discount**k * self.reward[:, slots])
             valid &= self.valid[:, slots] | ~continues
             length += continues
             bootstrap.masked_fill_(continues & self.truncated[:, slots], self.discount ** (k + 1))
             continues &= ~(self.terminated[:, slots] | self.truncated[:, slots])
         bootstrap.masked_fill_(continues, self.discount**self.n_step)
-        slots = self._slots(start, stop)
+        slots = self._columns(start, stop)
         self.return_[:, slots], self.bootstrap[:, slots] = return_, bootstrap
         self.length[:, slots], self.return_valid[:, slots] = length, valid
 

@@ -286,8 +286,10 @@ class ActionServer:
         first = max(self.window - 1, 0)
         steps = slice(first, self.window + num_steps)
         valid, terminated, truncated = (self._rows[name][steps] for name in ("valid", "terminated", "truncated"))
-        goes_on = valid & ~terminated & ~truncated
-        step, env = (goes_on[:-1] & ~valid[1:]).nonzero(as_tuple=True)
+        lost = ~valid[1:]
+        if lost.any():
+            lost &= valid[:-1] & ~terminated[:-1] & ~truncated[:-1]
+        step, env = lost.nonzero(as_tuple=True)
         if len(step):
             truncated[step, env] = True
             seen_after = self._rows["observation"][self.history + first + step + 1, env]

@@ -6,6 +6,7 @@ takes its place.
 """
 
 import itertools
+import os
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
@@ -27,6 +28,7 @@ from accel_rl.samplers.worker import GroupSemaphores, WorkerSetup
 from accel_rl.samplers.worker_status import WorkerStatus
 
 POLL_INTERVAL_S = 0.5  # how often a wait checks that the workers still make progress
+SPIN_S = 0.0001  # a wait for workers yields its CPU repeatedly for this long before it sleeps, like `worker.SPIN_NS`
 ACT_S = 0.0005  # longer than an act of a GPU that does nothing else: 0.14 to 0.3 ms for 8 to 448 games on an H200
 DONE_BY_NEW_WORKERS = ("start", "open_evaluation", "close_evaluation")  # requests that new workers do not need again
 
@@ -216,7 +218,7 @@ class WorkerPool:
         Returns [] after at_most_s (None: never). If a worker hangs, returns [] after it is lost, or raises RunError."""
         timeout_s = POLL_INTERVAL_S if at_most_s is None else at_most_s
         while True:
-            ready = self._poller.poll(0 if self._spin else timeout_s * 1000)
+            ready = self._poll(timeout_s, SPIN_S if at_most_s is None else 0.0)
             now = time.monotonic()
             if now > self._next_check:
                 self._next_check = now + POLL_INTERVAL_S
@@ -225,6 +227,13 @@ class WorkerPool:
                     return []
             if ready or at_most_s is not None:
                 return [fd for fd, _ in ready]
+
+    def _poll(self, timeout_s: float, spin_s: float) -> list[tuple[int, int]]:
+        """Returns what is readable within timeout_s. Yields its CPU for spin_s before it sleeps."""
+        deadline = time.monotonic() + spin_s
+        while not (ready := self._poller.poll(0)) and time.monotonic() < deadline:
+            os.sched_yield()
+        return ready or self._poller.poll(0 if self._spin else timeout_s * 1000)
 
     def _find_hung(self, late: list[int], timeout_s: float) -> list[int]:
         woken_at = np.where(self._active.serves, self._woken_at, 0.0).max(axis=1)

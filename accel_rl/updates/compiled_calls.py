@@ -15,7 +15,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -175,9 +175,9 @@ class _Call:
             return []
         assert self._recording and self._code
         self._owner.num_compiled += len(parts)
-        code, bases, constant = self._code, self._recording.bases, [*map(_contiguous, leaves(arguments))]
+        code, bases, constant = self._code, self._recording.bases, [*map(_ready, leaves(arguments))]
         started = time.perf_counter()
-        results = [code(bases, [*map(_contiguous, leaves(part)), *constant]) for part in parts]
+        results = [code(bases, [*map(_ready, leaves(part)), *constant]) for part in parts]
         if self._num_timed < NUM_TIMED_CALLS and self._owner.when == "auto":
             self._compare((time.perf_counter() - started) / len(parts), len(parts))
         return [self._terms(self._recording.result, iter(each)) for each in results]
@@ -332,6 +332,16 @@ class _Compiler:
 def _contiguous(leaf: Any) -> Tensor:
     """Returns an argument as machine code takes it."""
     return leaf.contiguous() if isinstance(leaf, Tensor) else torch.tensor(leaf, dtype=dtype_of(leaf))
+
+
+@lru_cache(maxsize=256, typed=True)
+def _number(value: float) -> Tensor:
+    """Returns a number as machine code takes it, which does not change its arguments."""
+    return _contiguous(value)
+
+
+def _ready(leaf: Any) -> Tensor:
+    return leaf.contiguous() if isinstance(leaf, Tensor) else _number(leaf)
 
 
 def load(recording: Recording) -> RunCode | None:

@@ -107,8 +107,25 @@ def record(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Recordin
     for place, saved in recorder.saved.items():
         recorder.bases[place].copy_(saved)
     program = Program(tuple(recorder.operations), returned)
-    problem = recorder.problem or _check(program, recorder.bases, given, leaves(result), changed)
-    return Recording(program, given, recorder.bases, result, problem, recorder.host_calls)
+    # A compiler does more with a whole tensor than with a part of one.
+    bases = [base[:end] for base, end in zip(recorder.bases, _ends(program, len(recorder.bases)), strict=True)]
+    changed = {place: tensor[: len(bases[place])] for place, tensor in changed.items()}
+    problem = recorder.problem or _check(program, bases, given, leaves(result), changed)
+    return Recording(program, given, bases, result, problem, recorder.host_calls)
+
+
+def _ends(program: Program, num_bases: int) -> list[int]:
+    """Returns how many elements of each base, from its first on, a program uses."""
+    ends = [0] * num_bases
+
+    def note(value: Any) -> None:
+        if isinstance(value, Held) and 0 not in value.shape:
+            last = sum((size - 1) * stride for size, stride in zip(value.shape, value.stride, strict=True))
+            ends[value.base] = max(ends[value.base], value.offset + last + 1)
+
+    _map(note, [(each.arguments, each.keywords) for each in program.operations])
+    _map(note, program.results)
+    return ends
 
 
 def pieces(recording: Recording) -> list[Piece]:
@@ -243,7 +260,8 @@ def view(base: Tensor, shape: tuple[int, ...], stride: tuple[int, ...], offset: 
     """Returns a view of a base [N]. A compiler does more with a slice than with strides."""
     dense = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
     if all(size == 1 or ours == needed for size, ours, needed in zip(shape, stride, dense, strict=True)):
-        return base[offset : offset + math.prod(shape)].view(shape)
+        is_whole = math.prod(shape) == base.numel()
+        return (base if is_whole else base[offset : offset + math.prod(shape)]).view(shape)
     return torch.as_strided(base, shape, stride, offset)
 
 

@@ -331,7 +331,7 @@ def test_repeated_updates_are_those_of_a_loop(how: str, sizes: tuple[int, ...]) 
     for index in range(7):
         rows = torch.randn(12, 3, generator=torch.Generator().manual_seed(index))
         parts = torch.randperm(12, generator=torch.Generator().manual_seed(-index)).split(list(sizes))
-        rate, factor = 0.01 * (1 + index), 1.0 + index % 3
+        rate, factor = 0.001 * (1 + index), 1.0 + index % 3  # low, or rounding would grow with each update
         REPEATED.append(expected.module)
         wanted = [one_update(expected, part, rate, rows, factor) for part in parts]
         REPEATED.append(update.module)
