@@ -112,7 +112,7 @@ class Frames:
     def make(self) -> None:
         n, consoles = self._consoles.num_envs, self._consoles
         show = (n, consoles.screens, consoles.pictures, self._palette, self._shown)
-        show_pictures(self._shown.numel(), *show, block=128)
+        show_pictures(self._shown.numel() // kernels.SHOWN_PIXELS, *show, block=128)
         observe = (n, 1, self._no_starts, self._shown, self._maker, 1, self._frames)
         make_observations(self._frames.numel(), *observe, block=128)
 

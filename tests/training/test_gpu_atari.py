@@ -83,7 +83,7 @@ def test_without_a_gpu_a_run_goes_on_natively(
         ({"sampler": "serial"}, "breakout with simulator=cuda is stepped on the GPU: use --sampler device"),
         ({"algo": "ga3c"}, "sampler=queued cannot step this environment"),
         ({"frame_shape": (300, 84)}, "frame_shape=300x84 is more than the 210x160 of breakout"),
-        ({"envs": 80_000}, "envs=80000: a launch takes 63904 consoles"),
+        ({"envs": 200_000}, "envs=200000: a launch takes 127808 consoles; use --envs 127808 or less"),
         ({"env": "CartPole-v1"}, "simulator=cuda is a setting of Atari games, but CartPole-v1 is none"),
     ],
 )
