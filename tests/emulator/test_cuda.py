@@ -9,13 +9,16 @@ from accel_rl.emulator import AtariVectorEnv  # noqa: E402
 from accel_rl.emulator.cuda import kernels  # noqa: E402
 from accel_rl.emulator.cuda.atari import CudaAtari  # noqa: E402
 from accel_rl.emulator.cuda.consoles import compare  # noqa: E402
+from accel_rl.emulator.pcg64 import GENERATOR_WORDS  # noqa: E402
 from accel_rl.emulator.rules import known_games  # noqa: E402
-from accel_rl.emulator.state import RAM  # noqa: E402
+from accel_rl.emulator.state import AGENT_GENERATOR, RAM  # noqa: E402
+from accel_rl.emulator.vector_steps import ENDED  # noqa: E402
 from accel_rl.errors import UsageError  # noqa: E402
 from tests.fake_cuda import counting  # noqa: E402
 from tests.helpers.fake_kernels import use_fake_kernels  # noqa: E402
 
 NUM_STARTS, NUM_ENVS, STEPS, SEED = 4, 7, 40, 3
+GENERATOR = slice(AGENT_GENERATOR, AGENT_GENERATOR + GENERATOR_WORDS)
 SIZES = {"img_height": 21, "img_width": 20, "stack_num": 2}
 
 
@@ -28,7 +31,7 @@ def shuffled(seed):
 @pytest.mark.parametrize(("game", "options"), [("breakout", {"episodic_life": True}), ("pong", {"maxpool": False})])
 def test_steps_are_those_of_the_vector_environment(game, options):
     """Observations, rewards, ends and lives of each environment, from each of its starts on, are those of
-    AtariVectorEnv's environment that has made the start, with the same actions."""
+    AtariVectorEnv's environment that has made the start, with the same actions. Random numbers stay its own."""
     options = {**SIZES, **options}
     theirs = AtariVectorEnv(game, NUM_STARTS, **options)
     envs = CudaAtari(game, NUM_ENVS, device="cpu", seed=SEED, num_starts=NUM_STARTS, order=shuffled(0), **options)
@@ -57,6 +60,7 @@ def test_steps_are_those_of_the_vector_environment(game, options):
         np.testing.assert_array_equal(begins, ended)
         start, age = np.where(begins, envs.starts.numpy(), start), np.where(begins, 0, age + 1)
     assert num_ends > 0 or "episodic_life" not in options
+    assert len({generator.tobytes() for generator in envs.states()[:, GENERATOR]}) == NUM_ENVS
     theirs.close()
 
 
@@ -114,6 +118,16 @@ def test_a_reset_of_some_leaves_the_others_as_they_are():
     assert not (envs.states()[1] == before[1]).all()
 
 
+def test_a_step_that_starts_a_game_has_no_reward():
+    """The reward of the ended game's last step is not counted again."""
+    envs = CudaAtari("pong", 2, device="cpu", num_starts=1, **SIZES)
+    envs.reset()
+    envs._rewards.fill_(7)
+    envs._events[1] = ENDED
+    _, rewards, *_ = envs.step(torch.zeros(2))
+    assert rewards.tolist() == [0, 0] and (envs.starts >= 0).tolist() == [False, True]
+
+
 def test_wrong_options_are_refused():
     with pytest.raises(UsageError, match="no option grayscale"):
         CudaAtari("pong", 2, device="cpu", grayscale=False)
@@ -126,11 +140,11 @@ def test_wrong_options_are_refused():
         envs.set_state(CudaAtari("pong", 1, device="cpu", num_starts=1, **SIZES).get_state())
 
 
-@pytest.mark.parametrize("game", ["breakout", "pitfall2", "tic_tac_toe_3d"])
+@pytest.mark.parametrize("game", ["skiing", "pitfall2", "tic_tac_toe_3d"])
 def test_frames_are_those_of_the_cpu(game):
     """States, rewards and pictures of raw frames with sticky actions, with threads in random order.
 
-    tic_tac_toe_3d has frames that are shown before their end."""
+    skiing has a reward in each frame; tic_tac_toe_3d has frames that are shown before their end."""
     assert compare(game, 5, 33, "cpu", shuffled(1)) > 1
 
 
