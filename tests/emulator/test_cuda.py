@@ -140,6 +140,12 @@ def test_wrong_options_are_refused():
         envs.set_state(CudaAtari("pong", 1, device="cpu", num_starts=1, **SIZES).get_state())
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu():
+    with pytest.raises(UsageError, match="no GPU that PyTorch can use; AtariVectorEnv plays the same games on CPUs"):
+        CudaAtari("pong", 2)
+
+
 @pytest.mark.parametrize("game", ["skiing", "pitfall2", "tic_tac_toe_3d"])
 def test_frames_are_those_of_the_cpu(game):
     """States, rewards and pictures of raw frames with sticky actions, with threads in random order.

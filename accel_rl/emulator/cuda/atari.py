@@ -47,7 +47,8 @@ class CudaAtari:
     them, and of sticky actions. uses_graph: on a GPU, all that a step launches is one CUDA graph from the third step
     on.
 
-    Raises UsageError for options that do not exist and for more environments than memory has room for."""
+    Raises UsageError without a GPU, for options that do not exist, and for more environments than memory has room for.
+    """
 
     metadata: ClassVar[dict[str, Any]] = {"autoreset_mode": AutoresetMode.NEXT_STEP, "render_modes": ["rgb_array"]}
     render_mode = "rgb_array"
@@ -70,6 +71,10 @@ class CudaAtari:
         check_integers(1, num_envs=num_envs, num_starts=num_starts)
         check_integers(0, seed=seed)
         self.num_envs, self.device, self.seed = num_envs, torch.device(device), seed
+        if self.device.type == "cuda" and not torch.cuda.is_available():
+            raise UsageError(
+                "CudaAtari: there is no GPU that PyTorch can use; AtariVectorEnv plays the same games on CPUs"
+            )
         sizes: dict[str, Any] = {"img_height": img_height, "img_width": img_width, "stack_num": stack_num}
         for name in ("grayscale", "continuous", "batch_size", "autoreset_mode", "decorrelation_steps"):
             if name in options:
