@@ -85,11 +85,12 @@ class QNetwork(nn.Module):
     def subtract_background(self, background: Background | None = None) -> None:
         """Lets first convolutions subtract a background, which is found in a run's first rollout (see `PixelNorm`).
 
-        Raises UsageError for observations that are no pictures of bytes."""
+        background: another network's; None: a new one. Raises UsageError for observations that are not pictures of
+        bytes."""
         if not self.spec.is_pixels:
             raise UsageError(
                 "normalize_observations=True: Q-learning subtracts the background of pictures; it does not normalize "
-                "vectors; switch it off"
+                "vectors; use --no-normalize-observations"
             )
         self.norm = PixelNorm(self.spec, self, background)
 

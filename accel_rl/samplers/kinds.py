@@ -172,11 +172,12 @@ class Device(SamplerKind):
                 raise UsageError(
                     f"{run.env}: {what} of type {type(space).__name__} are not supported on a device; use one array"
                 )
-        is_atari = config.env.simulator == "cuda"
-        reset_mode = "reserve" if is_atari else "immediate"
+        reset_mode, reset = "immediate", "is not the environments' own"
+        if config.env.simulator == "cuda":
+            reset_mode, reset = "reserve", "does not start games from prepared states, as simulator=cuda does"
         refused = {
             "wrappers": (",".join(run.wrappers), "are put around single environments"),
-            "reset_mode": (run.reset_mode if run.reset_mode != reset_mode else "", "is not the environments' own"),
+            "reset_mode": (run.reset_mode if run.reset_mode != reset_mode else "", reset),
             "on_env_error": (run.on_env_error if run.on_env_error != "fail" else "", "replaces single environments"),
             "workers": (run.workers or run.envs_per_worker, "are simulator processes, which there are none of"),
         }

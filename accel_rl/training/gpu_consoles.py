@@ -6,10 +6,12 @@ from collections import Counter
 import numpy as np
 import torch
 
+from accel_rl.emulator.cuda.driver import most_consoles
+from accel_rl.emulator.cuda.kernels import most_threads_each
 from accel_rl.emulator.cuda.memory import LANES
 from accel_rl.emulator.rules import game_of
 from accel_rl.envs.batches.env_batch import rollout_layout
-from accel_rl.envs.games.cuda import check_options, console_bytes, most_consoles
+from accel_rl.envs.games.cuda import check_options, console_bytes
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import UsageError
 from accel_rl.hardware.host_memory import check_fits
@@ -25,8 +27,9 @@ def check(config: Config, settings: SamplerConfig, devices: tuple[str, ...]) -> 
     if config.env.simulator != "cuda":
         return
     height, size = game_of(config.env.env_id).height, config.rank_info.size
-    check_options(config.env.env_id, config.env.options["frame_shape"], height)
-    if settings.num_envs > (most := most_consoles(height)):
+    frame_shape = config.env.options["frame_shape"]
+    check_options(config.env.env_id, frame_shape, height)
+    if settings.num_envs > (most := most_consoles(most_threads_each(height, math.prod(frame_shape)))):
         raise UsageError(f"envs={config.run.envs}: a launch takes {most} consoles; use --envs {most * size} or less")
     for device, learners in Counter(devices).items():
         place, num_bytes = torch.device(device), learners * needs(config, settings)[1]

@@ -4,30 +4,38 @@ Kernels and prepared starts lie in the emulator's folder of machine code (~/.cac
 XDG_CACHE_HOME) once they are made: `python -m gpu.emulator sm_90` makes them on a machine without a GPU.
 """
 
+import os
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import torch
 from torch.profiler import ProfilerActivity
 from torch.profiler import profile as profiler
 
+from accel_rl.config.atari_options import AtariOptions
 from accel_rl.emulator.batch import BatchAtari
-from accel_rl.emulator.cuda import kernels
+from accel_rl.emulator.cuda import agent_kernels, kernels
 from accel_rl.emulator.cuda.atari import CudaAtari
 from accel_rl.emulator.cuda.compilation import kernel_images
 from accel_rl.emulator.cuda.consoles import CudaConsoles, check_equal, compare
-from accel_rl.emulator.cuda.driver import Launcher, LoadedKernel, load
+from accel_rl.emulator.cuda.driver import Launcher, LoadedKernel, load, separate
 from accel_rl.emulator.cuda.memory import LANES, Kernel
 from accel_rl.emulator.frame_making import FramePlan
 from accel_rl.emulator.machine_code import cache_folder
 from accel_rl.emulator.palette import grey_palette
 from accel_rl.emulator.registers import LINE_PIXELS
 from accel_rl.emulator.state import FRAME, STATE_WORDS
+from accel_rl.emulator.steps import GAME_OVER
+from accel_rl.envs.games.cuda import CudaGames
+from accel_rl.envs.games.emulator_choice import GRID_TWIN
+from accel_rl.envs.games.native import NativeBatch
+from accel_rl.errors import RunError
 from gpu.rows import Row, Rows
 from gpu.runs import train
 
@@ -52,13 +60,14 @@ def emulator(rows: Rows) -> None:
         rows.add("pong, prepared", compare_prepared, "pong", True)
         rows.add("pong, 32 consoles", measure, "pong", 32, True)
         rows.add("pong exact", compare_with_cpu, "pong", True)
+        rows.add("breakout, simulator=cuda", compare_games, "breakout", True)
         for name, settings in TRAINED.items():
             rows.add(name, measure_training, settings, True)
         rows.add("profile of CudaAtari", profile_env, "pong", 8, rows)
         return
     thread = threading.Thread(target=BatchAtari, args=("pong", 1), daemon=True)
     thread.start()
-    for kernel in kernels.KERNELS:
+    for kernel in (*kernels.KERNELS, *agent_kernels.AGENT_KERNELS):
         rows.add(kernel.__name__, load_kernel, kernel)
     for game in SPEED_GAMES:
         rows.add(f"{game}, prepared", compare_prepared, game)
@@ -70,6 +79,7 @@ def emulator(rows: Rows) -> None:
         for game, size in (("pong", 16384), ("seaquest", 16384), ("pong", 65536)):
             rows.add(f"{game}, {size} consoles, {path.stem}", measure_variant, path, game, size)
     thread.join()
+    rows.add("breakout, simulator=cuda", compare_games, "breakout")
     for size in SIZES[:3]:
         for uses_graph in (True, False):
             name = f"pong, CudaAtari, {size} environments" + ("" if uses_graph else ", without a graph")
@@ -112,7 +122,7 @@ class Frames:
     def make(self) -> None:
         n, consoles = self._consoles.num_envs, self._consoles
         show = (n, consoles.screens, consoles.pictures, self._palette, self._shown)
-        show_pictures(self._shown.numel(), *show, block=128)
+        show_pictures(self._shown.numel() // kernels.SHOWN_PIXELS, *show, block=128)
         observe = (n, 1, self._no_starts, self._shown, self._maker, 1, self._frames)
         make_observations(self._frames.numel(), *observe, block=128)
 
@@ -295,30 +305,29 @@ def profile_env(game: str, num_envs: int, rows: Rows) -> Row:
 # ---- training ----
 
 TRAINED: dict[str, Row] = {
-    "A2C + V-trace, 1200 environments": {"algo": "vtrace", "envs": 1200},
-    "PPO, 4096 environments": {"algo": "ppo", "envs": 4096},
+    "PPO, 4096 environments": {"algo": "ppo", "envs": 4096, "env": "accel_rl.emulator.cuda.atari:make"},
+    "A2C + V-trace, 1200 environments": {"algo": "vtrace_1200", "simulator": "cuda"},
 }
 
 
 def measure_training(settings: Row, is_dry: bool = False) -> Row:
-    """Trains on Pong for some seconds on the same GPU; returns agent steps per second, of four frames each."""
+    """Trains for some seconds on Pong on the same GPU; returns agent steps per second, of four frames each."""
     seen: list[dict[str, float]] = []
 
     def on_row(metrics: dict[str, float]) -> bool:
         seen.append(metrics)
         return len(seen) > 1 and seen[-1]["time/time_elapsed"] - seen[0]["time/time_elapsed"] >= TRAINED_S
 
-    where: Row = {"env": "accel_rl.emulator.cuda.atari:make", "steps": 10**9, "log_interval_steps": 100_000}
+    length: Row = {"steps": 10**9, "log_interval_steps": 100_000}
     if is_dry:
-        where |= {
-            "device": "cpu",
-            "env_options": {"num_starts": 2},
-            "steps": 64,
-            "horizon": 4,
-            "log_interval_steps": 16,
-        }
-        settings = {**settings, "envs": 4, "decorrelation_steps": 3}
-    train({**where, **settings}, on_row)
+        length = {"steps": 64, "log_interval_steps": 16}
+        settings = {**settings, "device": "cpu", "envs": 4, "horizon": 4, "decorrelation_steps": 3}
+        small: Row = {"env_options": {"num_starts": 2}}
+        if "simulator" in settings:
+            small = {"frame_shape": [42, 42], "noop_max": 1, "batches": 2, "batch_steps": 4}
+        settings |= small
+    with patch.dict(os.environ, {GRID_TWIN: "1"} if is_dry else {}):
+        train({**length, **settings}, on_row)
     seconds, steps = (seen[-1][name] - seen[0][name] for name in ("time/time_elapsed", "time/total_timesteps"))
     return {"frames_per_s": round(FRAME_SKIP * steps / seconds), "steps_per_s": round(steps / seconds)}
 
@@ -333,13 +342,49 @@ def compare_with_cpu(game: str, is_dry: bool = False) -> Row:
     return {"equal_consoles": num_envs, "frames": num_frames, "different_consoles": different}
 
 
+def compare_games(game: str, is_dry: bool = False) -> Row:
+    """Plays games with simulator=cuda and with native, by the settings of training. Raises RunError if a score, a word
+    or a frame differs."""
+    num_envs, num_steps = (4, 6) if is_dry else (128, 100)
+    device, options = "cpu" if is_dry else "cuda", AtariOptions()
+    seeds = [np.random.SeedSequence((5, env)) for env in range(num_envs)]
+    native, games = NativeBatch(game, options, seeds, reserve=True), CudaGames(game, options, seeds, device)
+    expected = np.zeros((num_envs, *native.spec.row_shape), np.uint8)
+    frames, last_frames = torch.zeros(2, *expected.shape, dtype=torch.uint8, device=device).unbind()
+    play = native.bind_step(expected, np.zeros(num_envs, np.float32), np.zeros(num_envs, np.int64))
+    scores, wanted = torch.zeros_like(games.scores), np.zeros(num_envs, np.int64)
+    games.start(frames)
+    native.events[:] = GAME_OVER
+    for actions in np.random.default_rng(2).integers(0, len(native.actions), (num_steps, num_envs)):
+        restart(native, expected)
+        games.step(torch.as_tensor(actions.astype(np.int32), device=device), frames, last_frames)
+        scores += games.scores
+        native.stepping[:] = True
+        native.set_actions(actions)
+        play()
+        wanted += native.arrays.rewards
+    restart(native, expected)
+    check_equal(game, separate(games._states, num_envs).cpu().numpy(), native._states)
+    if (scores.cpu().numpy() != wanted).any():
+        raise RunError(f"{game}: scores differ")
+    if wrong := (frames.cpu().numpy() != expected).reshape(num_envs, -1).any(axis=1).sum():
+        raise RunError(f"{game}: {wrong} frames differ")
+    return {"equal_consoles": num_envs, "frames": FRAME_SKIP * num_steps, "equal_pictures": num_envs}
+
+
+def restart(batch: NativeBatch, frames: np.ndarray) -> None:
+    """Starts the next game in each environment whose game is over."""
+    for env in np.flatnonzero(batch.events & GAME_OVER):
+        batch.reset_one(int(env), frames[env])
+
+
 PARTS: dict[str, Callable[[Rows], None]] = {"emulator": emulator}
 
 
 def main(arguments: Sequence[str]) -> None:
     """Makes kernels for an architecture, and the prepared starts."""
     for name in arguments:
-        for kernel in kernels.KERNELS:
+        for kernel in (*kernels.KERNELS, *agent_kernels.AGENT_KERNELS):
             print(kernel.__name__, name, *map(len, kernel_images(kernel, name)))
     for game in SPEED_GAMES:
         prepared(game)

@@ -6,15 +6,19 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from accel_rl.emulator import AtariVectorEnv  # noqa: E402
-from accel_rl.emulator.cuda import driver  # noqa: E402
+from accel_rl.emulator.cuda import kernels  # noqa: E402
 from accel_rl.emulator.cuda.atari import CudaAtari  # noqa: E402
 from accel_rl.emulator.cuda.consoles import compare  # noqa: E402
+from accel_rl.emulator.pcg64 import GENERATOR_WORDS  # noqa: E402
 from accel_rl.emulator.rules import known_games  # noqa: E402
-from accel_rl.emulator.state import RAM  # noqa: E402
+from accel_rl.emulator.state import AGENT_GENERATOR, RAM  # noqa: E402
+from accel_rl.emulator.vector_steps import ENDED  # noqa: E402
 from accel_rl.errors import UsageError  # noqa: E402
-from tests.fake_cuda.streams import current_queue  # noqa: E402
+from tests.fake_cuda import counting  # noqa: E402
+from tests.helpers.fake_kernels import use_fake_kernels  # noqa: E402
 
 NUM_STARTS, NUM_ENVS, STEPS, SEED = 4, 7, 40, 3
+GENERATOR = slice(AGENT_GENERATOR, AGENT_GENERATOR + GENERATOR_WORDS)
 SIZES = {"img_height": 21, "img_width": 20, "stack_num": 2}
 
 
@@ -27,7 +31,7 @@ def shuffled(seed):
 @pytest.mark.parametrize(("game", "options"), [("breakout", {"episodic_life": True}), ("pong", {"maxpool": False})])
 def test_steps_are_those_of_the_vector_environment(game, options):
     """Observations, rewards, ends and lives of each environment, from each of its starts on, are those of
-    AtariVectorEnv's environment that has made the start, with the same actions."""
+    AtariVectorEnv's environment that has made the start, with the same actions. Random numbers stay its own."""
     options = {**SIZES, **options}
     theirs = AtariVectorEnv(game, NUM_STARTS, **options)
     envs = CudaAtari(game, NUM_ENVS, device="cpu", seed=SEED, num_starts=NUM_STARTS, order=shuffled(0), **options)
@@ -56,6 +60,7 @@ def test_steps_are_those_of_the_vector_environment(game, options):
         np.testing.assert_array_equal(begins, ended)
         start, age = np.where(begins, envs.starts.numpy(), start), np.where(begins, 0, age + 1)
     assert num_ends > 0 or "episodic_life" not in options
+    assert len({generator.tobytes() for generator in envs.states()[:, GENERATOR]}) == NUM_ENVS
     theirs.close()
 
 
@@ -77,40 +82,28 @@ def test_a_saved_state_continues_equally():
     assert len({state.tobytes() for state in envs.states()[:, RAM : RAM + 128]}) > 1
 
 
-@pytest.mark.gpu(fake=True)
+@pytest.mark.gpu(fake=True, count=2)
 def test_a_graph_of_a_step_does_what_its_kernels_do(monkeypatch):
-    """On a GPU, steps and resets are those of the CPU's kernels, and from the third step on a step is one graph."""
+    """On a GPU that is not the current one, steps and resets are those of the CPU's kernels, and from the third step on
+    a step is one graph."""
     options = {"num_starts": NUM_STARTS, "episodic_life": True, **SIZES}
-    monkeypatch.setattr(driver, "load", KernelOnCpu)
+    use_fake_kernels(monkeypatch)
     theirs = CudaAtari("breakout", NUM_ENVS, device="cpu", **options)
-    ours = CudaAtari("breakout", NUM_ENVS, device="cuda", **options)
+    ours = CudaAtari("breakout", NUM_ENVS, device="cuda:1", **options)
     actions = torch.from_numpy(np.random.default_rng(4).integers(0, len(theirs.action_numbers), (30, NUM_ENVS)))
     assert torch.equal(ours.reset()[0].cpu(), theirs.reset()[0])
     num_launches = []
     for step, each in enumerate(actions):
-        before = KernelOnCpu.num_launches
-        *results, info = ours.step(each.cuda())
-        num_launches.append(KernelOnCpu.num_launches - before)
+        actions_here = each.to(ours.device)
+        with counting() as counts:
+            *results, info = ours.step(actions_here)
+        num_launches.append(sum(counts.kernels[kernel.__name__] for kernel in kernels.KERNELS))
         *expected, expected_info = theirs.step(each)
         for mine, other in zip([*results, info["lives"]], [*expected, expected_info["lives"]], strict=True):
             assert torch.equal(mine.cpu(), other)
         if step == 20:
             assert torch.equal(ours.reset()[0].cpu(), theirs.reset()[0])
-    assert num_launches == [4, 4, 4, *[0] * 27]
-
-
-class KernelOnCpu:
-    """A kernel that a fake GPU runs on the CPU, in the order of its stream."""
-
-    num_launches = 0
-
-    def __init__(self, kernel):
-        self._kernel = kernel
-
-    def launch(self, threads, arguments, block):
-        tensors = [each.inner if isinstance(each, torch.Tensor) else each for each in arguments]
-        current_queue().push(lambda: driver.run_on_cpu(self._kernel, np.arange(threads), tensors))
-        KernelOnCpu.num_launches += 1
+    assert num_launches == [4, 4, *[0] * 28]
 
 
 def test_a_reset_of_some_leaves_the_others_as_they_are():
@@ -125,21 +118,39 @@ def test_a_reset_of_some_leaves_the_others_as_they_are():
     assert not (envs.states()[1] == before[1]).all()
 
 
+def test_a_step_that_starts_a_game_has_no_reward():
+    """The reward of the ended game's last step is not counted again."""
+    envs = CudaAtari("pong", 2, device="cpu", num_starts=1, **SIZES)
+    envs.reset()
+    envs._rewards.fill_(7)
+    envs._events[1] = ENDED
+    _, rewards, *_ = envs.step(torch.zeros(2))
+    assert rewards.tolist() == [0, 0] and (envs.starts >= 0).tolist() == [False, True]
+
+
 def test_wrong_options_are_refused():
     with pytest.raises(UsageError, match="no option grayscale"):
         CudaAtari("pong", 2, device="cpu", grayscale=False)
     with pytest.raises(UsageError, match="at most 210 and 160"):
         CudaAtari("pong", 2, device="cpu", num_starts=1, img_height=300)
+    with pytest.raises(UsageError, match="num_envs=200000: a launch takes 127808 environments"):
+        CudaAtari("pong", 200_000, device="cpu", num_starts=1)
     envs = CudaAtari("pong", 2, device="cpu", num_starts=1, **SIZES)
     with pytest.raises(UsageError, match="a state of 1 environments does not fit 2"):
         envs.set_state(CudaAtari("pong", 1, device="cpu", num_starts=1, **SIZES).get_state())
 
 
-@pytest.mark.parametrize("game", ["breakout", "pitfall2", "tic_tac_toe_3d"])
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu():
+    with pytest.raises(UsageError, match="no GPU that PyTorch can use; AtariVectorEnv plays the same games on CPUs"):
+        CudaAtari("pong", 2)
+
+
+@pytest.mark.parametrize("game", ["skiing", "pitfall2", "tic_tac_toe_3d"])
 def test_frames_are_those_of_the_cpu(game):
     """States, rewards and pictures of raw frames with sticky actions, with threads in random order.
 
-    tic_tac_toe_3d has frames that are shown before their end."""
+    skiing has a reward in each frame; tic_tac_toe_3d has frames that are shown before their end."""
     assert compare(game, 5, 33, "cpu", shuffled(1)) > 1
 
 

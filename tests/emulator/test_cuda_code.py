@@ -14,8 +14,9 @@ ALL = (*kernels.KERNELS, *agent_kernels.AGENT_KERNELS)
 LARGE = (kernels.play_frames, kernels.step_consoles, agent_kernels.play_agents)  # 20 s each to compile
 SMALL = tuple(kernel for kernel in ALL if kernel not in LARGE)
 # Functions with several callers, which LLVM does not copy to each of them
-CALLED = {"draw_until", "read_bus", "run", "run_frame", "tia_write"}
+CALLED = {"_act", "draw_until", "read_bus", "run", "run_frame", "tia_write"}
 MOST_REGISTERS = 128  # of the 65,536 of a GPU's processor, for 16 warps
+MOST_LOCAL, MOST_SPILLED = 640, 1400  # bytes of the large kernels: a thread's stack; what is loaded from it
 
 
 def ptx_of(kernel, arch):
@@ -47,7 +48,7 @@ def test_the_lanes_of_a_warp_meet_at_each_instruction_and_line(kernel, arch):
     """The interpreter has no float64 and no other functions than expected, and two votes, at the ends of instructions
     and lines, which no optimization has copied or removed."""
     ptx = ptx_of(kernel, arch)
-    called = re.findall(r"^\.func.*?\d([a-z][a-z_]*)B\d*v", ptx, re.MULTILINE)
+    called = re.findall(r"^\.func.*?\d(_?[a-z][a-z_]*)B\d*v", ptx, re.MULTILINE)
     assert {*called} <= CALLED
     assert ".f64" not in ptx
     assert len(re.findall(r"vote\.sync\.ballot", ptx)) == 2
@@ -58,9 +59,12 @@ def test_the_lanes_of_a_warp_meet_at_each_instruction_and_line(kernel, arch):
 @pytest.mark.skipif(not find_ptxas(), reason="needs NVIDIA's assembler: pip install nvidia-cuda-nvcc")
 @pytest.mark.parametrize("kernel", ALL, ids=lambda kernel: kernel.__name__)
 def test_registers_are_enough(kernel, tmp_path):
-    """The assembler takes the code of sm_90 and needs a bounded number of registers."""
+    """The assembler takes the code of sm_90, needs a bounded number of registers, and little or no other memory."""
     ptx_of(kernel, "sm_90")
     command = [find_ptxas(), "-v", "-arch=sm_90", ptx_path(kernel, "sm_90"), "-o", tmp_path / "cubin"]
     said = subprocess.run(command, check=True, capture_output=True, text=True).stderr
     registers = int(re.search(r"Used (\d+) registers", said)[1])
     assert 0 < registers <= MOST_REGISTERS, said
+    local, spilled = (sum(map(int, re.findall(rf"(\d+) bytes {name}", said))) for name in ("stack", "spill loads"))
+    is_large = kernel in LARGE
+    assert local <= MOST_LOCAL * is_large and spilled <= MOST_SPILLED * is_large, said

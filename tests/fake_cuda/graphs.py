@@ -70,6 +70,7 @@ class CUDAGraph:
         self._generators: list[Any] = []
         self._pool: Pool | None = None
         self._tape: list[Work] | None = None
+        self._gpu: int | None = None  # whose current stream a replay takes, as in PyTorch
 
     def register_generator_state(self, generator: Any) -> None:
         self._generators.append(generator)
@@ -104,7 +105,7 @@ class CUDAGraph:
             now.generators_are_capturing = True
             raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
         now.generators_are_capturing = False
-        self._tape, self._draws = capture.tape, capture.draws
+        self._tape, self._draws, self._gpu = capture.tape, capture.draws, capture.queue.gpu
 
     def replay(self) -> None:
         """Enqueues the tape. Random numbers are drawn now, as a launch fixes the generator's offset."""
@@ -121,7 +122,7 @@ class CUDAGraph:
             for work in tape:
                 work()
 
-        current_queue().push(run)
+        current_queue(self._gpu).push(run)
         run_some()
 
     def pool(self) -> tuple[int, int]:

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from accel_rl.emulator.cuda import driver
 from accel_rl.emulator.cuda.memory import Kernel
@@ -20,6 +21,7 @@ class FakeKernel:
     def launch(self, threads: int, arguments: Sequence[Any], block: int = driver.BLOCK) -> None:
         """Launches whole blocks of threads, in random order."""
         gpu = next(each.block.gpu.index for each in arguments if isinstance(each, GpuTensor))
+        assert gpu == torch.cuda.current_device()
         order = self._random.permutation(-(-threads // block) * block)
         inner = [each.inner if isinstance(each, GpuTensor) else each for each in arguments]
         _launch(gpu, self.kernel.__name__, lambda: driver.run_on_cpu(self.kernel, order, inner))

@@ -78,19 +78,24 @@ def test_the_host_waits_once_a_rollout(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_states_and_evaluations_are_those_of_the_native_simulator() -> None:
-    """States go from one simulator to the other and back, word by word, and evaluations play the same games."""
+    """States go from one simulator to the other and back, word by word, and so do the scores so far. Evaluations play
+    the same games."""
     native, cuda, another = (sampler(name, decorrelation_steps=9) for name in ("native", "cuda", "native"))
     with closing(native, cuda, another):
         games = native.evaluate(GamesToPlay(6), 0, True)
         assert cuda.evaluate(GamesToPlay(6), 0, True) == games and len(games) == 6
-        for _ in range(5):
+        for _ in range(11):
             native.collect()
+        assert max(env["score"] for env in native.get_state()["envs"] if env["counts"]) > 0
         for source, target in ((native, cuda), (cuda, another)):
             assert target.set_state(pickle.loads(pickle.dumps(source.get_state()))) == []
             for _ in range(4):
                 assert_equal(native.collect(), target.collect())
-            states = [[env["simulator"] for env in each.get_state()["envs"]] for each in (native, target)]
-            assert states[0] == states[1]
+            envs = [each.get_state()["envs"] for each in (native, target)]
+            for name in ("simulator", "counts"):
+                assert [env[name] for env in envs[0]] == [env[name] for env in envs[1]], name
+            scores = [[(env["score"], env["length"]) for env in each if env["counts"]] for each in envs]
+            assert scores[0] == scores[1]
 
 
 def test_a_state_before_the_first_step_has_the_first_frames() -> None:

@@ -39,11 +39,14 @@ def _grid_twin(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_grid_twin")
 def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path) -> None:
-    """Rows, evaluations, settings and checkpoints are equal; the policy plays without a GPU."""
+    """Rows, evaluations, settings and checkpoints are equal; the policy plays without a GPU. The algorithm learns from
+    batches in the middle of rollouts."""
     whole, half = tmp_path / "whole", tmp_path / "half"
-    accel_rl.train(**RUN, steps=600, out=whole)
-    accel_rl.train(**RUN, steps=300, schedule_steps=600, out=half)
-    accel_rl.train(resume=half, steps=600)
+    changes = {"algo": "vtrace", "envs": 4, "horizon": 4, "batches": 2, "batch_steps": 4, "steps_per_update": 2}
+    run = {**RUN, **changes, "eval_interval_steps": 304}
+    accel_rl.train(**run, steps=608, out=whole)
+    accel_rl.train(**run, steps=304, schedule_steps=608, out=half)
+    accel_rl.train(resume=half, steps=608)
     assert_same_run(whole, half)
     assert read_settings(whole)["sampler"] == "device"
     assert len([row for row in rows(whole) if row["eval/mean_reward"]]) == 2
@@ -79,11 +82,11 @@ def test_without_a_gpu_a_run_goes_on_natively(
     ("settings", "words"),
     [
         ({"workers": 2}, "workers=2 are simulator processes, which there are none of"),
-        ({"reset_mode": "wait"}, "reset_mode=wait is not the environments' own"),
+        ({"reset_mode": "wait"}, "reset_mode=wait does not start games from prepared states, as simulator=cuda does"),
         ({"sampler": "serial"}, "breakout with simulator=cuda is stepped on the GPU: use --sampler device"),
         ({"algo": "ga3c"}, "sampler=queued cannot step this environment"),
         ({"frame_shape": (300, 84)}, "frame_shape=300x84 is more than the 210x160 of breakout"),
-        ({"envs": 80_000}, "envs=80000: a launch takes 63904 consoles"),
+        ({"envs": 200_000}, "envs=200000: a launch takes 127808 consoles; use --envs 127808 or less"),
         ({"env": "CartPole-v1"}, "simulator=cuda is a setting of Atari games, but CartPole-v1 is none"),
     ],
 )

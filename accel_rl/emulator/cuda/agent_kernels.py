@@ -1,6 +1,7 @@
 """The kernels of an agent's games. The rules of a step are steps.py's: the function that the CPU calls runs here, too.
 
-A step is one launch of each kernel: play_agents, show_pictures and make_frames, choose_starts, copy_starts.
+A step launches play_agents; show_pictures and make_frames for each channel of the last frames and of the newest ones;
+choose_starts; copy_starts.
 """
 
 from accel_rl.emulator.compiled import i32, jit

@@ -13,7 +13,7 @@ from torch import Tensor
 from accel_rl.emulator import state as words
 from accel_rl.emulator.consoles import _seeded_generator, check_integers
 from accel_rl.emulator.cuda import kernels
-from accel_rl.emulator.cuda.driver import Launcher, separate
+from accel_rl.emulator.cuda.driver import Launcher, most_consoles, separate
 from accel_rl.emulator.cuda.memory import LANES
 from accel_rl.emulator.frame_making import FramePlan
 from accel_rl.emulator.palette import rgb_palette
@@ -47,7 +47,8 @@ class CudaAtari:
     them, and of sticky actions. uses_graph: on a GPU, all that a step launches is one CUDA graph from the third step
     on.
 
-    Raises UsageError for options that do not exist and for more environments than memory has room for."""
+    Raises UsageError without a GPU, for options that do not exist, and for more environments than memory has room for.
+    """
 
     metadata: ClassVar[dict[str, Any]] = {"autoreset_mode": AutoresetMode.NEXT_STEP, "render_modes": ["rgb_array"]}
     render_mode = "rgb_array"
@@ -70,6 +71,10 @@ class CudaAtari:
         check_integers(1, num_envs=num_envs, num_starts=num_starts)
         check_integers(0, seed=seed)
         self.num_envs, self.device, self.seed = num_envs, torch.device(device), seed
+        if self.device.type == "cuda" and not torch.cuda.is_available():
+            raise UsageError(
+                "CudaAtari: there is no GPU that PyTorch can use; AtariVectorEnv plays the same games on CPUs"
+            )
         sizes: dict[str, Any] = {"img_height": img_height, "img_width": img_width, "stack_num": stack_num}
         for name in ("grayscale", "continuous", "batch_size", "autoreset_mode", "decorrelation_steps"):
             if name in options:
@@ -94,6 +99,9 @@ class CudaAtari:
                 f"img_height={img_height}, img_width={img_width}: at most {rules.height} and {LINE_PIXELS}"
             )
         pixels = LINE_PIXELS * rules.height
+        most = most_consoles(kernels.most_threads_each(rules.height, img_height * img_width))
+        if num_envs > most:
+            raise UsageError(f"num_envs={num_envs}: a launch takes {most} environments of this size")
         self._check_memory(3 * PICTURE + pixels + stack_num * img_height * img_width + 4 * STATE_WORDS)
 
         def put(array: Any) -> Tensor:
@@ -215,7 +223,7 @@ class CudaAtari:
             block=PIXEL_BLOCK,
         )
         show = (n, self._screens, self._pictures, self._palette, self._shown)
-        self._show(self._shown.numel(), *show, block=PIXEL_BLOCK)
+        self._show(self._shown.numel() // kernels.SHOWN_PIXELS, *show, block=PIXEL_BLOCK)
         stack = self._observations.shape[1]
         observe = (n, plays, self.starts, self._shown, self._maker, stack, self._observations.view(n, -1))
         self._observe(n * pixels, *observe, block=PIXEL_BLOCK)

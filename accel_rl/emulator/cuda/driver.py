@@ -18,6 +18,7 @@ from accel_rl.emulator.cuda.memory import LANES, Kernel
 from accel_rl.emulator.state import STATE_WORDS
 from accel_rl.errors import RunError, UsageError
 
+MOST_THREADS = 2**31 - 1024  # of a launch: each thread of the last block, too, has a number of 32 bits
 BLOCK = 32  # threads: a warp, so that few consoles still use all of a GPU's processors
 _REGISTERS, _LOCAL_BYTES = 4, 3  # numbers of cuFuncGetAttribute
 _ERROR_LOG, _ERROR_LOG_BYTES = 5, 6  # numbers of cuModuleLoadDataEx
@@ -73,6 +74,11 @@ class LoadedKernel:
         _check(status, "launching a kernel")
 
 
+def most_consoles(threads_each: int) -> int:
+    """Returns how many consoles a launch takes that has this many threads for each."""
+    return MOST_THREADS // threads_each // LANES * LANES
+
+
 def interleave(states: torch.Tensor) -> torch.Tensor:
     """Returns states [n, STATE_WORDS] interleaved (memory.py), int32 [words]; zeros fill the last group of consoles."""
     padded = torch.nn.functional.pad(states, (0, 0, 0, -len(states) % LANES))
@@ -116,9 +122,10 @@ def run_on_cpu(kernel: Kernel, threads: Any, arguments: Sequence[Any]) -> None:
 
 
 class Launcher:
-    """Launches a kernel where its tensors are: on the GPU, or thread by thread on the CPU.
+    """Launches a kernel where its tensors are: on a GPU, always the same one, or thread by thread on the CPU.
 
-    It is compiled, if needed, and loaded at the first launch on a GPU. order: returns the order of the threads on the
+    It is compiled, if needed, and loaded at the first launch on a GPU. Raises ValueError for more than MOST_THREADS
+    threads. order: returns the order of the threads on the
     CPU for a number of threads; None: one after another."""
 
     def __init__(self, kernel: Kernel, order: Callable[[int], Any] | None = None):
@@ -129,16 +136,24 @@ class Launcher:
     def __call__(self, threads: int, *arguments: Any, block: int = BLOCK) -> None:
         if (types := types_of(arguments)) != self._kernel.types:
             raise TypeError(f"{self._kernel.__name__} takes {self._kernel.types}, not {types}")
-        if not next(each for each in arguments if isinstance(each, torch.Tensor)).is_cuda:
+        if threads > MOST_THREADS:
+            raise ValueError(f"{self._kernel.__name__}: {threads} threads are more than {MOST_THREADS}")
+        first = next(each for each in arguments if isinstance(each, torch.Tensor))
+        if not first.is_cuda:
             run_on_cpu(self._kernel, self._order(threads), arguments)
             return
-        self.loaded = self.loaded or load(self._kernel)
-        self.loaded.launch(threads, arguments, block)
+        with torch.cuda.device(first.device):
+            self.loaded = self.loaded or load(self._kernel)
+            self.loaded.launch(threads, arguments, block)
+
+
+def load(kernel: Kernel) -> LoadedKernel:
+    """Loads a kernel for the current GPU. Raises RunError if its driver refuses it."""
+    return _load(kernel, torch.cuda.current_device())
 
 
 @cache
-def load(kernel: Kernel) -> LoadedKernel:
-    """Loads a kernel for the current GPU. Raises RunError if its driver refuses it."""
+def _load(kernel: Kernel, _gpu: int) -> LoadedKernel:
     *others, last = kernel_images(kernel, arch())
     for image in others:
         with contextlib.suppress(RunError):  # a cubin of another version than the driver's

@@ -146,23 +146,29 @@ def start_consoles(
         lives[console] = start_states[start, LIVES]
 
 
+SHOWN_PIXELS = 2  # of each thread of show_pictures: more consoles than with one have numbers of 32 bits
+
+
 @kernel(INT, BYTES_2D, INTS_2D, BYTES, BYTES_2D)
 def show_pictures(thread, num_envs, screens, pictures, palette, shown):
-    """Makes a pixel of the grey screen that a console's step shows: thread = console * pixels + pixel.
+    """Makes two pixels of the grey screen that a console's step shows: thread = console * pixels / 2 + pixel.
 
     pictures: int32 [n, 2], from step_consoles. Without the last one, the screen is the maximum of itself and the one
     before. palette: uint8 [256]. shown: uint8 [n, pixels]."""
-    console = i32(thread // i32(shown.shape[1]))
+    distance = i32(i32(shown.shape[1]) // SHOWN_PIXELS)
+    console = i32(thread // distance)
     if console >= num_envs:
         return
     newest, before = pictures[console, 0], pictures[console, 1]
     if newest < 0 and before < 0:
         return
-    pixel = i32(thread - console * i32(shown.shape[1]))
-    value = palette[screens[console, newest + pixel]] if newest >= 0 else shown[console, pixel]
-    if before >= 0:
-        value = max(value, palette[screens[console, before + pixel]])
-    shown[console, pixel] = value
+    pixel = i32(thread - console * distance)
+    for _ in range(SHOWN_PIXELS):
+        value = palette[screens[console, newest + pixel]] if newest >= 0 else shown[console, pixel]
+        if before >= 0:
+            value = max(value, palette[screens[console, before + pixel]])
+        shown[console, pixel] = value
+        pixel = i32(pixel + distance)
 
 
 @kernel(INT, INT, INTS, BYTES_2D, INTS, INT, BYTES_2D)
@@ -224,3 +230,10 @@ def _mean_as_cv2(screen, at, plan, line_weights, column_weights, weighted):
 
 
 KERNELS = (play_frames, step_consoles, start_consoles, show_pictures, make_observations)
+
+
+def most_threads_each(lines: int, frame_pixels: int) -> int:
+    """Returns the largest number of threads that a launch has for each console.
+
+    lines: of a screen. frame_pixels: of a resized frame."""
+    return max(LINE_PIXELS * lines // SHOWN_PIXELS, frame_pixels, START_THREADS)

@@ -16,7 +16,6 @@ from accel_rl.config.atari_options import AtariOptions
 from accel_rl.emulator import state as words
 from accel_rl.emulator.cuda import agent_kernels, driver, kernels
 from accel_rl.emulator.cuda.driver import Launcher, interleave, separate
-from accel_rl.emulator.cuda.memory import LANES
 from accel_rl.emulator.frame_making import CHANNELS, LINES
 from accel_rl.emulator.registers import LINE_PIXELS
 from accel_rl.emulator.state import STATE_WORDS
@@ -28,7 +27,6 @@ from accel_rl.errors import RunError, UsageError
 PIXEL_BLOCK = 128  # threads of a block of the kernels for pixels
 CHUNK = 256  # consoles that are switched on, or saved, together in the host's memory
 NO_ACTION = -1  # a console with this action stays as it is
-MOST_THREADS = 2**31 - 1  # of a launch
 
 _KERNELS = (kernels.show_pictures, *agent_kernels.AGENT_KERNELS)
 
@@ -126,7 +124,7 @@ class CudaGames:
         n, pixels = self.num_envs, frames[0].numel() // len(self._palettes)
         for channel, palette in enumerate(self._palettes):
             shown = n, self._screens, pictures, palette, self._shown
-            self._launch["show_pictures"](self._shown.numel(), *shown, block=PIXEL_BLOCK)
+            self._launch["show_pictures"](self._shown.numel() // kernels.SHOWN_PIXELS, *shown, block=PIXEL_BLOCK)
             made = n, channel, pictures, self._last_pictures, self._shown, self._maker
             rows = frames.view(n, -1), last_frames.view(n, -1)
             self._launch["make_frames"](n * pixels, *made, *rows, block=PIXEL_BLOCK)
@@ -146,11 +144,6 @@ class CudaGames:
                     raise UsageError(
                         f"simulator=cuda: {error}; update NVIDIA's driver, or use simulator=native"
                     ) from error
-
-
-def most_consoles(lines: int) -> int:
-    """Returns how many consoles a launch has room for, with a thread for each pixel of their screens."""
-    return MOST_THREADS // (LINE_PIXELS * lines) // LANES * LANES
 
 
 def check_options(game: str, frame_shape: tuple[int, int], height: int) -> None:
