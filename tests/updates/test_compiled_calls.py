@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import accel_rl
 from accel_rl.updates import Exchange, Update, compiled_calls
-from accel_rl.updates.compilation import digest_path, failure_path, is_whole, remember_failure
+from accel_rl.updates.compilation import digest_path, failure_path, is_whole, rational_tanh, remember_failure
 from accel_rl.updates.compiled_calls import MOST_CALLS, NUM_TIMED_CALLS, CompiledCalls, path_of, why_not_compiled
 from accel_rl.updates.cuda_graphs import Terms
 from accel_rl.updates.optimizers import Adam
@@ -194,6 +194,42 @@ def test_a_failed_compilation_is_remembered(
     (warning,) = [each.message for each in caplog.records if each.levelname == "WARNING"]
     assert "the compiler stumbled" in warning and str(failure_path(path)) in warning
     assert torch.equal(ours.weights, direct.weights)
+
+
+def test_a_compilation_that_hangs_is_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A compilation that exceeds its time is killed and remembered; the run goes on without machine code."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(compiled_calls, "TIMEOUT_S", 0.05)  # the process has not yet imported PyTorch
+    ours, direct = Learner(None), Learner(replayed)
+    direct.update.compiled = None
+    for number in range(3):
+        ours.learn(number=number)
+        direct.learn(number=number)
+    (warning,) = [each.message for each in caplog.records if each.levelname == "WARNING"]
+    assert "it takes longer than" in warning
+    assert len([*tmp_path.rglob("*.failed")]) == 1
+    assert torch.equal(ours.weights, direct.weights)
+
+
+def test_machine_code_has_a_tanh_of_its_own() -> None:
+    """The rational function is tanh, within rounding, for all float32; PyTorch keeps its own for other types."""
+    x = torch.cat([torch.linspace(-12, 12, 100_001), torch.logspace(-30, 30, 10_001), torch.tensor([-torch.inf])])
+    found = rational_tanh(x)
+    torch.testing.assert_close(found.double(), x.double().tanh(), rtol=4e-7, atol=0)
+    assert found.abs().max() == 1 and rational_tanh(torch.tensor(torch.nan)).isnan()
+    assert rational_tanh(x.double()) is NotImplemented
+
+
+def test_a_program_holds_only_what_it_uses() -> None:
+    """A program knows nothing of the room for terms behind a gradient, unless it uses that."""
+    recordings: list[Recording] = []
+    learner = Learner(lambda recording: recordings.append(recording) or replayed(recording))  # type: ignore[func-returns-value]
+    learner.learn()
+    count = len(learner.weights)
+    assert len(learner.update.parameters.shared) > count
+    assert max(map(len, recordings[0].bases)) == count
 
 
 @pytest.mark.parametrize("damage", ["cut", "other digest", "no text", "no digest"])
