@@ -32,7 +32,7 @@ from warps import (
 )
 
 LINE = 228
-CODES = {"LDA": 0xA9, "DEX": 0xCA, "NOP": 0xEA, "STA": 0x85, "STX": 0x86, "LDA_n": 0xA5, "JSR": 0x20, "RTS": 0x60}
+CODES = {"LDA": 0xA9, "DEX": 0xCA, "NOP": 0xEA, "STA": 0x85, "STX": 0x86, "LDA_n": 0xA5, "SED": 0xF8, "ADC_nn": 0x6D}
 
 
 def traces_of(*lanes: str) -> Traces:
@@ -81,7 +81,7 @@ def test_an_access_costs_once_in_a_case() -> None:
 
 def test_the_dispatch_decides_what_is_the_same() -> None:
     """cpu.py has one case for STA n and STX n, and one call for rare opcodes, which then differ by their operation."""
-    expected = {"STA STX": [2, 1, 3], "LDA LDA_n": [2, 2, 3], "JSR RTS": [2, 3, 4], "LDA": [1, 1, 2]}
+    expected = {"STA STX": [2, 1, 3], "LDA LDA_n": [2, 2, 3], "SED ADC_nn": [2, 3, 4], "LDA": [1, 1, 2]}
     for lanes, bodies in expected.items():
         traces = traces_of(*lanes.split())
         assert [count(traces, dispatch=name)[w.BODIES] for name in ("opcode", "cpu", "mode")] == bodies
