@@ -175,6 +175,18 @@ def test_each_shape_has_its_own_program() -> None:
     assert ours.update.read_compiled_share() == pytest.approx(MOST_CALLS / 11)
 
 
+def learns_as_without(caplog: pytest.LogCaptureFixture) -> str:
+    """Checks that updates that cannot be compiled learn as without; returns the only warning."""
+    ours, direct = Learner(None), Learner(replayed)
+    direct.update.compiled = None
+    for number in range(3):
+        ours.learn(number=number)
+        direct.learn(number=number)
+    assert torch.equal(ours.weights, direct.weights)
+    (warning,) = [each.message for each in caplog.records if each.levelname == "WARNING"]
+    return warning
+
+
 def test_a_failed_compilation_is_remembered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -186,14 +198,8 @@ def test_a_failed_compilation_is_remembered(
     path = path_of(recordings[0])
     path.parent.mkdir(parents=True)
     remember_failure(path, "the compiler stumbled")
-    ours, direct = Learner(None), Learner(replayed)
-    direct.update.compiled = None
-    for number in range(3):
-        ours.learn(number=number)
-        direct.learn(number=number)
-    (warning,) = [each.message for each in caplog.records if each.levelname == "WARNING"]
+    warning = learns_as_without(caplog)
     assert "the compiler stumbled" in warning and str(failure_path(path)) in warning
-    assert torch.equal(ours.weights, direct.weights)
 
 
 def test_a_compilation_that_hangs_is_stopped(
@@ -202,15 +208,9 @@ def test_a_compilation_that_hangs_is_stopped(
     """A compilation that exceeds its time is killed and remembered; the run goes on without machine code."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(compiled_calls, "TIMEOUT_S", 0.05)  # the process has not yet imported PyTorch
-    ours, direct = Learner(None), Learner(replayed)
-    direct.update.compiled = None
-    for number in range(3):
-        ours.learn(number=number)
-        direct.learn(number=number)
-    (warning,) = [each.message for each in caplog.records if each.levelname == "WARNING"]
+    warning = learns_as_without(caplog)
     assert "it takes longer than" in warning
     assert len([*tmp_path.rglob("*.failed")]) == 1
-    assert torch.equal(ours.weights, direct.weights)
 
 
 def test_machine_code_has_a_tanh_of_its_own() -> None:
