@@ -330,17 +330,17 @@ class _Compiler:
 
 
 def _contiguous(leaf: Any) -> Tensor:
-    """Returns an argument as machine code takes it."""
+    """Returns an argument as machine code takes it. A number is a new tensor: a recording knows them by identity."""
     return leaf.contiguous() if isinstance(leaf, Tensor) else torch.tensor(leaf, dtype=dtype_of(leaf))
 
 
 @lru_cache(maxsize=256, typed=True)
 def _number(value: float) -> Tensor:
-    """Returns a number as machine code takes it, which does not change its arguments."""
     return _contiguous(value)
 
 
 def _ready(leaf: Any) -> Tensor:
+    """Does the same for calls of machine code: it changes no argument, so equal numbers can share a tensor."""
     return leaf.contiguous() if isinstance(leaf, Tensor) else _number(leaf)
 
 
