@@ -231,9 +231,11 @@ class WorkerPool:
     def _poll(self, timeout_s: float, spin_s: float) -> list[tuple[int, int]]:
         """Returns what is readable within timeout_s. Yields its CPU for spin_s before it sleeps."""
         deadline = time.monotonic() + spin_s
-        while not (ready := self._poller.poll(0)) and time.monotonic() < deadline:
+        while time.monotonic() < deadline:
+            if ready := self._poller.poll(0):
+                return ready
             os.sched_yield()
-        return ready or self._poller.poll(0 if self._spin else timeout_s * 1000)
+        return self._poller.poll(0 if self._spin else timeout_s * 1000)
 
     def _find_hung(self, late: list[int], timeout_s: float) -> list[int]:
         woken_at = np.where(self._active.serves, self._woken_at, 0.0).max(axis=1)

@@ -18,7 +18,7 @@ from accel_rl.emulator.cuda.memory import LANES, Kernel
 from accel_rl.emulator.state import STATE_WORDS
 from accel_rl.errors import RunError, UsageError
 
-MOST_THREADS = 2**31 - 1024  # of a launch: each thread of the last block, too, has a number of 32 bits
+MOST_THREADS = 2**31 - 1024  # the largest launch: the number of each thread of its whole blocks has 32 bits
 BLOCK = 32  # threads: a warp, so that few consoles still use all of a GPU's processors
 _REGISTERS, _LOCAL_BYTES = 4, 3  # numbers of cuFuncGetAttribute
 _ERROR_LOG, _ERROR_LOG_BYTES = 5, 6  # numbers of cuModuleLoadDataEx
@@ -124,9 +124,8 @@ def run_on_cpu(kernel: Kernel, threads: Any, arguments: Sequence[Any]) -> None:
 class Launcher:
     """Launches a kernel where its tensors are: on a GPU, always the same one, or thread by thread on the CPU.
 
-    It is compiled, if needed, and loaded at the first launch on a GPU. Raises ValueError for more than MOST_THREADS
-    threads. order: returns the order of the threads on the
-    CPU for a number of threads; None: one after another."""
+    It is compiled, if needed, and loaded at the first launch on a GPU. order: returns the order of the threads on the
+    CPU for a number of threads; None: one after another. Raises ValueError for more than MOST_THREADS threads."""
 
     def __init__(self, kernel: Kernel, order: Callable[[int], Any] | None = None):
         self._kernel, self._order = kernel, order or np.arange

@@ -146,7 +146,7 @@ def start_consoles(
         lives[console] = start_states[start, LIVES]
 
 
-SHOWN_PIXELS = 2  # of each thread of show_pictures: more consoles than with one have numbers of 32 bits
+SHOWN_PIXELS = 2  # pixels that a thread of show_pictures makes: a launch takes twice as many consoles as with one
 
 
 @kernel(INT, BYTES_2D, INTS_2D, BYTES, BYTES_2D)
