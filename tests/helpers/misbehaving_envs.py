@@ -1,5 +1,6 @@
 """Environments that misbehave at one step and are like any other until then. Nothing here imports torch."""
 
+import contextlib
 import itertools
 import os
 import resource
@@ -9,6 +10,8 @@ import threading
 import time
 from collections.abc import Callable
 from typing import Any
+
+import psutil
 
 from tests.helpers.toy_envs import Counting
 
@@ -77,8 +80,14 @@ def _fork(goes_on: bool) -> Callable[[], None]:
 
 
 def _take_addresses() -> None:
-    resource.setrlimit(resource.RLIMIT_AS, (2**28, 2**28))
-    _take_memory()
+    limit = psutil.Process().memory_info().vms + 2**28
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    blocks = []
+    for size in (2**25, 2**15, 2**8, 2**4):  # until nothing at all is left
+        with contextlib.suppress(MemoryError):
+            while True:
+                blocks.append(bytes([1]) * size)
+    raise MemoryError
 
 
 def _take_memory() -> None:

@@ -204,11 +204,13 @@ class EnvBatch(ABC):
             raise self._failure(column, None) from error
 
     def _failure(self, column: int, action: Any) -> RunError:
-        """Returns an error that says where the one being handled came from."""
+        """Returns an error that says where the one being handled came from, and frees what its calls still hold."""
         action = self._random_action if action is None else action
         self._random_action = None
         what = "while it was built or reset" if action is None else f"at action {action}"
         error = sys.exception()  # a RunError's own message is enough
+        if error is not None:
+            traceback.clear_frames(error.__traceback__)  # after a MemoryError, the message needs memory
         reason = f" {error}" if isinstance(error, RunError) else f"\n{traceback.format_exc()}"
         return RunError(
             f"{self._name(column)} (run seed {self.config.seed}, {self.config.env.env_id}) failed {what}:{reason}"
