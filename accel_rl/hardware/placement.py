@@ -110,14 +110,15 @@ def make_plan(
     learning_threads: int | None = None,
     step_s: float | None = None,
     learns_on_step: bool = False,
+    is_atari: bool = False,
 ) -> Plan:
     """Returns the plan for one learner whose network is on the CPU, or on a GPU of NUMA node gpu_node (None: unknown).
 
     num_workers (0: this process steps the environments) and the numbers of threads are chosen here if they are None.
     step_s: the seconds of an environment's step (None: unknown). Without a GPU, they decide how many workers are worth
-    it; learns_on_step: so does whether the algorithm learns between two steps. With a GPU, this process has a core of
-    its own if there are enough. On the CPU, simulating and learning take turns on all logical CPUs; of two, one stays
-    free to choose actions if environments are few."""
+    it; learns_on_step: so does whether the algorithm learns between two steps. is_atari: the environments are Atari
+    games. With a GPU, this process has a core of its own if there are enough. On the CPU, simulating and learning take
+    turns on all logical CPUs; of two, one stays free to choose actions if environments are few, or Atari games."""
     server_cpus, cores, num_busy = topology.cpus if topology.chosen else None, list(topology.cores), topology.num_busy
     if on_gpu and topology.can_pin and min(len(cores), num_busy) >= LEAST_CORES_TO_RESERVE_ONE:
         core = topology.nodes.index(gpu_node) if gpu_node in topology.nodes else 0
@@ -125,12 +126,12 @@ def make_plan(
         if num_workers is None or 0 < num_workers <= num_left:
             server_cpus, num_busy = cores.pop(core), num_left
     elif not on_gpu and num_workers != 0 and num_busy == 2:
-        # The network acts on one thread, beside the workers, and learns on both CPUs. Pong on two cores of an EPYC:
-        # with 16 environments or more, two workers are 6 to 11 % faster than one; with 8, PPO is 4 to 22 % slower. Two
+        # The network acts beside the workers, on one thread, and learns on both CPUs. On two cores of an EPYC, a worker
+        # of Atari games trains 6 to 17 % faster than two (benchmarks/results/worker_plan_atari.json). Two
         # hyperthreads of a core simulate hardly faster than one.
         sampling_threads = sampling_threads or 1
         are_few = step_s is None and num_envs < 2 * LEAST_ENVS_BESIDE_NETWORK
-        if num_workers is None and (len(cores) == 1 or are_few):
+        if num_workers is None and (len(cores) == 1 or are_few or is_atari):
             num_busy = 1
     cpus = _spread(cores)
     chosen_workers, warnings = num_workers, _warnings(num_envs, num_workers, [num_busy], on_gpu)
@@ -166,6 +167,7 @@ def make_plans(
     learning_threads: int | None = None,
     step_s: float | None = None,
     learns_on_step: bool = False,
+    is_atari: bool = False,
 ) -> tuple[Plan, ...]:
     """Returns the plans of a run's learners, each for its part of the machine (gpu_nodes, share: see divide).
 
@@ -184,6 +186,7 @@ def make_plans(
             learning_threads=learning_threads,
             step_s=step_s if num_learners == 1 else None,
             learns_on_step=learns_on_step,
+            is_atari=is_atari,
         )
         for part, node in zip(divide(topology, gpu_nodes, share), gpu_nodes, strict=True)
     ]

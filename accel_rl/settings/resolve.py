@@ -389,6 +389,7 @@ def _plans(
         share=learners.share_processors,
         step_s=step_s,
         learns_on_step=algo_class.on_step is not Algo.on_step,
+        is_atari=game_name(run.env) is not None,
     )
     if not has_threads:
         return plans

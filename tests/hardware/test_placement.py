@@ -61,6 +61,17 @@ def test_workers_that_are_asked_for_are_there(topology: Any) -> None:
     assert plan.worker_cpus == (0, 1) and plan.sampling_threads == 2
 
 
+def test_atari_games_have_one_worker_on_two_cpus(topology: Any) -> None:
+    """Of two logical CPUs, one simulates Atari games, however many; the user's number holds, and so do more CPUs."""
+    for num_envs in (8, 64):
+        assert make_plan(topology(["0", "1"]), num_envs, is_atari=True).worker_cpus == (0,)
+    assert make_plan(topology(["0", "1"]), 16, 2, is_atari=True).worker_cpus == (0, 1)
+    (plan,) = make_plans(topology(["0", "1"]), 64, gpu_nodes=[None], is_atari=True)
+    assert (plan.worker_cpus, plan.warnings) == ((0,), ())
+    four = topology(["0", "1", "2", "3"])
+    assert make_plan(four, 16, is_atari=True) == make_plan(four, 16)
+
+
 def test_each_core_has_both_groups(topology: Any) -> None:
     """Each core has a worker of both groups on its two threads."""
     for has in ({"cores": EIGHT}, TWO_NODES):

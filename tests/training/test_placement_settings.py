@@ -106,6 +106,13 @@ def test_cheap_environments_have_one_worker(four_cpus_and_a_cost: Any) -> None:
         assert resolve(TINY | settings).workers == named, settings
 
 
+def test_atari_games_have_one_worker_on_two_cpus(monkeypatch: Any) -> None:
+    """On two cores, Atari games have one worker. Other environments of unknown cost have two."""
+    monkeypatch.setattr(resolving, "read_topology", lambda _: CpuTopology(((0,), (1,)), (0, 0), 2))
+    for env, num_workers in (("pong", 1), (TINY["env"], 2)):
+        assert resolve({"algo": "a2c", "env": env, "envs": 16, "sampler": "alternating"}).workers == num_workers
+
+
 def test_an_environment_that_sleeps_has_all_workers(monkeypatch: Any) -> None:
     """An environment whose steps take a millisecond is timed, and has a worker on each logical CPU."""
     monkeypatch.setattr(resolving, "read_topology", lambda _: FOUR)
