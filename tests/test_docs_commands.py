@@ -5,6 +5,7 @@ import csv
 import re
 import shlex
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -165,6 +166,8 @@ def test_commands_run(command: str, folder: Path, monkeypatch: pytest.MonkeyPatc
     writes."""
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(str(folder))
+    for module in folder.glob("*.py"):  # another test may have imported one of this name
+        monkeypatch.delitem(sys.modules, module.stem, raising=False)
     shutil.rmtree(folder / "out", ignore_errors=True)
     words = shortened(command) + (["--show-affinity"] if command in REPEATED else [])
     result = call(capfd, *words)
