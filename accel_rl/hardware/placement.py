@@ -126,9 +126,9 @@ def make_plan(
         if num_workers is None or 0 < num_workers <= num_left:
             server_cpus, num_busy = cores.pop(core), num_left
     elif not on_gpu and num_workers != 0 and num_busy == 2:
-        # The network acts beside the workers, on one thread, and learns on both CPUs. On two cores of an EPYC, a worker
-        # of Atari games trains 6 to 17 % faster than two (benchmarks/results/worker_plan_atari.json). Two
-        # hyperthreads of a core simulate hardly faster than one.
+        # The network acts beside the workers, on one thread, and learns on both CPUs. On two cores of an EPYC, training
+        # on Atari games is 6 to 16 % faster with one worker than with two (benchmarks/results/worker_plan_atari.json).
+        # Two hyperthreads of a core simulate hardly faster than one.
         sampling_threads = sampling_threads or 1
         are_few = step_s is None and num_envs < 2 * LEAST_ENVS_BESIDE_NETWORK
         if num_workers is None and (len(cores) == 1 or are_few or is_atari):

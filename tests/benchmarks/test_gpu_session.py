@@ -29,9 +29,8 @@ ROOT = Path(__file__).parents[2]
 # The rows that the fast tests make of parts with many.
 SOME_ROWS = {"sampling": ["serial 16"]}
 # Those are run by `test_a_session` alone.
-IN_TEST_SLOW = (
-    *("correctness", "learners", "scaling", "launch", "peers", "training", "profile", "pong", "switches", "micro"),
-)
+TRAINING_PARTS = ("correctness", "learners", "launch", "peers", "training", "pong")
+IN_TEST_SLOW = (*TRAINING_PARTS, "scaling", "profile", "switches", "micro")
 
 
 # ---- the parts ----

@@ -62,7 +62,7 @@ def test_workers_that_are_asked_for_are_there(topology: Any) -> None:
 
 
 def test_atari_games_have_one_worker_on_two_cpus(topology: Any) -> None:
-    """Of two logical CPUs, one simulates Atari games, however many; the user's number holds, and so do more CPUs."""
+    """On two logical CPUs, Atari games get one worker, unless the user asks for more. On four, nothing changes."""
     for num_envs in (8, 64):
         assert make_plan(topology(["0", "1"]), num_envs, is_atari=True).worker_cpus == (0,)
     assert make_plan(topology(["0", "1"]), 16, 2, is_atari=True).worker_cpus == (0, 1)
