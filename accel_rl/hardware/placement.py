@@ -17,9 +17,10 @@ LEAST_FLOPS_PER_THREAD = 75e6  # per update; with fewer, waiting costs more than
 LEAST_ENVS_BESIDE_NETWORK = 8  # for each worker that shares two logical CPUs with the network
 
 # A step of all environments, in seconds, measured with small networks on two logical CPUs of an Intel Xeon
-# (benchmarks/results/worker_plan.json).
+# (benchmarks/results/worker_plan.json), with pictures on those of an AMD EPYC (worker_plan_epyc.json).
 ENV_S = 3e-6  # a worker's work for each environment, beside the environment's own
 SERVER_S = 400e-6  # this process chooses both groups' actions
+PICTURES_S = 1.4e-3  # convolutions take so much longer, even on the smallest pictures
 LEARNING_S = 2e-3  # and learns meanwhile, if the algorithm learns between two steps
 SHARED_CPU_S = 550e-6  # all wait for the worker whose logical CPU this process has taken
 
@@ -109,16 +110,16 @@ def make_plan(
     sampling_threads: int | None = None,
     learning_threads: int | None = None,
     step_s: float | None = None,
-    learns_on_step: bool = False,
+    server_s: float = SERVER_S,
     is_atari: bool = False,
 ) -> Plan:
     """Returns the plan for one learner whose network is on the CPU, or on a GPU of NUMA node gpu_node (None: unknown).
 
     num_workers (0: this process steps the environments) and the numbers of threads are chosen here if they are None.
-    step_s: the seconds of an environment's step (None: unknown). Without a GPU, they decide how many workers are worth
-    it; learns_on_step: so does whether the algorithm learns between two steps. is_atari: the environments are Atari
-    games. With a GPU, this process has a core of its own if there are enough. On the CPU, simulating and learning take
-    turns on all logical CPUs; of two, one stays free to choose actions if environments are few, or Atari games."""
+    step_s: the seconds of an environment's step (None: unknown). Without a GPU, they and server_s (server_seconds)
+    decide how many workers are worth it. is_atari: the environments are Atari games. With a GPU, this process has a
+    core of its own if there are enough. On the CPU, simulating and learning take turns on all logical CPUs; of two, one
+    stays free to choose actions if environments are few, or Atari games."""
     server_cpus, cores, num_busy = topology.cpus if topology.chosen else None, list(topology.cores), topology.num_busy
     if on_gpu and topology.can_pin and min(len(cores), num_busy) >= LEAST_CORES_TO_RESERVE_ONE:
         core = topology.nodes.index(gpu_node) if gpu_node in topology.nodes else 0
@@ -139,7 +140,7 @@ def make_plan(
         chosen_workers = min(num_envs, num_busy) if on_gpu else default_workers(num_envs, num_busy)
     if num_workers is not None or on_gpu:
         step_s = None
-    elif step_s is not None and (enough := workers_worth(num_envs, num_busy, step_s, learns_on_step)) < chosen_workers:
+    elif step_s is not None and (enough := workers_worth(num_envs, num_busy, step_s, server_s)) < chosen_workers:
         chosen_workers, warnings = enough, ()
     num_threads = 1 if on_gpu else topology.num_busy  # with a GPU threads have almost nothing to do
     return Plan(
@@ -166,7 +167,7 @@ def make_plans(
     sampling_threads: int | None = None,
     learning_threads: int | None = None,
     step_s: float | None = None,
-    learns_on_step: bool = False,
+    server_s: float = SERVER_S,
     is_atari: bool = False,
 ) -> tuple[Plan, ...]:
     """Returns the plans of a run's learners, each for its part of the machine (gpu_nodes, share: see divide).
@@ -185,7 +186,7 @@ def make_plans(
             sampling_threads=sampling_threads,
             learning_threads=learning_threads,
             step_s=step_s if num_learners == 1 else None,
-            learns_on_step=learns_on_step,
+            server_s=server_s,
             is_atari=is_atari,
         )
         for part, node in zip(divide(topology, gpu_nodes, share), gpu_nodes, strict=True)
@@ -354,13 +355,20 @@ def default_workers(num_envs: int, num_cpus: int) -> int:
     return next((n for n in range(num_cpus, 1, -1) if divides_evenly(num_envs, n)), 1)
 
 
-def workers_worth(num_envs: int, num_cpus: int, step_s: float, learns_on_step: bool = False) -> int:
+def server_seconds(sees_pictures: bool, learns_on_step: bool) -> float:
+    """Returns the seconds that this process needs for one step of all environments, roughly.
+
+    sees_pictures: a network chooses actions by pictures. learns_on_step: the algorithm learns between two steps."""
+    return SERVER_S + PICTURES_S * sees_pictures + LEARNING_S * learns_on_step
+
+
+def workers_worth(num_envs: int, num_cpus: int, step_s: float, server_s: float = SERVER_S) -> int:
     """Returns the number of workers with which all environments take a step soonest; the smallest if several are equal.
 
-    step_s: the seconds of one environment's step. Workers on other logical CPUs than this process work while it chooses
-    actions: more of them are worth it until they keep up with it. If all logical CPUs have a worker, this process
-    interrupts them, which is worth it for dear environments only."""
-    env_s, server_s = num_envs * (step_s + ENV_S), SERVER_S + (LEARNING_S if learns_on_step else 0.0)
+    step_s: the seconds of one environment's step. server_s: this process's for a step of all (server_seconds). Workers
+    on other logical CPUs work while it chooses actions: more of them are worth it until they keep up with it. If all
+    logical CPUs have a worker, this process interrupts them, which is worth it for dear environments only."""
+    env_s = num_envs * (step_s + ENV_S)
 
     def all_step_s(num_workers: int) -> float:
         if num_workers < num_cpus:

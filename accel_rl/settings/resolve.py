@@ -16,13 +16,13 @@ from accel_rl.envs.games.atari import game_name, make_options
 from accel_rl.envs.games.emulator_choice import check_simulator, check_wrappers, choose_simulator, runs_grid_twin
 from accel_rl.envs.make import ENVPOOL, import_name, is_vector
 from accel_rl.envs.probe import probe_spec
-from accel_rl.envs.spaces.conversion import parts_of
-from accel_rl.envs.spaces.pictures import LARGE, is_picture, is_small
+from accel_rl.envs.spaces.conversion import picture_shapes
+from accel_rl.envs.spaces.pictures import LARGE, is_small
 from accel_rl.envs.spec import EnvConfig, EnvSpec
 from accel_rl.errors import UsageError
 from accel_rl.hardware.devices import find_device, find_devices, gpu_has_bf16, gpu_node, num_gpus
 from accel_rl.hardware.instructions import has_bf16
-from accel_rl.hardware.placement import Plan, make_plans
+from accel_rl.hardware.placement import Plan, make_plans, server_seconds
 from accel_rl.hardware.topology import read_topology
 from accel_rl.samplers.kinds import SamplerKind
 from accel_rl.settings.names import built_in_setting_names, run_setting_names, unknown_setting
@@ -170,7 +170,8 @@ def resolve(
         )
     precision, reset_mode = _precision(run, device, takes_bytes), _reset_mode(run.reset_mode, env)
     run = replace(run, device=device, precision=precision, reset_mode=reset_mode)
-    plans = _plans(run, learners, rank_info, devices, spec.step_s if _leaves_workers_open(values) else None, algo_class)
+    step_s = spec.step_s if _leaves_workers_open(values) else None
+    plans = _plans(run, learners, rank_info, devices, step_s, _server_seconds(spec, algo_class))
     sampler_settings = {
         kind.Settings: kind.complete(pick(kind.Settings, values), run, plans[0])
         for kind in SAMPLER_KINDS.values()
@@ -278,8 +279,7 @@ def _takes_preset_network(spec: EnvSpec) -> bool:
     """Tells whether a preset's network fits: the one for pixels needs large pictures, the one for vectors none."""
     if _blocks(spec)[0] == "pixels":
         return min(spec.observation_shape[1:]) >= LARGE
-    nested = parts_of(spec.nested_space) if spec.nested_space is not None else []
-    return not spec.is_picture and not any(is_picture(part.space) for part in nested)
+    return not picture_shapes(spec)
 
 
 def _env_config(values: Values, chosen: Values, function: bytes | None) -> EnvConfig:
@@ -351,19 +351,23 @@ def _leaves_workers_open(values: Values) -> bool:
     return all(values.get(name) is None for name in ("sampler", "workers", "envs_per_worker", "eval_steps"))
 
 
+def _server_seconds(spec: EnvSpec, algo_class: Any) -> float:
+    from accel_rl.algos import Algo
+
+    return server_seconds(bool(picture_shapes(spec)), algo_class.on_step is not Algo.on_step)
+
+
 def _plans(
     run: RunSettings,
     learners: LearnerSettings,
     rank_info: RankInfo,
     devices: tuple[str, ...],
     step_s: float | None,
-    algo_class: Any,
+    server_s: float,
 ) -> tuple[Plan, ...]:
     """Returns the logical CPUs and numbers of threads of each learner on this machine.
 
-    step_s: the seconds of an environment's step, if they are to decide the number of workers."""
-    from accel_rl.algos import Algo
-
+    step_s: the seconds of an environment's step, if they are to decide the number of workers, beside server_s."""
     kind, topology = SAMPLER_KINDS[run.sampler], read_topology(run.cpus)
     workers = kind.requested_workers(run)
     has_threads = run.env.startswith(ENVPOOL)  # then one worker has it, and all logical CPUs
@@ -388,7 +392,7 @@ def _plans(
         learning_threads=learning_threads,
         share=learners.share_processors,
         step_s=step_s,
-        learns_on_step=algo_class.on_step is not Algo.on_step,
+        server_s=server_s,
         is_atari=game_name(run.env) is not None,
     )
     if not has_threads:

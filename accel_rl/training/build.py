@@ -14,6 +14,8 @@ from accel_rl.algos.auxiliary import AuxiliaryTasks, UpdateWithTasks, add_heads
 from accel_rl.algos.base import Algo, RunInfo
 from accel_rl.algos.prepared_tasks import PreparedTasks
 from accel_rl.envs.make import import_name
+from accel_rl.envs.spaces.conversion import picture_shapes
+from accel_rl.envs.spaces.pictures import is_small
 from accel_rl.errors import UsageError, unknown
 from accel_rl.hardware.allocator import keep_freed_memory
 from accel_rl.hardware.placement import divides_evenly, learning_threads_for
@@ -85,7 +87,10 @@ def _without_bf16(config: Config, algo: Algo) -> Config:
 
 def _choose_learning_threads(config: Config, algo: Algo) -> Config:
     is_planned = config.sampler_kind.threads(config.run, config.plan.topology.num_busy)[1] is not None
-    if is_planned or any(isinstance(module, CONVOLUTIONS) for module in algo.policy.modules()):
+    has_convolutions = any(isinstance(module, CONVOLUTIONS) for module in algo.policy.modules())
+    shapes = picture_shapes(config.spec)
+    is_large = has_convolutions and not (shapes and all(is_small(shape) for shape in shapes))
+    if is_planned or is_large:
         return config
     num_weights = sum(parameter.numel() for parameter in algo.policy.parameters())
     num_threads = learning_threads_for(FLOPS_PER_WEIGHT * num_weights * algo.samples_per_update)

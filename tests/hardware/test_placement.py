@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from accel_rl.hardware import placement
-from accel_rl.hardware.placement import default_workers, make_plan, make_plans, workers_worth
+from accel_rl.hardware.placement import default_workers, make_plan, make_plans, server_seconds, workers_worth
 from accel_rl.samplers.env_arrays import assign_envs
 from tests.helpers.machines import EIGHT, TWO_NODES
 
@@ -167,34 +167,35 @@ def test_workers_divide_the_environments(num_envs: int, num_cpus: int, expected:
 
 
 @pytest.mark.parametrize(
-    ("num_envs", "num_cpus", "step_us", "learns_on_step", "expected"),
+    ("num_envs", "num_cpus", "step_us", "server", "expected"),
     [
-        (16, 1, 1000, False, 1),
-        (16, 2, 15, False, 1),  # CartPole
-        (16, 2, 50, False, 1),  # HalfCheetah
-        (16, 2, 270, False, 2),  # Ant
-        (32, 2, 50, False, 2),
-        (32, 2, 50, True, 1),  # there is time enough while the learner works
-        (8, 2, 15, True, 1),
-        (8, 2, 1000, True, 2),
-        (16, 4, 15, False, 1),
-        (16, 4, 50, False, 2),  # more keep up with the server no better
-        (16, 4, 1000, False, 4),
-        (64, 16, 15, False, 4),
-        (64, 16, 1000, False, 16),
-        (64, 64, 15, False, 4),
-        (64, 64, 100, False, 32),
-        (64, 64, 1000, False, 64),
-        (256, 64, 15, False, 16),
-        (6, 4, 1000, False, 3),  # as they divide
-        (5, 64, 1000, False, 1),
+        (16, 1, 1000, "", 1),
+        (16, 2, 15, "", 1),  # CartPole
+        (16, 2, 50, "", 1),  # HalfCheetah
+        (16, 2, 270, "", 2),  # Ant
+        (16, 2, 100, "", 2),
+        (16, 2, 100, "pictures", 1),  # MiniGrid
+        (32, 2, 50, "", 2),
+        (32, 2, 50, "learns", 1),  # there is time enough while the learner works
+        (8, 2, 15, "learns", 1),
+        (8, 2, 1000, "learns", 2),
+        (16, 4, 15, "", 1),
+        (16, 4, 50, "", 2),  # more keep up with the server no better
+        (16, 4, 1000, "", 4),
+        (64, 16, 15, "", 4),
+        (64, 16, 1000, "", 16),
+        (64, 64, 15, "", 4),
+        (64, 64, 100, "", 32),
+        (64, 64, 1000, "", 64),
+        (256, 64, 15, "", 16),
+        (6, 4, 1000, "", 3),  # as they divide
+        (5, 64, 1000, "", 1),
     ],
 )
-def test_workers_that_are_worth_it(
-    num_envs: int, num_cpus: int, step_us: float, learns_on_step: bool, expected: int
-) -> None:
+def test_workers_that_are_worth_it(num_envs: int, num_cpus: int, step_us: float, server: str, expected: int) -> None:
     """Cheap environments get as many workers as keep up with the server, dear ones a worker on each logical CPU."""
-    assert workers_worth(num_envs, num_cpus, step_us * 1e-6, learns_on_step) == expected
+    server_s = server_seconds(server == "pictures", server == "learns")
+    assert workers_worth(num_envs, num_cpus, step_us * 1e-6, server_s) == expected
 
 
 def test_dearer_environments_never_have_fewer_workers() -> None:

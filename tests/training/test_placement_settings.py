@@ -161,6 +161,7 @@ class Plain(Algo):
         ({"horizon": 1280}, 3),
         ({"horizon": 128, "learning_threads": 5}, 5),
         ({"horizon": 8, "env": "pong"}, 8),  # convolutions
+        ({"horizon": 8, "env": "tests.helpers.toy_envs:Picture"}, 1),  # convolutions of 12 x 10 pixels
         ({"algo": "dqn", "batch_size": 512, "learning_threads": None}, 2),
     ],
 )

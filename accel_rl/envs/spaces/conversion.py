@@ -63,6 +63,14 @@ def parts_of(space: Space) -> list[Part]:
     return parts
 
 
+def picture_shapes(spec: EnvSpec) -> list[tuple[int, ...]]:
+    """Returns the shapes [C, H, W] of the pictures that policies see: the observations, or parts of nested ones."""
+    if spec.is_picture:
+        return [spec.observation_shape]
+    parts = parts_of(spec.nested_space) if spec.nested_space is not None else []
+    return [tuple(row_space(part.space).shape or ()) for part in parts if is_picture(part.space)]
+
+
 def left_out(space: Space) -> dict[str, str]:
     """Returns the parts that are left out: name -> kind."""
     return {name: leaf.kind for name, leaf in _leaves(space) if isinstance(leaf, LeftOut)}
