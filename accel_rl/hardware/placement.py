@@ -13,7 +13,7 @@ from accel_rl.hardware.topology import Cpus, CpuTopology, count, read_topology, 
 MAX_LEARNING_THREADS = 16  # the networks of this field gain nothing from more
 MAX_SAMPLING_THREADS = 2  # the batches are half the environments
 LEAST_CORES_TO_RESERVE_ONE = 4
-LEAST_FLOPS_PER_THREAD = 75e6  # per update; with fewer, waiting costs more than a thread gains
+LEAST_FLOPS_PER_THREAD = 200e6  # per update; with fewer, waiting costs more than a thread gains
 LEAST_ENVS_BESIDE_NETWORK = 8  # for each worker that shares two logical CPUs with the network
 
 # A step of all environments, in seconds, measured with small networks on two logical CPUs of an Intel Xeon
@@ -203,8 +203,9 @@ def make_plans(
 def learning_threads_for(flops: float) -> int:
     """Returns the number of threads that an update of so many FLOPs keeps busy.
 
-    On two logical CPUs of an AMD EPYC, one thread trains A2C with updates of 104 MFLOP 0.98 times as fast as two, and
-    PPO with 219 MFLOP 0.86 times (benchmarks/results/thread_plan_vectors.json)."""
+    On two cores of an AMD EPYC, two threads train A2C with updates of 342 MFLOP 1.04 times as fast as one
+    (benchmarks/results/worker_plan_epyc.json), but where other programs use these cores, they wait for each other: two
+    runs at once are several times as slow as with one thread each."""
     return max(1, min(MAX_LEARNING_THREADS, int(flops / LEAST_FLOPS_PER_THREAD)))
 
 

@@ -40,6 +40,7 @@ from accel_rl.updates.store_exchange import StoreExchange, shared_state
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)  # use each weight many times: their updates are never small
 FLOPS_PER_WEIGHT = 6  # per sample of an update: a multiplication and an addition forward, two of each backward
+SMALL_PICTURES = 3  # convolutions use each of their weights at several places; on average of all weights, of 7x7 tiles
 
 
 def check(config: Config, devices: Sequence[str] | None = None) -> Config:
@@ -89,11 +90,11 @@ def _choose_learning_threads(config: Config, algo: Algo) -> Config:
     is_planned = config.sampler_kind.threads(config.run, config.plan.topology.num_busy)[1] is not None
     has_convolutions = any(isinstance(module, CONVOLUTIONS) for module in algo.policy.modules())
     shapes = picture_shapes(config.spec)
-    is_large = has_convolutions and not (shapes and all(is_small(shape) for shape in shapes))
-    if is_planned or is_large:
+    sees_small = bool(shapes) and all(is_small(shape) for shape in shapes)
+    if is_planned or (has_convolutions and not sees_small):
         return config
-    num_weights = sum(parameter.numel() for parameter in algo.policy.parameters())
-    num_threads = learning_threads_for(FLOPS_PER_WEIGHT * num_weights * algo.samples_per_update)
+    num_used = sum(parameter.numel() for parameter in algo.policy.parameters()) * (SMALL_PICTURES if sees_small else 1)
+    num_threads = learning_threads_for(FLOPS_PER_WEIGHT * num_used * algo.samples_per_update)
     plans = [replace(plan, learning_threads=min(plan.learning_threads, num_threads)) for plan in config.plans]
     return replace(config, plans=tuple(plans))
 

@@ -158,11 +158,12 @@ class Plain(Algo):
     ("settings", "num_threads"),
     [
         ({"horizon": 128}, 1),  # 4,675 weights x 8 x 128 samples x 6: 29 MFLOP
-        ({"horizon": 1280}, 3),
+        ({"horizon": 10_240}, 8),
         ({"horizon": 128, "learning_threads": 5}, 5),
         ({"horizon": 8, "env": "pong"}, 8),  # convolutions
         ({"horizon": 8, "env": "tests.helpers.toy_envs:Picture"}, 1),  # convolutions of 12 x 10 pixels
-        ({"algo": "dqn", "batch_size": 512, "learning_threads": None}, 2),
+        ({"horizon": 64, "env": "tests.helpers.toy_envs:Picture"}, 2),
+        ({"algo": "dqn", "batch_size": 1024, "warmup_steps": 2048, "learning_threads": None}, 2),
     ],
 )
 def test_small_updates_have_one_thread(settings: dict[str, Any], num_threads: int, monkeypatch: Any) -> None:
