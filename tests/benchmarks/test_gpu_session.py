@@ -180,6 +180,7 @@ def is_over(pid: int) -> bool:
     return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
+@pytest.mark.slow
 @pytest.mark.multiprocess
 def test_no_part_ends_the_others(toys: None, tmp_path: Path, capsys: Any) -> None:
     """A part that fails, hangs or crashes keeps its rows, the others run, and the last line names it."""
