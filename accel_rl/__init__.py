@@ -11,8 +11,8 @@ import os
 from typing import TYPE_CHECKING, Any
 
 # OpenMP threads spin this long before they sleep: long enough to bridge the gap between two layers of a network, too
-# short to take time from simulators and other programs. With 10,000, a run on Pong is no faster alone, and has 0.8 of the
-# speed beside another one on the same two cores. It must be set before torch loads OpenMP.
+# short to take time from simulators and other programs. With 10,000, a run on Pong is no faster alone, and has 0.8 of
+# the speed beside another one on the same two cores. It must be set before torch loads OpenMP.
 os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 
 if TYPE_CHECKING:

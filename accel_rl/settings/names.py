@@ -51,6 +51,7 @@ ELSEWHERE = {
     "optimizer": "optimizer_class",
     "optimizer_options": "optimizer_kwargs optim_kwargs rms_prop_eps adam_eps adam_beta1 adam_beta2",
     "clip_grad_norm": "max_grad_norm",
+    "log_std_init": "init_log_std initial_stddev",
     "entropy_weight": "ent_coef entropy_loss_coeff exploration_loss_coeff",
     "value_weight": "vf_coef value_loss_coeff",
     "epochs": "n_epochs num_epochs update_epochs",

@@ -46,6 +46,12 @@ def test_rollouts_hold_what_auxiliary_tasks_learn_from(auxiliary: str) -> None:
     assert (frames is not None) == (auxiliary == "pixel_control")
 
 
+def test_the_first_std_of_actions_is_a_setting() -> None:
+    """log_std_init is the logarithm of the std, for each dimension of a Box."""
+    config = resolve({"algo": "a2c", "env": f"{TOYS}:BoxAction", "device": "cpu", "log_std_init": -2})
+    assert build_algo(config).policy.distribution.log_std.unique().tolist() == [-2]
+
+
 SIZES = [(1, 1), (9, 1), (2, 3), (3, 40), (7, 7), (16, 16), (19, 19), (20, 20), (21, 64), (35, 35), (36, 36), (48, 48)]
 
 
