@@ -146,6 +146,7 @@ def page() -> None:
     published: Values = yaml.safe_load(PUBLISHED.read_text())
     kept = tables.read_kept(FOLDER)
     chosen, control = published["chosen"], published["control"]
+    tuned = [game for game in control["games"] if tables.find(kept, control["tuned"], game)]
     shown = [each for each in kept if not is_trial(each.setting)]
     trials = [each for each in kept if is_trial(each.setting)]
     paced = tables.read_kept(FOLDER, by_pace=True)
@@ -160,6 +161,7 @@ def page() -> None:
         "games": tables.games_table(chosen, GAMES, kept, published, (1e6, 2e6)),
         "all games": tables.all_games_table(compare(compared) if compared else []),
         "control": tables.games_table(control["setting"], control["games"], kept, control, (5e5, 1e6)),
+        "tuned control": tables.games_table(control["tuned"], tuned, kept, control, (5e5, 1e6)),
         "reference": tables.reference_table(kept, published["reference"]),
         "settings": tables.settings_table([each for each in shown if each.game == "pong"]),
         "commands": tables.commands_table(shown),

@@ -84,6 +84,7 @@ PUBLISHED = {
     "scores": {"zoo": {"pong": 21.0}},
     "control": {
         "setting": "ppo",
+        "tuned": "zoo",
         "games": ["Robot-v1", "Other-v1"],
         "sources": {"theirs": "where"},
         "scores": {"theirs": {"Robot-v1": "1443 ± 46"}},
@@ -99,8 +100,8 @@ def write_marks(page, names):
 @pytest.fixture
 def pages(folder):
     scores.PUBLISHED.write_text(yaml.safe_dump(PUBLISHED))
-    names = ("advice", "methods", "seeds", "games", "all games", "control", "reference", "settings", "commands")
-    write_marks(scores.PAGE, names)
+    names = "advice", "methods", "seeds", "games", "all games", "control", "tuned control"
+    write_marks(scores.PAGE, (*names, "reference", "settings", "commands"))
     write_marks(scores.TRIALS, ["trials"])
 
 
@@ -111,16 +112,18 @@ def test_the_page_holds_what_is_kept(folder, pages):
             scores.add([driver_file(folder, setting, seed, score, final=19.0)], "half", None, None)
     scores.add([driver_file(folder, "busy", 0, 12)], "shared", None, None)
     scores.add([driver_file(folder, "ppo", 1, 500, game="Robot-v1", final=700.0)], "alone", None, None)
+    scores.add([driver_file(folder, "zoo", 1, 600, game="Robot-v1", final=900.0)], "alone", None, None)
     scores.page()
     text = scores.PAGE.read_text()
     assert "`trial_x` | pong | 0 | `python it" not in text
     assert "| `trial_x` | pong | 0 | `python it" in scores.TRIALS.read_text()
     assert text.startswith("before\n") and text.endswith("after\n") and "old" not in text
-    assert text.count("between") == 9
+    assert text.count("between") == 10
     assert "| an hour | `python it` | 19.0 (19.0 to 19.0) | 2 M steps, 40 minutes (AMD) | at most 21 |" in text
     assert "| a robot | `python it` | 700.0 (1 seed) | 2 M steps, 40 minutes (AMD) | any |" in text
     assert "| Robot-v1 | 1 | 125.0 (1 seed) | 250.0 (1 seed) | 40 minutes (AMD) | 700.0 (1 seed) | 1443 ± 46 |" in text
-    assert "| Other-v1 | not run |" in text and "| [theirs](where) |" in text
+    assert "| Robot-v1 | 1 | 150.0 (1 seed) | 300.0 (1 seed) | 40 minutes (AMD) | 900.0 (1 seed) | 1443 ± 46 |" in text
+    assert text.count("| Other-v1 | not run |") == 1 and "| [theirs](where) |" in text
     mean = "9.0 (8.0 to 10.0) | 18.0 (16.0 to 20.0)"
     assert f"| pong | 2 | {mean} | 40 minutes (AMD) | 19.0 (19.0 to 19.0) | -20.7; 14.6 | 21 |" in text
     assert f"| `ppo_small` | pong | 2 | 7.2 (6.4 to 8.0) | {mean} | 19.0 (19.0 to 19.0) | 16.0 at 2.00 M, 20.0" in text
