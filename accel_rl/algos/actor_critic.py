@@ -62,8 +62,8 @@ class ActorCriticAlgo(Algo):
         settings.check_core()
         if settings.gaussian == "spherical" and not spec.has_box_actions:
             raise UsageError(f"gaussian=spherical is for Box actions, but these are {spec.action_space}; omit it")
-        if settings.log_std_init and (settings.gaussian == "spherical" or not spec.has_box_actions):
-            raise UsageError("log_std_init is for gaussian=diagonal and Box actions; omit it")
+        if settings.log_std_init and not spec.has_box_actions:
+            raise UsageError(f"log_std_init is for Box actions, but these are {spec.action_space}; omit it")
         policy = ActorCritic(
             spec,
             network,

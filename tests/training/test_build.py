@@ -47,9 +47,11 @@ def test_rollouts_hold_what_auxiliary_tasks_learn_from(auxiliary: str) -> None:
 
 
 def test_the_first_std_of_actions_is_a_setting() -> None:
-    """log_std_init is the logarithm of the std, for each dimension of a Box."""
-    config = resolve({"algo": "a2c", "env": f"{TOYS}:BoxAction", "device": "cpu", "log_std_init": -2})
-    assert build_algo(config).policy.distribution.log_std.unique().tolist() == [-2]
+    """log_std_init is the logarithm of the std of each dimension of a Box; a preset may set it for Box actions only."""
+    for settings, expected in (({"algo": "a2c", "log_std_init": -2}, -2.0), ({"algo": "ppo_mujoco"}, -0.5)):
+        config = resolve({**settings, "env": f"{TOYS}:BoxAction", "device": "cpu"})
+        assert build_algo(config).policy.distribution.log_std.unique().tolist() == [expected]
+    assert resolve({"algo": "ppo_mujoco", "env": f"{TOYS}:Clock", "device": "cpu"}).algo.log_std_init == 0
 
 
 SIZES = [(1, 1), (9, 1), (2, 3), (3, 40), (7, 7), (16, 16), (19, 19), (20, 20), (21, 64), (35, 35), (36, 36), (48, 48)]
