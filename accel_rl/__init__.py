@@ -10,9 +10,9 @@ import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
-# OpenMP threads spin this long before they sleep: long enough to bridge the gap between two layers of a network, too
-# short to take time from simulators and other programs. With 10,000, a run on Pong is no faster alone, and has 0.8 of
-# the speed beside another one on the same two cores. It must be set before torch loads OpenMP.
+# OpenMP threads look so often for work before they sleep: enough to bridge the gap between two layers of a network, not
+# enough to take time from simulators and other programs. With 10,000, a run on Pong is no faster alone, and has 0.8
+# of the speed beside another one on the same two cores. It must be set before torch loads OpenMP.
 os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 
 if TYPE_CHECKING:

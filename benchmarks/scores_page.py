@@ -219,7 +219,7 @@ def games_table(
     """Returns a setting's scores on each game after some steps, beside the published ones and, on Atari, a human's."""
     names = list(published["scores"])
     columns = ["seeds", *(f"{each / 1e6:g} M steps" for each in steps), "time", "final policy"]
-    with_humans = all(game in human_scores() for game in games)
+    with_humans = bool(games) and all(game in human_scores() for game in games)
     rows = []
     for game in games:
         found = find(kept, setting, game)

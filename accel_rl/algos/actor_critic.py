@@ -3,14 +3,13 @@
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from accel_rl.algos.base import Algo, AlgoSettings, CoreSettings, MakeUpdate, Stats
 from accel_rl.algos.running_statistics import RunningMoments
 from accel_rl.config.fields import basic_setting, setting
 from accel_rl.errors import UsageError
 from accel_rl.models.actor_critic import ActorCritic, Network
-from accel_rl.models.distributions import DiagonalGaussian
 from accel_rl.models.normalize import ReturnScale
 from accel_rl.models.trunks import initialize_by_fan_in, initialize_orthogonally
 from accel_rl.rollout import Batch
@@ -25,7 +24,9 @@ class ActorCriticSettings(CoreSettings, AlgoSettings):
         "all dimensions that depends on the observation (spherical)",
         choices=("diagonal", "spherical"),
     )
-    log_std_init: float = setting(0.0, "Box actions: logarithm of the std, if diagonal, before anything is learned")
+    log_std_init: float = setting(
+        0.0, "Box actions: logarithm of the std before anything is learned, if diagonal", least=-20, most=5
+    )
     initialization: str = setting(
         "normalized",
         "first weights: normalized: weight vectors of norm 1 (0.01 of the policy's), Glorot-uniform convolutions, "
@@ -62,8 +63,8 @@ class ActorCriticAlgo(Algo):
         settings.check_core()
         if settings.gaussian == "spherical" and not spec.has_box_actions:
             raise UsageError(f"gaussian=spherical is for Box actions, but these are {spec.action_space}; omit it")
-        if settings.log_std_init and not spec.has_box_actions:
-            raise UsageError(f"log_std_init is for Box actions, but these are {spec.action_space}; omit it")
+        if settings.log_std_init and (settings.gaussian == "spherical" or not spec.has_box_actions):
+            raise UsageError("log_std_init is for gaussian=diagonal and Box actions; omit it, or set it to 0")
         policy = ActorCritic(
             spec,
             network,
@@ -73,10 +74,8 @@ class ActorCriticAlgo(Algo):
             settings.previous_inputs,
             settings.gaussian,
             settings.normalize_observations,
+            settings.log_std_init,
         )
-        for part in policy.distribution.modules():
-            if isinstance(part, DiagonalGaussian):
-                nn.init.constant_(part.log_std, settings.log_std_init)
         if settings.initialization == "fan_in":
             initialize_by_fan_in(policy)
         elif settings.initialization == "orthogonal":

@@ -116,10 +116,10 @@ def make_plan(
     """Returns the plan for one learner whose network is on the CPU, or on a GPU of NUMA node gpu_node (None: unknown).
 
     num_workers (0: this process steps the environments) and the numbers of threads are chosen here if they are None.
-    step_s: the seconds of an environment's step (None: unknown). Without a GPU, they and server_s (server_seconds)
-    decide how many workers are worth it. is_atari: the environments are Atari games. With a GPU, this process has a
-    core of its own if there are enough. On the CPU, simulating and learning take turns on all logical CPUs; of two, one
-    stays free to choose actions if environments are few, or Atari games."""
+    step_s: the seconds of an environment's step (None: unknown). server_s: those that this process takes for a step of
+    all environments. Without a GPU, both decide how many workers are worth it. is_atari: the environments are Atari
+    games. With a GPU, this process has a core of its own if there are enough. On the CPU, simulating and learning take
+    turns on all logical CPUs; of two, one stays free to choose actions if environments are few, or Atari games."""
     server_cpus, cores, num_busy = topology.cpus if topology.chosen else None, list(topology.cores), topology.num_busy
     if on_gpu and topology.can_pin and min(len(cores), num_busy) >= LEAST_CORES_TO_RESERVE_ONE:
         core = topology.nodes.index(gpu_node) if gpu_node in topology.nodes else 0
@@ -203,9 +203,9 @@ def make_plans(
 def learning_threads_for(flops: float) -> int:
     """Returns the number of threads that an update of so many FLOPs keeps busy.
 
-    On two cores of an AMD EPYC, two threads train A2C with updates of 342 MFLOP 1.04 times as fast as one
-    (benchmarks/results/worker_plan_epyc.json), but where other programs use these cores, they wait for each other: two
-    runs at once are several times as slow as with one thread each."""
+    On two cores of an AMD EPYC, two threads train A2C with updates of 342 MFLOP 1.03 times as fast as one
+    (benchmarks/results/worker_plan_epyc.json). But where other programs use these cores, the threads wait for each
+    other: two runs at once are a multiple slower than with one thread each (docs/hardware.md)."""
     return max(1, min(MAX_LEARNING_THREADS, int(flops / LEAST_FLOPS_PER_THREAD)))
 
 
@@ -356,11 +356,11 @@ def default_workers(num_envs: int, num_cpus: int) -> int:
     return next((n for n in range(num_cpus, 1, -1) if divides_evenly(num_envs, n)), 1)
 
 
-def server_seconds(sees_pictures: bool, learns_on_step: bool) -> float:
-    """Returns the seconds that this process needs for one step of all environments, roughly.
+def server_seconds(*, sees_pictures: bool, learns_on_step: bool) -> float:
+    """Returns the seconds, roughly, that this process takes for a step of all environments.
 
-    sees_pictures: a network chooses actions by pictures. learns_on_step: the algorithm learns between two steps."""
-    return SERVER_S + PICTURES_S * sees_pictures + LEARNING_S * learns_on_step
+    sees_pictures: the network chooses actions by pictures. learns_on_step: the algorithm learns between two steps."""
+    return SERVER_S + (PICTURES_S if sees_pictures else 0) + (LEARNING_S if learns_on_step else 0)
 
 
 def workers_worth(num_envs: int, num_cpus: int, step_s: float, server_s: float = SERVER_S) -> int:

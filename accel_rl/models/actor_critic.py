@@ -62,7 +62,7 @@ class ActorCritic(nn.Module):
     separate_value: gives the value its own trunk and core, so that its large errors do not disturb the policy's.
     core: none, lstm or gru, with core_size units.
     previous_inputs: the core also sees the action and the reward of the previous step.
-    gaussian: the distribution over Box actions, see `make_distribution`.
+    gaussian, log_std_init: the distribution over Box actions, see `make_distribution`.
     normalize: normalizes observations to mean 0 and variance 1; pictures of bytes have the background subtracted.
     Observations are rows of spec. With action masks, trunks see the observation without them, and logits of disallowed
     actions are replaced before they become parameters of the distribution.
@@ -80,10 +80,11 @@ class ActorCritic(nn.Module):
         previous_inputs: bool = False,
         gaussian: str = "diagonal",
         normalize: bool = False,
+        log_std_init: float = 0.0,
     ):
         super().__init__()
         self.bf16 = False
-        self.distribution = make_distribution(spec.action_space, gaussian, spec.mask_size > 0)
+        self.distribution = make_distribution(spec.action_space, gaussian, spec.mask_size > 0, log_std_init)
         self.spec, self.action_shape, self.input_shape = spec, spec.action_shape, spec.input_shape
         self.previous_inputs = previous_inputs and core != "none"
         num_extra_inputs = self.distribution.encoded_size + 1 if self.previous_inputs else 0

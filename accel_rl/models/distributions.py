@@ -168,11 +168,11 @@ class Gaussian(nn.Module):
 class DiagonalGaussian(Gaussian):
     """Normals with a learned std per dimension, the same for all observations. Parameters: means, log stds [..., 2D].
 
-    initial_log_std: for all dimensions."""
+    log_std_init: for all dimensions."""
 
-    def __init__(self, num_dimensions: int, initial_log_std: float = 0.0):
+    def __init__(self, num_dimensions: int, log_std_init: float = 0.0):
         super().__init__(num_dimensions, num_outputs=num_dimensions)
-        self.log_std = nn.Parameter(torch.full((num_dimensions,), initial_log_std))
+        self.log_std = nn.Parameter(torch.full((num_dimensions,), log_std_init))
 
     def to_parameters(self, output: Tensor) -> Tensor:
         return torch.cat([output, self.log_std.expand_as(output)], -1)
@@ -308,10 +308,12 @@ GAUSSIANS = ("diagonal", "spherical")
 
 
 def make_distribution(
-    action_space: gymnasium.Space[Any], gaussian: str = "diagonal", is_masked: bool = False
+    action_space: gymnasium.Space[Any], gaussian: str = "diagonal", is_masked: bool = False, log_std_init: float = 0.0
 ) -> Distribution:
-    """Returns the distribution over an action space. gaussian: diagonal | spherical, for Box spaces. is_masked: some
-    logits belong to disallowed actions, for Discrete and MultiDiscrete spaces.
+    """Returns the distribution over an action space.
+
+    gaussian: diagonal | spherical, for Box spaces. is_masked: some logits belong to disallowed actions, for Discrete
+    and MultiDiscrete spaces. log_std_init: logarithm of a diagonal Gaussian's first std.
 
     Raises UsageError for an unknown Gaussian, and for spaces other than Discrete, MultiDiscrete, MultiBinary, Box, and
     Dict and Tuple of these."""
@@ -325,9 +327,10 @@ def make_distribution(
         return MultiCategorical([2] * math.prod(action_space.shape))
     if isinstance(action_space, gymnasium.spaces.Box):
         size = math.prod(action_space.shape)
-        return DiagonalGaussian(size) if gaussian == "diagonal" else SphericalGaussian(size)
+        return DiagonalGaussian(size, log_std_init) if gaussian == "diagonal" else SphericalGaussian(size)
     if isinstance(action_space, gymnasium.spaces.Dict | gymnasium.spaces.Tuple):
-        return Composite([make_distribution(part.space, gaussian) for part in parts_of(action_space)])
+        parts = parts_of(action_space)
+        return Composite([make_distribution(part.space, gaussian, log_std_init=log_std_init) for part in parts])
     raise UsageError(
         f"actions of type {type(action_space).__name__} are not supported; "
         "use Discrete, MultiDiscrete, MultiBinary, Box, or a Dict or Tuple of these"

@@ -146,6 +146,8 @@ class ConvNet(nn.Module):
             num_inputs *= 2
         elif not takes_bytes:
             modules.append(Scale(low, high))
+        self.num_products = 0
+        """Products of a weight and an input, of all convolutions and one image."""
         for index, (num_filters, kernel, stride, padding) in enumerate(layers):
             sides = [_padding(n, kernel, stride, padding) for n in size]
             if any(n + sum(pads) < kernel for n, pads in zip(size, sides, strict=True)):
@@ -164,6 +166,7 @@ class ConvNet(nn.Module):
             modules += [layer, nn.GroupNorm(1, num_filters), nn.ReLU()] if normalizes else [layer, nn.ReLU()]
             num_inputs = num_filters
             size = [(n + sum(pads) - kernel) // stride + 1 for n, pads in zip(size, sides, strict=True)]
+            self.num_products += layer.weight.numel() * math.prod(size)
         self.convolutions = nn.Sequential(*modules, _Flatten())
         self.hidden = Linear(num_inputs * math.prod(size), num_features)
         initialize(self.hidden)

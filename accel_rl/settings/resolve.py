@@ -354,7 +354,8 @@ def _leaves_workers_open(values: Values) -> bool:
 def _server_seconds(spec: EnvSpec, algo_class: Any) -> float:
     from accel_rl.algos import Algo
 
-    return server_seconds(bool(picture_shapes(spec)), algo_class.on_step is not Algo.on_step)
+    learns_on_step = algo_class.on_step is not Algo.on_step
+    return server_seconds(sees_pictures=bool(picture_shapes(spec)), learns_on_step=learns_on_step)
 
 
 def _plans(
@@ -367,7 +368,8 @@ def _plans(
 ) -> tuple[Plan, ...]:
     """Returns the logical CPUs and numbers of threads of each learner on this machine.
 
-    step_s: the seconds of an environment's step, if they are to decide the number of workers, beside server_s."""
+    step_s: the seconds of an environment's step, if they are to decide the number of workers. server_s: see make_plan.
+    """
     kind, topology = SAMPLER_KINDS[run.sampler], read_topology(run.cpus)
     workers = kind.requested_workers(run)
     has_threads = run.env.startswith(ENVPOOL)  # then one worker has it, and all logical CPUs

@@ -22,7 +22,7 @@ from accel_rl.hardware.placement import divides_evenly, learning_threads_for
 from accel_rl.models.actor_critic import Network
 from accel_rl.models.layers import expect_changes
 from accel_rl.models.precision import set_precision
-from accel_rl.models.trunks import NETWORKS, add_layer_norms, make_trunk
+from accel_rl.models.trunks import NETWORKS, ConvNet, add_layer_norms, make_trunk
 from accel_rl.run_folder.initial_policy import read_initial_policy, shared_buffers
 from accel_rl.run_folder.policy_file import check_state, describe
 from accel_rl.samplers.base import MAX_GAME_STEPS, Sampler, SamplerConfig
@@ -38,9 +38,8 @@ from accel_rl.updates.optimizers import Optimizer, for_one_learner, make_optimiz
 from accel_rl.updates.parameter_store import CentralStore
 from accel_rl.updates.store_exchange import StoreExchange, shared_state
 
-CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)  # use each weight many times: their updates are never small
-FLOPS_PER_WEIGHT = 6  # per sample of an update: a multiplication and an addition forward, two of each backward
-SMALL_PICTURES = 3  # convolutions use each of their weights at several places; on average of all weights, of 7x7 tiles
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)  # use each weight many times
+FLOPS_PER_PRODUCT = 6  # of a weight and an input, in an update: 2 forward, 4 backward
 
 
 def check(config: Config, devices: Sequence[str] | None = None) -> Config:
@@ -87,15 +86,24 @@ def _without_bf16(config: Config, algo: Algo) -> Config:
 
 
 def _choose_learning_threads(config: Config, algo: Algo) -> Config:
-    is_planned = config.sampler_kind.threads(config.run, config.plan.topology.num_busy)[1] is not None
-    has_convolutions = any(isinstance(module, CONVOLUTIONS) for module in algo.policy.modules())
-    shapes = picture_shapes(config.spec)
-    sees_small = bool(shapes) and all(is_small(shape) for shape in shapes)
-    if is_planned or (has_convolutions and not sees_small):
+    """Returns the run with as many learning threads as its updates keep busy, unless the user has chosen.
+
+    Large pictures, and convolutions of the user's own, keep all threads busy. An algorithm that learns between two
+    steps leaves the workers their logical CPUs."""
+    convolutions = {module for module in algo.policy.modules() if isinstance(module, CONVOLUTIONS)}
+    trunks = [module for module in algo.policy.modules() if isinstance(module, ConvNet)]
+    are_known = convolutions <= {layer for trunk in trunks for layer in trunk.convolutions}
+    is_large = any(not is_small(shape) for shape in picture_shapes(config.spec))
+    if config.run.learning_threads is not None or not are_known or (convolutions and is_large):
         return config
-    num_used = sum(parameter.numel() for parameter in algo.policy.parameters()) * (SMALL_PICTURES if sees_small else 1)
-    num_threads = learning_threads_for(FLOPS_PER_WEIGHT * num_used * algo.samples_per_update)
-    plans = [replace(plan, learning_threads=min(plan.learning_threads, num_threads)) for plan in config.plans]
+    num_weights = sum(each.numel() for each in algo.policy.parameters())
+    num_weights -= sum(each.numel() for layer in convolutions for each in layer.parameters())
+    num_products = num_weights + sum(trunk.num_products for trunk in trunks)
+    num_threads = learning_threads_for(FLOPS_PER_PRODUCT * num_products * algo.samples_per_update)
+    plans = []
+    for plan in config.plans:
+        num_free = plan.topology.num_busy - len(plan.worker_cpus) if algo.learns_on_step else plan.learning_threads
+        plans.append(replace(plan, learning_threads=min(plan.learning_threads, num_threads, max(1, num_free))))
     return replace(config, plans=tuple(plans))
 
 

@@ -17,7 +17,7 @@ from accel_rl.models.distributions import Categorical, DiagonalGaussian, MultiCa
 DISTRIBUTIONS: dict[str, Callable[[], Any]] = {
     "categorical": lambda: Categorical(3),
     "multi_categorical": lambda: MultiCategorical([2, 3]),
-    "diagonal": lambda: DiagonalGaussian(2, initial_log_std=-0.3),
+    "diagonal": lambda: DiagonalGaussian(2, log_std_init=-0.3),
     "spherical": lambda: SphericalGaussian(2),
 }
 DOUBLE = torch.float64

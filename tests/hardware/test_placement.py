@@ -194,7 +194,7 @@ def test_workers_divide_the_environments(num_envs: int, num_cpus: int, expected:
 )
 def test_workers_that_are_worth_it(num_envs: int, num_cpus: int, step_us: float, server: str, expected: int) -> None:
     """Cheap environments get as many workers as keep up with the server, dear ones a worker on each logical CPU."""
-    server_s = server_seconds(server == "pictures", server == "learns")
+    server_s = server_seconds(sees_pictures=server == "pictures", learns_on_step=server == "learns")
     assert workers_worth(num_envs, num_cpus, step_us * 1e-6, server_s) == expected
 
 

@@ -25,7 +25,7 @@ from accel_rl.models.distributions import (
 KINDS: dict[str, Any] = {
     "categorical": lambda: Categorical(4),
     "multi_categorical": lambda: MultiCategorical([2, 5, 1, 3]),
-    "diagonal": lambda: DiagonalGaussian(3, initial_log_std=-0.3),
+    "diagonal": lambda: DiagonalGaussian(3, log_std_init=-0.3),
     "spherical": lambda: SphericalGaussian(3),
     "composite": lambda: make_distribution(PARTS),
 }

@@ -52,6 +52,9 @@ def test_the_first_std_of_actions_is_a_setting() -> None:
         config = resolve({**settings, "env": f"{TOYS}:BoxAction", "device": "cpu"})
         assert build_algo(config).policy.distribution.log_std.unique().tolist() == [expected]
     assert resolve({"algo": "ppo_mujoco", "env": f"{TOYS}:Clock", "device": "cpu"}).algo.log_std_init == 0
+    spherical = {"algo": "ppo_mujoco", "gaussian": "spherical", "env": f"{TOYS}:BoxAction", "device": "cpu"}
+    with pytest.raises(UsageError, match="log_std_init is for gaussian=diagonal"):
+        build_algo(resolve(spherical))
 
 
 SIZES = [(1, 1), (9, 1), (2, 3), (3, 40), (7, 7), (16, 16), (19, 19), (20, 20), (21, 64), (35, 35), (36, 36), (48, 48)]

@@ -147,6 +147,9 @@ def test_results_do_not_depend_on_the_plan(algo: str, tmp_path: Path) -> None:
         assert rows_without_time(runs[0]) == rows_without_time(run)
 
 
+LARGE_BATCHES = {"batch_size": 1024, "warmup_steps": 2048}
+
+
 class Plain(Algo):
     """An algorithm as a user writes it: one update per rollout, of a size that it does not state."""
 
@@ -162,8 +165,11 @@ class Plain(Algo):
         ({"horizon": 128, "learning_threads": 5}, 5),
         ({"horizon": 8, "env": "pong"}, 8),  # convolutions
         ({"horizon": 8, "env": "tests.helpers.toy_envs:Picture"}, 1),  # convolutions of 12 x 10 pixels
-        ({"horizon": 64, "env": "tests.helpers.toy_envs:Picture"}, 2),
-        ({"algo": "dqn", "batch_size": 1024, "warmup_steps": 2048, "learning_threads": None}, 2),
+        ({"horizon": 32, "env": "tests.helpers.toy_envs:Picture"}, 2),
+        ({"horizon": 32, "env": "tests.helpers.toy_envs:Picture", "network": "wide"}, 1),
+        ({"algo": "dqn", **LARGE_BATCHES, "sampler": "serial"}, 2),
+        ({"algo": "dqn", **LARGE_BATCHES, "workers": 8}, 1),  # workers step meanwhile
+        ({"algo": "a2c", "sampler": "queued"}, 1),
     ],
 )
 def test_small_updates_have_one_thread(settings: dict[str, Any], num_threads: int, monkeypatch: Any) -> None:
