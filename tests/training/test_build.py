@@ -47,14 +47,11 @@ def test_rollouts_hold_what_auxiliary_tasks_learn_from(auxiliary: str) -> None:
 
 
 def test_the_first_std_of_actions_is_a_setting() -> None:
-    """log_std_init is the logarithm of the std of each dimension of a Box; a preset may set it for Box actions only."""
-    for settings, expected in (({"algo": "a2c", "log_std_init": -2}, -2.0), ({"algo": "ppo_mujoco"}, -0.5)):
-        config = resolve({**settings, "env": f"{TOYS}:BoxAction", "device": "cpu"})
-        assert build_algo(config).policy.distribution.log_std.unique().tolist() == [expected]
-    assert resolve({"algo": "ppo_mujoco", "env": f"{TOYS}:Clock", "device": "cpu"}).algo.log_std_init == 0
-    spherical = {"algo": "ppo_mujoco", "gaussian": "spherical", "env": f"{TOYS}:BoxAction", "device": "cpu"}
+    """log_std_init is the logarithm of the std of each dimension of a Box; a spherical Gaussian has none to set."""
+    settings = {"algo": "a2c", "log_std_init": -2, "env": f"{TOYS}:BoxAction", "device": "cpu"}
+    assert build_algo(resolve(settings)).policy.distribution.log_std.unique().tolist() == [-2]
     with pytest.raises(UsageError, match="log_std_init is for gaussian=diagonal"):
-        build_algo(resolve(spherical))
+        build_algo(resolve({**settings, "gaussian": "spherical"}))
 
 
 SIZES = [(1, 1), (9, 1), (2, 3), (3, 40), (7, 7), (16, 16), (19, 19), (20, 20), (21, 64), (35, 35), (36, 36), (48, 48)]
