@@ -10,9 +10,9 @@ import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
-# OpenMP threads look so often for work before they sleep: enough to bridge the gap between two layers of a network, not
-# enough to take time from simulators and other programs. With 10,000, a run on Pong is no faster alone, and has 0.8
-# of the speed beside another one on the same two cores. It must be set before torch loads OpenMP.
+# How often OpenMP threads look for work before they sleep: often enough to bridge the gap between two layers of a
+# network, not so often that simulators and other programs lose time. With 10,000, a single run on Pong is no faster,
+# and two runs that share two cores are slower (0.8). Set it before torch loads OpenMP.
 os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 
 if TYPE_CHECKING:

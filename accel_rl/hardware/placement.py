@@ -205,7 +205,7 @@ def learning_threads_for(flops: float) -> int:
 
     On two cores of an AMD EPYC, two threads train A2C with updates of 342 MFLOP 1.03 times as fast as one
     (benchmarks/results/worker_plan_epyc.json). But where other programs use these cores, the threads wait for each
-    other: two runs at once are a multiple slower than with one thread each (docs/hardware.md)."""
+    other, and two runs at once are much slower than with one thread each (docs/hardware.md)."""
     return max(1, min(MAX_LEARNING_THREADS, int(flops / LEAST_FLOPS_PER_THREAD)))
 
 

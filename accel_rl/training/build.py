@@ -39,7 +39,7 @@ from accel_rl.updates.parameter_store import CentralStore
 from accel_rl.updates.store_exchange import StoreExchange, shared_state
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)  # use each weight many times
-FLOPS_PER_PRODUCT = 6  # of a weight and an input, in an update: 2 forward, 4 backward
+FLOPS_PER_PRODUCT = 6  # a weight times an input: 2 in the forward pass, 4 in the backward pass
 
 
 def check(config: Config, devices: Sequence[str] | None = None) -> Config:
