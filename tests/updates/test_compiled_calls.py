@@ -1,9 +1,13 @@
 """Updates as recorded programs and as machine code: they learn what operations one by one do."""
 
+import errno
 import hashlib
 import logging
+import re
 import sys
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,8 +18,15 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import accel_rl
-from accel_rl.updates import Exchange, Update, compiled_calls
-from accel_rl.updates.compilation import digest_path, failure_path, is_whole, rational_tanh, remember_failure
+from accel_rl.updates import Exchange, Update, compilation, compiled_calls
+from accel_rl.updates.compilation import (
+    digest_path,
+    failure_path,
+    is_whole,
+    rational_tanh,
+    recall_failure,
+    remember_failure,
+)
 from accel_rl.updates.compiled_calls import MOST_CALLS, NUM_TIMED_CALLS, CompiledCalls, path_of, why_not_compiled
 from accel_rl.updates.cuda_graphs import Terms
 from accel_rl.updates.optimizers import Adam
@@ -211,6 +222,55 @@ def test_a_compilation_that_hangs_is_stopped(
     warning = learns_as_without(caplog)
     assert "it takes longer than" in warning
     assert len([*tmp_path.rglob("*.failed")]) == 1
+
+
+@pytest.fixture
+def request_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> compilation.Request:
+    """Returns a request for machine code in an empty folder, on a machine that has a compiler."""
+    monkeypatch.setattr(compilation, "find_compiler", lambda: "c++")
+    (tmp_path / "scratch").mkdir()
+    return compilation.Request(record(torch.clone, (torch.ones(2),)).program, [], [], 1, tmp_path / "code.so")
+
+
+def test_one_of_two_processes_compiles(request_in: compilation.Request, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two that want the same machine code at once, one makes it and the other waits until it is there."""
+    made: list[Path] = []
+
+    def compile_slowly(request: compilation.Request, path: Path) -> None:
+        made.append(path)
+        time.sleep(0.1)
+        path.write_bytes(b"code")
+
+    monkeypatch.setattr(compilation, "compile_program", compile_slowly)
+    scratch = str(request_in.path.with_name("scratch"))
+    with ThreadPoolExecutor(2) as threads:
+        for waiting in [threads.submit(compilation._compile_once, request_in, scratch) for _ in range(2)]:
+            waiting.result()
+            assert is_whole(request_in.path)
+    assert len(made) == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "lasts"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), False),
+        (RuntimeError("InductorError: OSError: [Errno 28] No space left on device"), False),
+        (RuntimeError("LoweringException: no rule for aten.roll"), True),
+    ],
+)
+def test_a_full_disk_is_not_remembered(
+    error: Exception, lasts: bool, request_in: compilation.Request, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A compilation that found no room on the disk leaves nothing, so that the next run tries again."""
+
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(compilation, "compile_program", fail)
+    with pytest.raises(SystemExit, match=re.escape(str(error))):
+        compilation._compile_once(request_in, str(request_in.path.with_name("scratch")))
+    assert not is_whole(request_in.path)
+    assert bool(recall_failure(request_in.path)) == lasts
 
 
 def test_machine_code_has_a_tanh_of_its_own() -> None:
