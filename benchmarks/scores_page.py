@@ -233,7 +233,8 @@ def games_table(
         humans = ["{:,}; {:,}".format(*human_scores()[game])] if with_humans else []
         rows.append([game, *cells, *humans, *theirs])
     links = [f"[{name}]({published['sources'][name]})" for name in names]
-    return table(["game", *columns, *(["random; human"] if with_humans else []), *links], rows)
+    first, humans = ("game", ["random; human"]) if with_humans else ("task", [])
+    return table([first, *columns, *humans, *links], rows)
 
 
 def settings_table(kept: Sequence[Kept]) -> str:
@@ -297,7 +298,7 @@ def commands_table(kept: Sequence[Kept]) -> str:
         seeds = ", ".join(str(run.seed) for run in each.runs)
         machines = "; ".join(sorted({f"{noted['machine']}, {noted['how']}" for noted in each.noted}))
         rows.append([f"`{each.setting}`", each.game, seeds, f"`{each.command}`", machines])
-    return table(["setting", "game", "seeds", "command", "machine"], rows)
+    return table(["setting", "task", "seeds", "command", "machine"], rows)
 
 
 def all_games_table(comparisons: Sequence[Comparison]) -> str:
