@@ -278,8 +278,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if given.frames % SNAPSHOTS:
             raise UsageError(f"--frames {given.frames} must be a multiple of {SNAPSHOTS}")
-        if given.jobs < 1:
-            raise UsageError(f"--jobs {given.jobs} must be at least 1")
+        for name in ("jobs", "consoles", "cuda_frames", "seeds"):
+            if (number := getattr(given, name)) < 1:
+                raise UsageError(f"--{name.replace('_', '-')} {number} must be at least 1")
         if given.actions and not given.actions.is_dir():
             raise UsageError(f"--actions {given.actions} is no folder")
         for game in games:

@@ -91,8 +91,9 @@ def test_the_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert (row["sources"], row["ale_py"]) == (source_hash(), importlib.metadata.version("ale-py"))
     assert program.main(["boxng"]) == 2
     assert "unknown game 'boxng'; did you mean boxing" in capsys.readouterr().err
-    assert program.main(["boxing", "--jobs", "0"]) == 2
-    assert capsys.readouterr().err == "error: --jobs 0 must be at least 1\n"
+    for flag in ("--jobs", "--seeds", "--consoles", "--cuda-frames"):
+        assert program.main(["boxing", flag, "0"]) == 2
+        assert capsys.readouterr().err == f"error: {flag} 0 must be at least 1\n"
 
 
 def test_the_table_is_of_these_sources() -> None:
