@@ -69,7 +69,7 @@ def _interleave(images: Tensor, result: Tensor) -> None:
     planes = images.movedim(-3, 0)
     if planes[0].is_contiguous():  # a rollout's frames, which are consecutive in memory
         cv2.merge(list(planes.reshape(C, -1, W).numpy()), result.view(-1, W, C).numpy())
-    elif images.is_contiguous() or (images.dim() == 4 and images[0].is_contiguous()):  # or with masks between
+    elif images.is_contiguous() or (images.dim() == 4 and images[0].is_contiguous()):  # or with masks in between
         for image, to in zip(images.flatten(0, -4).numpy(), result.flatten(0, -4).numpy(), strict=True):
             cv2.merge(list(image), to)
     elif images.dim() > 4:  # some columns of a rollout: row by row

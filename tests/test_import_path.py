@@ -1,4 +1,4 @@
-"""The current folder may hold files named like modules of Python or of packages: none is run in the place of one."""
+"""Tests that no file in the current folder is run in place of a module of Python or of a package with its name."""
 
 import subprocess
 import sys
@@ -19,7 +19,7 @@ MY_ENV += "def make(**options):\n    return gymnasium.make('CartPole-v1')\n"
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder of files that leave a trace when they are imported, and of an environment of the user's."""
+    """A folder with files that leave a trace when they are imported, and with a user's environment."""
     for name in MODULES:
         (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'trace')!r}, 'a').write('{name}\\n')\n")
     (tmp_path / "my_env.py").write_text(MY_ENV)
@@ -38,12 +38,10 @@ def test_the_script_imports_nothing_of_the_current_folder(folder: Path) -> None:
 
 
 def test_a_file_that_is_named_like_a_module_is_said_to_be(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever names such a file of his own learns why it is not found."""
+    """A user who names such a file learns why it is not found."""
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    with pytest.raises(
-        UsageError, match=r"unknown wrapper 'make'.*random.py, which has this name before your .*rename"
-    ):
+    with pytest.raises(UsageError, match=r"unknown wrapper 'make'.*random.py, which hides your .*rename"):
         import_name("random:make", "wrapper")
 
 
@@ -51,7 +49,7 @@ def test_a_file_that_is_named_like_a_module_is_said_to_be(folder: Path, monkeypa
 @pytest.mark.multiprocess
 @pytest.mark.parametrize("words", [["--workers", 2], ["--sampler", "serial"], ["--devices", "cpu,cpu"]])
 def test_no_process_imports_a_file_in_the_place_of_a_module(words: list[object], folder: Path) -> None:
-    """Workers, learners and the process that looks at an environment find what they need, and the user's modules."""
+    """Workers, learners and the process that probes an environment find the right modules, and the user's."""
     tiny = [word for word in TINY if "--devices" not in words or word not in ("--device", "cpu")]
     arguments = ["train", "--env", "my_env:make", *tiny, *words, "--steps", 40, "--out", "run"]
     result = Command(*arguments, cwd=folder, script=SCRIPT).finish()
@@ -63,13 +61,13 @@ def test_no_process_imports_a_file_in_the_place_of_a_module(words: list[object],
 
 @pytest.mark.slow
 def test_doctor_runs_no_file_of_the_current_folder(folder: Path) -> None:
-    """What the report looks for and is not installed is missing, although a file of this name is there."""
+    """The report calls a package that is not installed missing, even if a file has its name."""
     result = run("doctor", cwd=folder, script=SCRIPT, within_s=200)
     assert trace(folder) == [] and "Traceback" not in result.err, (trace(folder), result.err)
 
 
 def test_the_module_does_not_either(tmp_path: Path) -> None:
-    """`python -m accel_rl`, for which Python puts the current folder first, imports what the script does."""
+    """`python -m accel_rl` imports the same as the script, although Python puts the current folder first."""
     (tmp_path / "yaml.py").write_text("raise SystemExit(9)\n")
     command = [sys.executable, "-m", "accel_rl", "list", "presets"]
     assert subprocess.run(command, cwd=tmp_path, stdout=subprocess.DEVNULL).returncode == 0

@@ -27,8 +27,8 @@ def make_env(
 
     For Atari games, preset is stooke | dqn84 | v5, simulator auto | native | ale (docs/configuration.md); options are
     fields of AtariOptions. Their observations are stacks [S, H, W] uint8, oldest frame first (with color=True and
-    frame_stack=1 single frames [3, H, W]). wrappers: for any other environment, "package.module:Wrapper" each, the
-    innermost first. Raises UsageError for an unknown name or option."""
+    frame_stack=1, single frames [3, H, W]). wrappers, for other environments only: names such as
+    "package.module:Wrapper", innermost first. Raises UsageError for an unknown name or option."""
     config = EnvConfig(env_id, preset, options, simulator, tuple(wrappers))
     check_wrappers(config)
     if game_name(env_id) is not None:

@@ -1,4 +1,4 @@
-"""Closes environments, whose own `close` may fail."""
+"""Closes environments even if a `close` method fails."""
 
 import logging
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ logger = logging.getLogger("accel_rl")
 
 
 def close_all(envs: Sequence[Any]) -> None:
-    """Closes environments. Logs a failure, and goes on."""
+    """Closes all environments, and logs the first failure."""
     failures = []
     for env in envs:
         try:

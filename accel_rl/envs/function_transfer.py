@@ -1,4 +1,4 @@
-"""Passes functions that make environments to simulator processes: by name where these can import it, else pickled."""
+"""Passes functions that make environments to simulator processes: by name if they can import it, otherwise pickled."""
 
 import pickle
 import sys
@@ -18,8 +18,8 @@ MakeEnv = Callable[..., Any]
 def as_setting(function: MakeEnv, by_value: bool = False) -> tuple[str, bytes | None]:
     """Returns the function's name in a run's settings, and the pickled function if the name is not enough.
 
-    If other processes can import the function, these are `package.module:name` and None; otherwise, or by_value,
-    FUNCTION with its name, and the pickle. Raises UsageError for an object that is no function or cannot be pickled."""
+    If other processes can import the function, these are `package.module:name` and None. Otherwise, or if by_value,
+    they are FUNCTION + name, and the pickle. Raises UsageError if the object is not callable or cannot be pickled."""
     if isinstance(function, gymnasium.Env | gymnasium.vector.VectorEnv) or not callable(function):
         raise UsageError(
             f"env={function!r} is neither a name nor a function; give a function that makes the environment, as in "
@@ -33,7 +33,7 @@ def as_setting(function: MakeEnv, by_value: bool = False) -> tuple[str, bytes | 
 
 
 def _is_importable(module: str) -> bool:
-    """Returns whether a process with the same paths can import the module; False for the program, lest it run again."""
+    """Returns whether a process with the same paths can import the module; False for __main__, lest it run again."""
     return module != "__main__" and getattr(sys.modules.get(module), "__spec__", None) is not None
 
 
@@ -44,8 +44,8 @@ def _pickle(function: MakeEnv) -> bytes:
         return cloudpickle.dumps(function)  # type: ignore[no-any-return]
     except Exception as error:  # objects that it refers to may raise anything
         raise UsageError(
-            f"env={function!r} cannot be sent to simulator processes ({type(error).__name__}: {error}); let it make "
-            "what cannot be sent when it is called, or define it in a module"
+            f"env={function!r} cannot be sent to simulator processes ({type(error).__name__}: {error}); create "
+            "such objects inside of the function, or define it in a module"
         ) from None
 
 
@@ -57,7 +57,7 @@ def unpickle_function(content: bytes) -> MakeEnv:
 def missing_function(env_id: str, arguments: str = "") -> UsageError:
     """Returns the error for an environment whose function is known only by name.
 
-    arguments: those of `accel_rl.train` besides env, as text."""
+    arguments: the other arguments of `accel_rl.train`, as text."""
     name = env_id.removeprefix(FUNCTION)
     shown = name.rpartition(".")[2].replace("<lambda>", "lambda: ...")
     return UsageError(

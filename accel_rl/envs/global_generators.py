@@ -17,10 +17,10 @@ from numpy.random import mtrand
 class GlobalGenerators:
     """The generators behind `np.random` and `random` while a batch of environments, or the rest of the process, runs.
 
-    `use` puts them in place; `with` does so for a while. seed: None for the process's own generators."""
+    `use` installs them; `with` installs them for a block. seed: None for the process's own generators."""
 
     def __init__(self, seed: np.random.SeedSequence | None = None):
-        self._before: list[GlobalGenerators] = []  # generators that `with` puts back
+        self._before: list[GlobalGenerators] = []  # generators that `with` restores
         if seed is not None:
             numpy_seed, python_seed = seed.spawn(2)
             self._numpy: Any = np.random.MT19937(numpy_seed)
@@ -68,7 +68,7 @@ def with_own_generators(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def only_simulate() -> None:
-    """Declares that nothing but environments draws in this process."""
+    """Declares that only environments draw random numbers in this process."""
     global _only_simulates
     _only_simulates = True
 

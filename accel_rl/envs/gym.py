@@ -81,14 +81,14 @@ class GymSimulator:
         return Outcome(reward, reward, terminated, truncated, terminated or truncated)
 
     def _number(self, name: str, value: Any) -> Any:
-        """Returns a number from a step, which may come as an array of one. Raises RunError for anything else."""
+        """Returns a number that a step returned, perhaps as an array of one. Raises RunError for anything else."""
         if type(value) in _NUMBERS:
             return value
         array = np.asarray(value)
         if array.size != 1 and array.ndim:
             raise RunError(
-                f"{name} at step {self._steps} of the episode has shape {array.shape}: it is a batch, as of several "
-                "environments in one; return a single environment's, and --envs says how many of them run"
+                f"{name} at step {self._steps} of the episode has shape {array.shape}, like a batch of "
+                "environments; return a single environment's value, and set the number of environments with --envs"
             )
         if array.dtype.kind not in "biuf":
             raise RunError(f"{name} at step {self._steps} of the episode is {value!r}, but must be a number")
@@ -169,7 +169,7 @@ class GymSimulator:
 
 
 def call(env: Any, method: str, parts: tuple[str, ...], *arguments: Any, **options: Any) -> Any:
-    """Calls a method of an environment and returns its result. Raises RunError unless that has these parts."""
+    """Calls a method of an environment and returns its result. Raises RunError unless the result has these parts."""
     returned = None
     try:
         returned = getattr(env, method)(*arguments, **options)
@@ -180,7 +180,6 @@ def call(env: Any, method: str, parts: tuple[str, ...], *arguments: Any, **optio
             raise
     if not isinstance(returned, _SEQUENCES) or len(returned) != len(parts):
         raise RunError(
-            f"{method}() did not return ({', '.join(parts)}), as gymnasium's API has it since 0.26; return exactly "
-            "these"
+            f"{method}() did not return ({', '.join(parts)}), as in gymnasium's API since 0.26; return exactly these"
         )
     return returned

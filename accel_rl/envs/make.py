@@ -1,4 +1,4 @@
-"""Makes the environment, or the batch of environments, that an id or the user's function names, in its wrappers."""
+"""Makes an environment, or a batch of environments, from an id or the user's function, and wraps it."""
 
 import functools
 import importlib
@@ -73,14 +73,14 @@ def _unknown_name(kind: str, name: str, module: ModuleType) -> UsageError:
     known = gymnasium.registry if "-" in name else [each for each, value in vars(module).items() if callable(value)]
     path, where = os.path.abspath(f"{module.__name__}.py"), module.__name__
     if os.path.exists(path) and (at := getattr(module, "__file__", path)) != path:
-        where += f" at {at}, which has this name before your {path}: rename that"
+        where += f" at {at}, which hides your {path}: rename yours"
     return unknown(kind, name, known, f"(in {where})")
 
 
 def make_gym_env(config: EnvConfig, seed: int | None = None, render_mode: str | None = None) -> Env:
     """Makes a registered environment, or calls the user's factory with the arguments that it takes; then wraps it.
 
-    An id of batches gives a batch of one, but `vector:id` gymnasium's single environment if there is one. Raises
+    An id of batches gives a batch of one, but `vector:id` gives gymnasium's single environment if there is one. Raises
     UsageError for an unknown id or option, or if a factory or wrapper does not return a gymnasium.Env."""
     env_id = config.env_id.removeprefix(VECTOR)
     is_single = env_id in gymnasium.registry and gymnasium.registry[env_id].entry_point is not None
@@ -106,7 +106,7 @@ def _one_of_vector(config: EnvConfig, seed: int | None, render_mode: str | None)
 
 
 def make_device_env(config: EnvConfig, num_envs: int, seed: int, device: str) -> Any:
-    """Makes a batch of environments whose arrays lie on a device (see batches/device_env.py), by the user's factory.
+    """Makes a batch of environments on a device (see batches/device_env.py) with the user's factory.
 
     Raises UsageError for anything else, or for a different number of environments."""
     env = _call_factory(_factory(config), config, seed, num_envs=num_envs, device=device)
@@ -121,7 +121,7 @@ def _check_reset(env: Env, env_id: str) -> None:
     """Raises UsageError if an environment, or one of its wrappers, cannot be reset with a seed."""
     try:
         parameters = inspect.signature(env.reset).parameters.values()
-    except ValueError:  # a compiled method has no signature; it may take one
+    except ValueError:  # a compiled method has no signature, but may take a seed
         return
     if not any(parameter.name == "seed" or parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         raise UsageError(
@@ -168,9 +168,9 @@ def _find(env_id: str) -> Callable[..., Any] | None:
 
 
 def _make_registered(env_id: str, options: dict[str, Any], render_mode: str | None, **batch: Any) -> Any:
-    """Makes a registered environment. batch: the size of a batch, and the function that makes it."""
+    """Makes a registered environment, or a batch. batch: further arguments of gymnasium.make_vec for a batch."""
     if render_mode and sys.platform == "linux" and not os.environ.get("DISPLAY"):
-        os.environ.setdefault("MUJOCO_GL", "egl")  # or MuJoCo would look for a display
+        os.environ.setdefault("MUJOCO_GL", "egl")  # otherwise MuJoCo would look for a display
     rendering = {"render_mode": render_mode} if render_mode else {}  # not all environments have this parameter
     try:
         with warnings.catch_warnings():  # the log says it once (foreign_ids.py)
@@ -190,7 +190,7 @@ def _make_registered(env_id: str, options: dict[str, Any], render_mode: str | No
 
 
 def is_vector(config: EnvConfig) -> bool:
-    """Returns whether an id names a batch of environments; a factory's parameters tell whether it makes one."""
+    """Returns whether an id names a batch of environments: by its prefix, or because its factory takes num_envs."""
     if config.env_id.startswith((VECTOR, ENVPOOL)):
         return True
     make = _factory(config) if ":" in config.env_id else None
@@ -204,7 +204,7 @@ def is_vector(config: EnvConfig) -> bool:
 def make_vector_env(
     config: EnvConfig, seeds: Sequence[int], num_threads: int = 1, render_mode: str | None = None
 ) -> VectorEnv:
-    """Makes a batch with one environment per seed. num_threads: for a library with its own threads.
+    """Makes a batch with one environment per seed. num_threads: for libraries that start threads themselves.
 
     Raises UsageError for an unknown id or option, for wrappers, or if there is no such batch."""
     env_id, num_envs = config.env_id, len(seeds)
@@ -225,7 +225,7 @@ def make_vector_env(
             "that parameter if it makes a single environment"
         )
     if env.num_envs != num_envs:
-        raise UsageError(f"{env_id} returned {env.num_envs} environments for num_envs={num_envs}; return as many")
+        raise UsageError(f"{env_id} returned {env.num_envs} environments for num_envs={num_envs}; return that many")
     return env
 
 
@@ -255,7 +255,7 @@ def _make_envpool(
     given = {"num_threads": num_threads, **rendering, **options, "num_envs": len(seeds), "seed": [*seeds]}
     try:
         with warnings.catch_warnings(action="ignore"):
-            # Bounds lose digits in float32, about which gymnasium warns when spaces are first read.
+            # gymnasium warns that bounds lose digits in float32 when spaces are first read.
             env = envpool.make_gymnasium(name, **given)
             _ = env.observation_space, env.action_space
         return env
@@ -275,8 +275,8 @@ def _call_factory(
     device: str = "cpu",
     num_threads: int = 1,
 ) -> Any:
-    """Calls a factory and returns its result. It receives the seed and render_mode if it has parameters of these names,
-    and the other values if it takes num_envs, too; **kwargs also receives render_mode, if anything is rendered."""
+    """Calls a factory and returns its result. The factory gets seed and render_mode if it has such parameters, and also
+    num_envs, device and num_threads if it takes num_envs. **kwargs gets render_mode, if there is one."""
     signature = _signature(factory, config.env_id)
     offered = {"seed": seed, "render_mode": render_mode}
     if "num_envs" in signature.parameters:
@@ -310,14 +310,14 @@ def _wrap(env: Env, name: str) -> Env:
     wrapper = import_name(name, "wrapper")
     if isinstance(wrapper, type) and not issubclass(wrapper, gymnasium.Env):
         raise UsageError(
-            f"wrapper {name} is no gymnasium.Wrapper; name one, or a function that takes and returns an env"
+            f"wrapper {name} is not a gymnasium.Wrapper; name one, or a function that takes and returns an env"
         )
     signature = _signature(wrapper, f"wrapper {name}")
     try:
         signature.bind(env)
     except TypeError as error:
         raise UsageError(
-            f"wrapper {name} cannot be called with an environment alone ({error}); name a function of yours instead: "
+            f"wrapper {name} cannot be called with an environment alone ({error}); name your own function instead: "
             f"def wrap(env): return {name.rpartition(':')[2]}(env, ...)"
         ) from None
     try:
@@ -334,7 +334,7 @@ _SEVERAL_AGENTS = (
 
 
 def _check_env(env: Any, name: str, kind: str) -> Env:
-    """Returns env as a gymnasium.Env; raises UsageError, with the reason, if it is none."""
+    """Returns env as a gymnasium.Env; raises UsageError, with the reason, if it is not one."""
     if isinstance(env, gymnasium.Env):
         return env
     packages = {base.__module__.partition(".")[0] for base in type(env).__mro__}
@@ -344,13 +344,13 @@ def _check_env(env: Any, name: str, kind: str) -> Env:
         return OneOfBatch(env, name)
     if isinstance(env, gymnasium.vector.VectorEnv) or hasattr(env, "num_envs"):
         raise UsageError(
-            f"{name} returned {_describe(env)}, which is several environments in one, whose number --envs and "
-            "--workers decide: let the factory return a gymnasium.vector.VectorEnv and take it as num_envs, or return "
-            "a single gymnasium.Env"
+            f"{name} returned {_describe(env)}, which is several environments in one; return a single "
+            "gymnasium.Env, or let the factory take their number as num_envs (from --envs and --workers) and return a "
+            "gymnasium.vector.VectorEnv"
         )
     if "gym" in packages:
         raise UsageError(
-            f"{name} returned {_describe(env)} of the old package gym; its class must derive from gymnasium.Env, or "
+            f"{name} returned {_describe(env)} of the old package gym; derive its class from gymnasium.Env, or "
             "convert it with shimmy.GymV26CompatibilityV0(env=env)"
         )
     raise UsageError(f"{name} returned {_describe(env)}; {kind} must return a gymnasium.Env")

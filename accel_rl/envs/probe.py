@@ -1,6 +1,6 @@
 """Finds out an environment's spaces, action masks and cost without running its code in the learner's process.
 
-The environment is built, reset and stepped in a short-lived process of its own, where it may hang, exit or crash.
+The environment is built, reset and stepped in a separate, short-lived process, where it may hang, exit or crash.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ from accel_rl.processes.child import adopt_orphans, end_children, leave_signals_
 from accel_rl.processes.spawning import ask_process, describe_exit
 from accel_rl.processes.streams import secure_streams
 
-# Steps are timed in chunks, the fastest of which counts: whatever else runs on the machine can only slow them down.
+# Steps are timed in chunks. The fastest chunk counts, since other work on the machine can only slow steps down.
 MOST_STEPS, CHUNK_STEPS = 512, 32
 CHUNK_S, STEPS_S = 0.01, 0.1  # the longest chunk, and all of them
 TRIAL_S = 1.0  # for the first reset and all steps; then the process ends
@@ -40,10 +40,10 @@ TRIAL_S = 1.0  # for the first reset and all steps; then the process ends
 def probe_spec(config: EnvConfig, timeout_s: float = 60.0, is_timed: bool = False) -> EnvSpec:
     """Returns the spec of config's environment, with the sources of its action masks.
 
-    is_timed: with the seconds of a step, too. These stay unknown for Atari games, for environments that come in batches
-    or run on a device, and for those that fail or take longer than TRIAL_S when they are tried out. So they do for
-    those that draw from `np.random` or `random`: their results depend on the number of workers, which must not follow
-    from a measurement then. Raises UsageError for unknown names and unsupported spaces, RunError if building the
+    is_timed: also measures the seconds of a step. These stay unknown for Atari games, for environments that come in
+    batches or run on a device, and for those that fail or take longer than TRIAL_S in the trial. They also stay unknown
+    for environments that draw from `np.random` or `random`: results then depend on the number of workers, which must
+    not depend on a measurement. Raises UsageError for unknown names and unsupported spaces, RunError if building the
     environment fails or takes longer than timeout_s."""
     if game_name(config.env_id) is not None:  # our own code needs no process; ale-py's simulator needs no machine code
         return make_simulator(replace(config, simulator="ale"), np.random.SeedSequence(0)).spec
@@ -88,7 +88,7 @@ def _build(config: EnvConfig) -> Any:
 
 
 def time_step(simulator: Simulator) -> float:
-    """Returns the seconds that a step with a random allowed action takes, without resets: those of the fastest chunk.
+    """Returns the seconds of a step with a random allowed action, without resets, averaged over the fastest chunk.
 
     Takes MOST_STEPS steps, or as many as begin within STEPS_S. Raises the errors of the environment."""
     spec = simulator.spec
@@ -161,7 +161,7 @@ def _time_safely(simulator: Simulator) -> float | None:
 
 
 def _global_generators() -> tuple[bytes, object]:
-    """Returns the state of NumPy's and Python's own generators."""
+    """Returns the states of NumPy's and Python's global generators."""
     return pickle.dumps(np.random.get_state()), random.getstate()
 
 

@@ -1,8 +1,8 @@
-"""Saves and restores states of gymnasium environments, so that a resumed run continues exactly.
+"""Saves and restores states of gymnasium environments, so a resumed run continues exactly.
 
 In order of preference, a state comes from: the environment's own `get_state` and `set_state`; MuJoCo's simulation data
 with the environment's other attributes (its pickle would start over); a pickle of the whole environment; a pickle of
-all attributes except functions, which wrappers may hold. The latter three are tested before they are trusted.
+all attributes except functions, which wrappers may hold. The last three are tested before they are trusted.
 """
 
 import pickle
@@ -23,7 +23,7 @@ Env = gymnasium.Env[Any, Any]
 State = dict[str, Any]
 NUM_COMPARED_STEPS = 5
 Choose = Callable[[Env, Any, Any], Any]
-"""Chooses a random action by an environment's own generator, given its newest observation and info."""
+"""Chooses a random action with an environment's generator, given its newest observation and info."""
 
 
 def has_hook(env: Env) -> bool:
@@ -74,7 +74,7 @@ def restore(state: State, get_env: Callable[[], Env]) -> Env:
 
 
 def is_exact(build: Callable[[], Env], choose: Choose) -> bool:
-    """Returns whether an environment and its copy restored from a state continue equally."""
+    """Returns whether an environment and its copy, restored from a state, continue identically."""
     original = build()
     try:
         seen: Any = original.reset(seed=0)
@@ -94,7 +94,7 @@ def is_exact(build: Callable[[], Env], choose: Choose) -> bool:
 def _continue_equally(first: Env, second: Env, seen: Any, choose: Choose) -> bool:
     """Returns whether two environments agree in a few steps and after the next reset; seen: results of the last step.
 
-    Both draw the same from `np.random` and `random`, as a checkpoint holds their states, too."""
+    Both draw the same numbers from `np.random` and `random`, whose states a checkpoint holds, too."""
     first_generators, second_generators = (GlobalGenerators(np.random.SeedSequence(1)) for _ in range(2))
     for _ in range(NUM_COMPARED_STEPS):
         action = choose(first, seen[0], seen[-1])

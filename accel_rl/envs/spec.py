@@ -21,7 +21,7 @@ Array = NDArray[Any]
 def stored_action(space: gymnasium.Space[Any]) -> tuple[tuple[int, ...], np.dtype[Any]]:
     """Returns the shape and dtype in which actions are stored and learned from.
 
-    Those of a Dict or Tuple are a flat row [D] of its parts' numbers, in their order; float32 if one part is a Box."""
+    Dict and Tuple actions are a flat row [D] of all parts' numbers, in order; float32 if any part is a Box."""
     if not isinstance(space, spaces.Dict | spaces.Tuple):
         return tuple(space.shape or ()), np.dtype(np.float32 if isinstance(space, spaces.Box) else np.int64)
     parts = [stored_action(part) for part in (space.values() if isinstance(space, spaces.Dict) else space)]
@@ -35,15 +35,15 @@ class EnvSpec:
 
     Each step writes a row: an observation, followed by the action mask, if there is one.
 
-    observation_space: that of a row's observation: a frame [H, W] if frame_stack > 0, else all of it.
+    observation_space: space of the observation in a row: a single frame [H, W] if frame_stack > 0.
     frame_stack: the network sees this many newest frames, oldest first; 0: observations are not stacked.
     nested_space: the environment's own space, if its observations become flat rows (see spaces/conversion.py).
-    picture_shape: that of the environment's pictures, if their rows have another (channels last, or grey [H, W]).
+    picture_shape: shape of the environment's pictures, if their rows have another (channels last, or gray [H, W]).
     on_device: environments come as one batch, whose arrays stay on the policy's device (see batches/device_env.py).
     vector: how environments that come in batches are reset and seeded, as text; "" for single ones.
     mask_sources: sources of action masks, the one in use first (see spaces/masks.py); (): no masks. Rows with masks are
         flat, and have no frame_stack.
-    step_s: seconds that a step took when the environment was tried out; None: unknown. It is no part of the comparison.
+    step_s: seconds of a step, measured in a trial of the environment; None: unknown. Comparisons of specs ignore it.
     """
 
     observation_space: gymnasium.Space[Any]
@@ -134,8 +134,8 @@ class EnvSpec:
 class EnvConfig:
     """A description of one kind of environment, from which a worker process can build it.
 
-    env_id: an Atari game, a gymnasium id, `module:id` or `package.module:factory`; `vector:id` and `envpool:id` come in
-        batches, as from a factory that takes num_envs. preset, simulator (native, ale or auto): for Atari games.
+    env_id: an Atari game, a gymnasium id, `module:id` or `package.module:factory`; `vector:id`, `envpool:id` and
+        factories that take num_envs make batches. preset, simulator (native, ale or auto): for Atari games.
     options: keyword arguments. wrappers: for other environments, as `package.module:Wrapper`, the innermost first.
     mask_sources: as in the spec; None: the process that builds the environment finds them by a reset.
     function: the pickled function for an id `function:name` (see function_transfer.py); None: only its name is known.
@@ -154,8 +154,8 @@ class Outcome(NamedTuple):
     """The results of one step of one environment.
 
     reward: the learner's. score: the raw reward. terminated: the learner's episode is over (a lost life may be enough).
-    truncated: a limit cut it. game_over: the next call is `reset`. last_frame: None if the row shows the episode's last
-    frame. If it shows the next life's first frame, last_frame is that last frame, valid until the next step.
+    truncated: a limit cut it. game_over: the next call is `reset`. last_frame: the episode's last frame (valid until
+    the next step) if the row already shows the next life's first frame; otherwise None.
     """
 
     reward: float

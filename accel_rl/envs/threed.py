@@ -1,6 +1,6 @@
 """Makes first-person 3-D environments: ViZDoom's scenarios (Kempka et al. 2016), `--env accel_rl.envs.threed:doom`.
 
-They need the extra `threed`. Each environment has its own game engine, a process beside the one that steps it.
+They need the extra `threed`. Each environment runs its game engine in a separate process.
 """
 
 import os
@@ -18,8 +18,8 @@ from accel_rl.envs.spec import Array
 from accel_rl.errors import UsageError, unknown
 
 TICS_PER_SECOND = 35  # the engine's; a tic is one frame
-RESOLUTIONS = ((160, 120), (320, 240), (640, 480))  # width and height in which the engine can draw; 4 to 3
-# Starts the engine in its own folder, where it leaves a folder. It neither obeys Ctrl-C nor outlives this process.
+RESOLUTIONS = ((160, 120), (320, 240), (640, 480))  # width and height of pictures that the engine can draw; 4:3
+# Starts the engine in a given folder, where it leaves a folder behind. It ignores Ctrl-C, and ends with this process.
 LAUNCHER = """#!/bin/sh
 cd {folder}
 printf '%s\\n' "$@" > arguments
@@ -70,9 +70,9 @@ def _find_scenario(name: str, folder: Path) -> Path:
 class DoomEnv(gymnasium.Env[Array, np.int64]):
     """An environment that plays one scenario of ViZDoom without a window, step by step.
 
-    Observations are pictures uint8 [3, H, W] in colour. Action 0 does nothing, action k presses the scenario's k-th
+    Observations are pictures uint8 [3, H, W] in color. Action 0 does nothing, action k presses the scenario's k-th
     button. Rewards are the scenario's, summed over the repeated tics. The scenario's timeout truncates an episode,
-    after a last step that may be shorter; any other end terminates it, and repeats the observation before. The same
+    after a last step that may be shorter; any other end terminates it, and repeats the last observation. The same
     seed and actions give the same episodes. The state cannot be saved."""
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": TICS_PER_SECOND / 4}
@@ -133,7 +133,7 @@ class DoomEnv(gymnasium.Env[Array, np.int64]):
 
 def _start(game: Any, engine: Path) -> None:
     """Starts the engine of a vizdoom.DoomGame. On Linux it leaves nothing behind, however this process ends."""
-    game.set_doom_config_path(os.devnull)  # else it would write its settings into the current directory
+    game.set_doom_config_path(os.devnull)  # otherwise it would write its settings into the current directory
     if sys.platform != "linux":
         game.init()
         return
@@ -146,5 +146,5 @@ def _start(game: Any, engine: Path) -> None:
         game.init()
         arguments = (Path(folder) / "arguments").read_text().splitlines()
     instance = arguments[arguments.index("+viz_instance_id") + 1]
-    for path in Path("/dev/shm").glob(f"ViZDoom*{instance}"):  # both sides have opened them and need no names
+    for path in Path("/dev/shm").glob(f"ViZDoom*{instance}"):  # both sides have opened them, and need no names
         path.unlink()

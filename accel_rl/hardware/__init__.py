@@ -1,1 +1,1 @@
-"""The machine of a run: its logical CPUs and their division, devices, timers, signals, memory shared by processes."""
+"""The machine of a run: logical CPUs and their division, devices, timers, signals, shared memory."""

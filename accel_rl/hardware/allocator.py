@@ -10,10 +10,10 @@ OLD_LIMIT = 32 << 20  # older releases of glibc refuse a larger M_MMAP_THRESHOLD
 
 
 def keep_freed_memory() -> None:
-    """Makes this process keep its freed memory for good, where the C library is glibc; elsewhere does nothing.
+    """Makes this process keep its freed memory, if the C library is glibc; otherwise does nothing.
 
-    Else each update's activations go back to the system, which clears every page before the next update gets it.
-    Allocations of more than LARGEST_KEPT always go back.
+    By default, each update's activations return to the system, which clears every page before the next update gets it.
+    Allocations larger than LARGEST_KEPT always return to the system.
     """
     with contextlib.suppress(OSError, AttributeError):
         mallopt = ctypes.CDLL(None).mallopt

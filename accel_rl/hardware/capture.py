@@ -1,4 +1,4 @@
-"""Captures work on a GPU as a CUDA graph, and leaves everything as it was if that fails."""
+"""Captures work on a GPU as a CUDA graph, and restores the previous state if that fails."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -20,10 +20,10 @@ searches_convolutions = True  # False: `fixed_shapes` has no effect
 
 @contextlib.contextmanager
 def fixed_shapes() -> Iterator[None]:
-    """Makes cuDNN search for the fastest convolutions of each shape that is new to it in this block.
+    """Makes cuDNN search for the fastest convolution of each new shape in this block.
 
-    Use it for work that repeats with the same shapes: a search takes longer than many convolutions. Deterministic
-    operations are exempt, since results of the search differ from run to run."""
+    Use it for work that repeats with the same shapes: a search takes longer than many convolutions. Has no effect if
+    operations must be deterministic, since results of the search differ from run to run."""
     cudnn = torch.backends.cudnn
     is_free = not (torch.are_deterministic_algorithms_enabled() or cudnn.deterministic)
     before, cudnn.benchmark = cudnn.benchmark, searches_convolutions and is_free
@@ -34,7 +34,7 @@ def fixed_shapes() -> Iterator[None]:
 
 
 class CaptureError(RuntimeError):
-    """An error: the work does not fit a CUDA graph, since it reads a value or copies from memory that is not pinned."""
+    """An error for work that cannot be a CUDA graph: it reads a value, or copies from memory that is not pinned."""
 
 
 def capture(work: Callable[[], object], stream: "torch.cuda.Stream") -> Any:
@@ -46,15 +46,15 @@ def capture(work: Callable[[], object], stream: "torch.cuda.Stream") -> Any:
     """
     graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
     torch.cuda.synchronize(stream.device)
-    torch.cuda.empty_cache()  # a graph's memory is its own: make room for it
+    torch.cuda.empty_cache()  # a graph has separate memory: make room for it
     try:
         with torch.cuda.stream(stream):
-            # Only this thread's calls count: another one may pin memory or ask for events meanwhile.
+            # Only this thread's calls are restricted: another one may pin memory or query events meanwhile.
             graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
                 work()
             except BaseException:
-                with contextlib.suppress(RuntimeError):  # the failure of the capture is known
+                with contextlib.suppress(RuntimeError):  # the capture has failed anyway
                     graph.capture_end()
                 raise
             graph.capture_end()
@@ -70,7 +70,7 @@ def capture(work: Callable[[], object], stream: "torch.cuda.Stream") -> Any:
 def _end_allocating(pool: Any, stream: "torch.cuda.Stream") -> None:
     """Ends the allocations of a failed capture from its pool; PyTorch before 2.13 does not (pytorch/pytorch#180395).
 
-    Without this, no cache could be emptied, and nothing captured. Newer releases raise an error here."""
+    Without this, later calls could neither empty the cache nor capture. Newer releases raise an error here."""
     if end := getattr(torch._C, "_cuda_endAllocateToPool", None):
         with contextlib.suppress(RuntimeError):
             end(stream.device.index, pool)
@@ -78,9 +78,9 @@ def _end_allocating(pool: Any, stream: "torch.cuda.Stream") -> None:
 
 
 def _end_capturing(stream: "torch.cuda.Stream") -> None:
-    """Makes PyTorch's generators forget a failed capture, by a successful one.
+    """Makes PyTorch's generators forget a failed capture, with a successful one.
 
-    Else the next random numbers outside of a graph, such as dropout's, are reported to raise "Offset increment outside
+    Otherwise, the next random numbers outside of a graph, such as dropout's, reportedly raise "Offset increment outside
     graph capture encountered unexpectedly"."""
     graph = torch.cuda.CUDAGraph()
     with contextlib.suppress(RuntimeError), torch.cuda.stream(stream):
@@ -90,7 +90,7 @@ def _end_capturing(stream: "torch.cuda.Stream") -> None:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Tells whether a GPU was out of memory: PyTorch has an exception for its own allocator only."""
+    """Returns whether a GPU ran out of memory. PyTorch has an exception for its own allocator only."""
     return isinstance(error, torch.OutOfMemoryError) or (
         isinstance(error, RuntimeError) and any(text in str(error) for text in OUT_OF_MEMORY)
     )

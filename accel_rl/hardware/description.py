@@ -1,4 +1,4 @@
-"""Describes the machine of measured figures."""
+"""Describes the machine on which figures are measured."""
 
 import importlib.metadata
 import platform
@@ -40,7 +40,7 @@ def cpu_model() -> str:
 
 
 def package_version(package: str) -> str | None:
-    """Returns an installed distribution's version; None if there is none of this name."""
+    """Returns the version of an installed package; None if it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

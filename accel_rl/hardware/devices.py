@@ -1,4 +1,4 @@
-"""Finds the devices that a setting names, and pins memory so that a GPU reads it directly."""
+"""Finds the devices that a setting names, and pins memory for direct access by a GPU."""
 
 import contextlib
 import logging
@@ -25,7 +25,7 @@ ARCHITECTURE = re.compile(r"(sm|compute)_(\d+)(\d)([af]?)")  # as in sm_90a: kin
 def find_device(name: str, setting: str = "device") -> str:
     """Returns the full name of a device: cpu, or cuda with a number. auto: the first GPU that can be used, or the CPU.
 
-    Raises UsageError for any other name, and for a GPU that is not here or has no kernels in this build of PyTorch.
+    Raises UsageError for any other name, and for a GPU that is absent or has no kernels in this build of PyTorch.
     setting: its name in errors."""
     if name == "auto":
         return _first_device(setting)
@@ -55,9 +55,9 @@ def _first_device(setting: str) -> str:
 def find_devices(names: str | Sequence[str | int], learners_per_gpu: int = 1) -> tuple[str, ...]:
     """Returns each learner's device, by rank: cpu as often as it is named, or each of the GPUs learners_per_gpu times.
 
-    GPUs are named as in cuda:0,cuda:2 or cuda:0-3 or 0-3, or as all; auto is the first one, or cpu where there is none.
-    The numbers are PyTorch's, within CUDA_VISIBLE_DEVICES. The function returns its own results unchanged. Raises
-    UsageError for anything else, and for GPUs that are not here."""
+    GPUs are named as in cuda:0,cuda:2 or cuda:0-3 or 0-3 or all. auto is the first GPU, or cpu if there is none. The
+    numbers are PyTorch's, within CUDA_VISIBLE_DEVICES. A result of this function is a valid argument, and is returned
+    unchanged. Raises UsageError for anything else, and for absent GPUs."""
     text = names if isinstance(names, str) else ",".join(map(str, names))
     shown, words = f"devices={text!r}", [word.strip() for word in text.split(",")]
     if learners_per_gpu < 1:
@@ -114,7 +114,7 @@ def num_gpus() -> int:
 
 
 def gpu_has_bf16(device: str) -> bool:
-    """Tells whether the GPU has instructions for bfloat16; older ones emulate it."""
+    """Returns whether the GPU has instructions for bfloat16; older GPUs emulate it."""
     import torch
 
     return bool(torch.version.hip) or torch.cuda.get_device_capability(device) >= (8, 0)
@@ -124,15 +124,15 @@ def gpu_has_bf16(device: str) -> bool:
 
 
 def _missing_kernels(gpu: int) -> str | None:
-    """Returns a text if this build of PyTorch has no kernels for the GPU, with a build that has; else None.
+    """Returns a message if this build of PyTorch has no kernels for the GPU, with a build that has them; else None.
 
-    A build that lists no architectures, for CPUs or for AMD's GPUs, counts as having them."""
+    A build that lists no architectures, for CPUs or for AMD's GPUs, counts as having kernels."""
     import torch
 
     architectures = {arch: match for arch in torch.cuda.get_arch_list() if (match := ARCHITECTURE.fullmatch(arch))}
     if not architectures:
         return None
-    with warnings.catch_warnings():  # PyTorch's own are several lines, about all GPUs
+    with warnings.catch_warnings():  # PyTorch's own warnings take several lines, and cover all GPUs
         warnings.simplefilter("ignore")
         capability = torch.cuda.get_device_capability(gpu)
         name = torch.cuda.get_device_name(gpu)
@@ -147,7 +147,7 @@ def _missing_kernels(gpu: int) -> str | None:
 
 
 def _runs_on(architecture: re.Match[str], major: int, minor: int) -> bool:
-    """Tells whether code for this ARCHITECTURE runs on a GPU of this compute capability (CUDA C++ Programming Guide,
+    """Returns whether code for this ARCHITECTURE runs on a GPU of this compute capability (CUDA C++ Programming Guide,
     "Compute Capabilities" and "Feature sets").
 
     Machine code (sm) runs on its own capability and on larger ones of the same major version, PTX (compute) on all
@@ -163,9 +163,9 @@ def _runs_on(architecture: re.Match[str], major: int, minor: int) -> bool:
 
 
 class DeviceId(NamedTuple):
-    """An identifier of a device among those of all machines, whatever its number in a process.
+    """An identifier of a device that is unique among all machines, and does not depend on numbers within a process.
 
-    hardware: the physical GPU, or the CPU's machine. memory: the unit with its own memory, perhaps a part of a divided
+    hardware: the physical GPU, or the CPU's machine. memory: the unit with separate memory, perhaps a part of a divided
     GPU (MIG)."""
 
     hardware: str
@@ -196,7 +196,7 @@ def _pci_address(gpu: Any) -> str | None:
 
 
 def gpu_node(device: str) -> int | None:
-    """Returns the GPU's NUMA node; None for the CPU, and where the system does not say."""
+    """Returns the GPU's NUMA node; None for the CPU, or if the system does not know it."""
     import torch
 
     if device == "cpu":
@@ -212,14 +212,14 @@ def gpu_node(device: str) -> int | None:
 # ---- pinned memory ----
 
 
-# By address, once for each user. Kept here, the memory is not unmapped before it is unpinned.
+# By address, once for each user. These references keep the memory mapped until it is unpinned.
 _pinned: dict[int, list[SharedArrays]] = {}
 
 
 def pin(memory: SharedArrays) -> int | None:
-    """Pins the shared memory, so that the GPU reads it directly; returns its address, or None if that failed.
+    """Pins the shared memory for direct access by the GPU; returns its address, or None if that failed.
 
-    Each user of the memory calls it, and `unpin` in the end. CUDA itself would refuse to pin the memory twice."""
+    Each user of the memory calls this, and `unpin` at the end. CUDA itself would refuse to pin the memory twice."""
     import torch
 
     address, size = memory.address, memory.size
@@ -245,9 +245,9 @@ def unpin(address: int) -> None:
 
 
 def _clear_last_error() -> None:
-    """Makes CUDA forget a refusal that has been handled.
+    """Makes CUDA forget an error that has been handled.
 
-    PyTorch would raise it when this thread next launches a kernel, which clears it. So launch one here."""
+    This thread's next kernel launch would raise the error, which clears it. So this function launches a kernel."""
     import torch
 
     with contextlib.suppress(RuntimeError):

@@ -20,7 +20,7 @@ def has_nvidia_gpu(root: Path = Path("/")) -> bool:
 
 
 def why_no_gpu() -> str:
-    """Returns what `--device cuda` lacks here; an empty text if there is a GPU, also if it has other problems."""
+    """Returns what `--device cuda` lacks here; an empty string if there is a GPU, even one with other problems."""
     import torch
 
     if num_gpus():
@@ -37,7 +37,7 @@ def why_no_gpu() -> str:
 
 
 def find_driver(root: Path = Path("/")) -> str:
-    """Returns the version of NVIDIA's driver; nothing where neither the kernel nor nvidia-smi tells it."""
+    """Returns the version of NVIDIA's driver; an empty string if neither the kernel nor nvidia-smi knows it."""
     if found := re.search(r"\s(\d+\.[\d.]+)\s", read_file(root / DRIVER)):
         return found[1]
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]

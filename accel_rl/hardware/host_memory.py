@@ -11,7 +11,7 @@ from accel_rl.hardware.topology import control_groups, read_file
 if TYPE_CHECKING:
     import torch
 
-USABLE_SHARE = 0.95  # the rest of free memory stays free for other growth
+USABLE_SHARE = 0.95  # the rest of the free memory is left for other growth
 
 ROOT = Path("/")  # the folder of /proc and /sys
 # In control groups of version 2 and 1: limit, usage, and the field of memory.stat that counts reclaimable files.
@@ -36,10 +36,10 @@ def check_fits(
 ) -> int:
     """Returns the free bytes of the device. Raises UsageError if num_bytes do not fit into the usable share of them.
 
-    num_bytes: the need of `size` entries, where size is the value of `setting`. The error names the setting, its
-    largest value that fits, and way_out, as in "--replay-device cpu, or ". num_learners: those that need the bytes
-    together. untouched: compares with all memory of a GPU, for a process that must not use any of it: even to ask how
-    much is free takes some."""
+    num_bytes: memory for `size` entries, where size is the value of `setting`. The error names the setting, its largest
+    value that fits, and way_out, as in "--replay-device cpu, or ". num_learners: learners that need num_bytes together.
+    untouched: compares with a GPU's total memory, for a process that must not use the GPU. (Even asking how much is
+    free takes some memory.)"""
     import torch
 
     if device.type != "cuda":
@@ -60,7 +60,7 @@ def check_fits(
 
 
 def free_host_bytes() -> int:
-    """Returns the bytes that the system can still give, or that the control group still allows, if these are fewer.
+    """Returns the bytes that the system can still provide, or that the control group still allows, if fewer.
 
     Memory that a virtual machine holds back until it is needed (a balloon) counts as free."""
     sizes, not_held = _meminfo(), 0
@@ -73,13 +73,13 @@ def free_host_bytes() -> int:
 def used_share() -> float:
     """Returns the share of memory in use, from 0 to 1: the larger of the system's and the control group's.
 
-    Cached files that can give way do not count. 0 on a system without these figures."""
+    Cached files that can be reclaimed do not count. Returns 0 on a system without these figures."""
     used = max([1 - free / total for free, total in free_and_total() if total], default=0.0)
     return min(max(0.0, used), 1.0)
 
 
 def free_and_total() -> list[tuple[int, int]]:
-    """Returns the bytes that are free and all bytes: of the system first, then of each control group with a limit."""
+    """Returns (free, total) bytes: of the system first, then of each control group with a limit."""
     found = []
     sizes = _meminfo()
     if "MemAvailable" in sizes:
@@ -88,7 +88,7 @@ def free_and_total() -> list[tuple[int, int]]:
         for limit_name, usage_name, cache_field in FIELDS:
             limit, usage = (read_file(folder / name) for name in (limit_name, usage_name))
             if limit.isdigit() and usage.isdigit():
-                # Cached files count as used, but give way when memory is needed.
+                # Cached files count as used, but are reclaimed when memory is needed.
                 stat = dict(line.split() for line in read_file(folder / "memory.stat").splitlines())
                 found.append((int(limit) - int(usage) + int(stat.get(cache_field, 0)), int(limit)))
     return found

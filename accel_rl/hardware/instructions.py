@@ -1,10 +1,10 @@
-"""Finds the instruction sets that PyTorch uses on this CPU, those for bfloat16 among them."""
+"""Finds the instruction sets that PyTorch uses on this CPU, including those for bfloat16."""
 
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
-BF16_FLAGS = {"amx_bf16": "AMX", "avx512_bf16": "AVX512_BF16", "bf16": "BF16"}  # as in /proc/cpuinfo; the last: Arm
+BF16_FLAGS = {"amx_bf16": "AMX", "avx512_bf16": "AVX512_BF16", "bf16": "BF16"}  # as in /proc/cpuinfo; bf16: Arm
 # oneDNN reads the first of these that is set, in either case, and ignores names that it does not know ("CPU Dispatcher
 # Control" in its manual). The names below exclude bfloat16 instructions; those without "amx" exclude AMX.
 LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
@@ -16,8 +16,8 @@ WITHOUT_AMX = ("avx512_core_bf16", "avx512_core_fp16", "avx10_1_512")
 class Instructions:
     """The instruction sets that PyTorch uses on this CPU.
 
-    kernels: that of PyTorch's own kernels, as in AVX512. bf16: that of oneDNN's bfloat16 multiplications: AMX,
-    AVX512_BF16, BF16 (Arm), unknown (a system without /proc), or nothing, for the reason why_no_bf16."""
+    kernels: used by PyTorch's own kernels, such as AVX512. bf16: used by oneDNN to multiply bfloat16 numbers: AMX,
+    AVX512_BF16, BF16 (Arm), unknown (a system without /proc), or "", for the reason why_no_bf16."""
 
     kernels: str
     bf16: str
@@ -36,7 +36,7 @@ def read_instructions(root: Path = Path("/")) -> Instructions:
 
 
 def has_bf16() -> bool:
-    """Tells whether PyTorch computes bfloat16 by its own instructions; without them float32 emulates it."""
+    """Returns whether PyTorch computes bfloat16 with special instructions, rather than emulating it with float32."""
     return bool(read_instructions().bf16)
 
 
@@ -61,7 +61,7 @@ def _bf16(root: Path) -> tuple[str, str]:
 
 
 def _onednn_takes_bf16() -> bool:
-    """Tells whether PyTorch gives bfloat16 to oneDNN, which may still emulate it; True if PyTorch does not say."""
+    """Returns whether PyTorch passes bfloat16 to oneDNN, which may still emulate it; True if that is unknown."""
     import torch
 
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""Explains errors at a limit of the process, its user or its control group. Imports no torch."""
+"""Explains errors caused by limits of the process, its user or its control group. Imports no torch."""
 
 import contextlib
 import errno
@@ -12,7 +12,7 @@ from accel_rl.errors import RunError, UsageError
 
 @contextlib.contextmanager
 def advice_on_limits() -> Iterator[None]:
-    """Raises RunError with a way out in place of an error caused by a limit."""
+    """Replaces an error caused by a limit with a RunError that names a way out."""
     try:
         yield
     except Exception as error:
@@ -22,8 +22,8 @@ def advice_on_limits() -> Iterator[None]:
 
 
 def describe_exceeded_limit(error: BaseException) -> str | None:
-    """Returns a line about an error caused by too few files, processes, threads or addresses, and the way out; None for
-    any other error, and for this package's own, which say enough."""
+    """Returns a line that explains an error caused by a limit on files, processes, threads or addresses, with a way
+    out. Returns None for any other error, and for this package's own errors."""
     if isinstance(error, RunError | UsageError):
         return None
     reason = (str(error).splitlines() or [type(error).__name__])[0]
@@ -33,7 +33,7 @@ def describe_exceeded_limit(error: BaseException) -> str | None:
             f"{reason}: this process may have {resource.getrlimit(resource.RLIMIT_NOFILE)[0]} files open; raise that "
             "limit (ulimit -n 65536), or use fewer --workers"
         )
-    if os.strerror(errno.EAGAIN) in reason or "can't start new thread" in reason:  # C++ has only the text
+    if os.strerror(errno.EAGAIN) in reason or "can't start new thread" in reason:  # errors from C++ have no number
         return (
             f"no further process or thread can be started ({reason}): raise the user's limit (ulimit -u), or that of "
             "the container (docker run --pids-limit), or use fewer --workers and --learning-threads"
@@ -50,7 +50,7 @@ def describe_exceeded_limit(error: BaseException) -> str | None:
 
 
 def check_threads(num_threads: int) -> None:
-    """Raises RuntimeError if this process cannot start num_threads more. OpenMP and Gloo would end it later."""
+    """Raises RuntimeError if this process cannot start num_threads more; OpenMP and Gloo would abort it later."""
     is_tried = threading.Event()
     tried = [threading.Thread(target=is_tried.wait, daemon=True) for _ in range(num_threads)]
     try:

@@ -10,19 +10,19 @@ from dataclasses import dataclass, replace
 from accel_rl.errors import UsageError
 from accel_rl.hardware.topology import Cpus, CpuTopology, count, read_topology, show_cpus
 
-MAX_LEARNING_THREADS = 16  # the networks of this field gain nothing from more
+MAX_LEARNING_THREADS = 16  # usual networks of RL gain nothing from more
 MAX_SAMPLING_THREADS = 2  # the batches are half the environments
 LEAST_CORES_TO_RESERVE_ONE = 4
 LEAST_FLOPS_PER_THREAD = 200e6  # per update; with fewer, waiting costs more than a thread gains
 LEAST_ENVS_BESIDE_NETWORK = 8  # for each worker that shares two logical CPUs with the network
 
-# A step of all environments, in seconds, measured with small networks on two logical CPUs of an Intel Xeon
-# (benchmarks/results/worker_plan.json), with pictures on those of an AMD EPYC (worker_plan_epyc.json).
-ENV_S = 3e-6  # a worker's work for each environment, beside the environment's own
-SERVER_S = 400e-6  # this process chooses both groups' actions
-PICTURES_S = 1.4e-3  # convolutions take so much longer, even on the smallest pictures
-LEARNING_S = 2e-3  # and learns meanwhile, if the algorithm learns between two steps
-SHARED_CPU_S = 550e-6  # all wait for the worker whose logical CPU this process has taken
+# Seconds of a step of all environments, measured with small networks on two logical CPUs of an Intel Xeon
+# (benchmarks/results/worker_plan.json), and with pictures on two of an AMD EPYC (worker_plan_epyc.json).
+ENV_S = 3e-6  # a worker's overhead for each environment
+SERVER_S = 400e-6  # for choosing both groups' actions in this process
+PICTURES_S = 1.4e-3  # extra time for convolutions, even on the smallest pictures
+LEARNING_S = 2e-3  # extra time for learning, if the algorithm learns between two steps
+SHARED_CPU_S = 550e-6  # extra time if all wait for a worker whose logical CPU this process has taken
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Plan:
         return bool(self.server_cpus and others and None not in others and not {*self.server_cpus} & others)
 
     def lines(self, simulators: str | None = None) -> list[str]:
-        """Returns a line each on the logical CPUs, the workers (or `simulators` in place of it), and this process."""
+        """Returns one line each about the logical CPUs, the workers (or `simulators` instead), and this process."""
         return [
             f"CPUs        {self.topology}",
             simulators or f"workers     {self._workers()}{self._cost()}",
@@ -62,7 +62,7 @@ class Plan:
         return f"torch threads: {self.sampling_threads} sampling, {self.learning_threads} learning"
 
     def server(self) -> str:
-        """Returns, as text, where this process runs."""
+        """Describes where this process runs."""
         if self.server_cpus is None:
             return "not pinned"
         return f"on {show_cpus(self.server_cpus)}{', reserved for it' if self.server_is_reserved else ''}"
@@ -116,10 +116,10 @@ def make_plan(
     """Returns the plan for one learner whose network is on the CPU, or on a GPU of NUMA node gpu_node (None: unknown).
 
     num_workers (0: this process steps the environments) and the numbers of threads are chosen here if they are None.
-    step_s: the seconds of an environment's step (None: unknown). server_s: those that this process takes for a step of
-    all environments. Without a GPU, both decide how many workers are worth it. is_atari: the environments are Atari
-    games. With a GPU, this process has a core of its own if there are enough. On the CPU, simulating and learning take
-    turns on all logical CPUs; of two, one stays free to choose actions if environments are few, or Atari games."""
+    step_s: seconds of an environment's step (None: unknown). server_s: seconds of this process for a step of all
+    environments. Without a GPU, both decide how many workers pay off. is_atari: the environments are Atari games. With
+    a GPU, this process has a core to itself if there are enough. On the CPU, simulating and learning take turns on all
+    logical CPUs; if there are two, one stays free to choose actions for few environments, or for Atari games."""
     server_cpus, cores, num_busy = topology.cpus if topology.chosen else None, list(topology.cores), topology.num_busy
     if on_gpu and topology.can_pin and min(len(cores), num_busy) >= LEAST_CORES_TO_RESERVE_ONE:
         core = topology.nodes.index(gpu_node) if gpu_node in topology.nodes else 0
@@ -127,7 +127,7 @@ def make_plan(
         if num_workers is None or 0 < num_workers <= num_left:
             server_cpus, num_busy = cores.pop(core), num_left
     elif not on_gpu and num_workers != 0 and num_busy == 2:
-        # The network acts beside the workers, on one thread, and learns on both CPUs. On two cores of an EPYC, training
+        # The network acts on one thread next to the workers, and learns on both CPUs. On two cores of an EPYC, training
         # on Atari games is 6 to 16 % faster with one worker than with two (benchmarks/results/worker_plan_atari.json).
         # Two hyperthreads of a core simulate hardly faster than one.
         sampling_threads = sampling_threads or 1
@@ -172,9 +172,9 @@ def make_plans(
 ) -> tuple[Plan, ...]:
     """Returns the plans of a run's learners, each for its part of the machine (gpu_nodes, share: see divide).
 
-    With several learners, all threads of each are pinned to its part. Everything else is chosen as by make_plan, which
-    knows step_s only if there is one learner. The first plan has the warnings, which count environments and workers of
-    the whole run."""
+    With several learners, all threads of each are pinned to its part. make_plan chooses everything else; it gets step_s
+    only if there is one learner. The first plan has the warnings, which count environments and workers of the whole
+    run."""
     num_learners = len(gpu_nodes)
     plans = [
         make_plan(
@@ -201,11 +201,11 @@ def make_plans(
 
 
 def learning_threads_for(flops: float) -> int:
-    """Returns the number of threads that an update of so many FLOPs keeps busy.
+    """Returns the number of threads that an update of this many FLOPs keeps busy.
 
     On two cores of an AMD EPYC, two threads train A2C with updates of 342 MFLOP 1.03 times as fast as one
-    (benchmarks/results/worker_plan_epyc.json). But where other programs use these cores, the threads wait for each
-    other, and two runs at once are much slower than with one thread each (docs/hardware.md)."""
+    (benchmarks/results/worker_plan_epyc.json). But if other programs use these cores, the threads wait for each other,
+    and two runs at once are much slower than with one thread each (docs/hardware.md)."""
     return max(1, min(MAX_LEARNING_THREADS, int(flops / LEAST_FLOPS_PER_THREAD)))
 
 
@@ -230,8 +230,8 @@ def _warnings(num_envs: int, num_workers: int | None, num_free: list[int], on_gp
 def _spread(cores: list[Cpus]) -> list[int]:
     """Returns the order in which workers take logical CPUs: the first of each core, then the second of each, ...
 
-    So a few workers have cores of their own. If each serves one group (the first half group 0), sibling threads of a
-    core serve both: while one waits for actions, the other has the core."""
+    So each of a few workers has a core to itself. If each worker serves one group (the first half group 0), sibling
+    threads of a core serve both groups: while one waits for actions, the other has the core."""
     most = max(map(len, cores))
     return [core[thread] for thread in range(most) for core in cores if thread < len(core)]
 
@@ -247,8 +247,8 @@ def default_worker_cpus(num_workers: int) -> list[int | None]:
 def divide(topology: CpuTopology, gpu_nodes: Sequence[int | None], share: bool = False) -> list[CpuTopology]:
     """Returns each learner's part of the machine: whole cores, whose numbers differ by one at most.
 
-    A learner gets cores of its GPU's NUMA node while there are enough, then those of the nearest nodes (by number). A
-    learner without a known GPU (None) gets cores of as few nodes as possible. With fewer cores than learners, hardware
+    A learner gets cores of its GPU's NUMA node while there are enough, then cores of the nearest nodes (by number). A
+    learner without a known node (None) gets cores of as few nodes as possible. With fewer cores than learners, hardware
     threads are divided instead. A quota is divided evenly.
 
     Raises UsageError if there are more learners than logical CPUs (or than the quota), unless share lets several
@@ -269,7 +269,7 @@ def divide(topology: CpuTopology, gpu_nodes: Sequence[int | None], share: bool =
 
 
 def _part(topology: CpuTopology, cpus: set[int], home: int | None, num_learners: int) -> CpuTopology:
-    """Returns the topology of these logical CPUs: the home node's come first, so that a few workers run there."""
+    """Returns the topology of these logical CPUs: the home node's come first, so a few workers run there."""
     cores = zip((tuple(cpu for cpu in core if cpu in cpus) for core in topology.cores), topology.nodes, strict=True)
     mine = sorted(((core, node) for core, node in cores if core), key=lambda core: core[1] != home)
     return replace(
@@ -341,13 +341,13 @@ def _share(topology: CpuTopology, homes: list[int | None]) -> list[set[int]]:
 
 
 def divides_evenly(num_envs: int, num_workers: int) -> bool:
-    """Tells whether each worker can have equally many environments of both groups, or each group equally many
+    """Returns whether each worker can have equally many environments of both groups, or each group equally many
     workers."""
     return num_envs % math.lcm(2, num_workers) == 0
 
 
 def serves_both_groups(num_envs: int, num_workers: int) -> bool:
-    """Tells whether each worker has environments of both groups; else the first half of the workers serves group 0."""
+    """Returns whether each worker has environments of both groups; else the first half of workers serves group 0."""
     return num_envs % (2 * num_workers) == 0
 
 
@@ -357,18 +357,18 @@ def default_workers(num_envs: int, num_cpus: int) -> int:
 
 
 def server_seconds(*, sees_pictures: bool, learns_on_step: bool) -> float:
-    """Returns the seconds, roughly, that this process takes for a step of all environments.
+    """Estimates the seconds that this process takes for a step of all environments.
 
-    sees_pictures: the network chooses actions by pictures. learns_on_step: the algorithm learns between two steps."""
+    sees_pictures: the network chooses actions from pictures. learns_on_step: the algorithm learns between two steps."""
     return SERVER_S + (PICTURES_S if sees_pictures else 0) + (LEARNING_S if learns_on_step else 0)
 
 
 def workers_worth(num_envs: int, num_cpus: int, step_s: float, server_s: float = SERVER_S) -> int:
-    """Returns the number of workers with which all environments take a step soonest; the smallest if several are equal.
+    """Returns the number of workers that makes a step of all environments fastest; the smallest if several do.
 
-    step_s: the seconds of one environment's step. server_s: this process's for a step of all (server_seconds). Workers
-    on other logical CPUs work while it chooses actions: more of them are worth it until they keep up with it. If all
-    logical CPUs have a worker, this process interrupts them, which is worth it for dear environments only."""
+    step_s: seconds of one environment's step. server_s: seconds of this process for a step of all (server_seconds).
+    Workers on other logical CPUs work while this process chooses actions: more of them pay off until they keep up with
+    it. If all logical CPUs have a worker, this process interrupts them, which pays off only for slow environments."""
     env_s = num_envs * (step_s + ENV_S)
 
     def all_step_s(num_workers: int) -> float:

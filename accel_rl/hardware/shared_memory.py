@@ -20,7 +20,7 @@ ALIGNMENT = 64  # bytes: a cache line
 class SharedArrays:
     """NumPy arrays in one anonymous piece of shared memory, whose file descriptor other processes inherit.
 
-    fd: that of an existing piece; None: makes a new one, of zeros. Raises RunError if the system refuses it."""
+    fd: the descriptor of an existing piece; None: makes a new one, of zeros. Raises RunError if the system refuses."""
 
     def __init__(self, layout: Layout, fd: int | None = None):
         offsets, size = [], 0
@@ -55,20 +55,20 @@ def _anonymous_file(size: int) -> int:
     if sys.platform == "linux":
         fd = os.memfd_create("accel_rl")
     else:
-        with tempfile.TemporaryFile() as file:  # its name is gone as soon as it exists
+        with tempfile.TemporaryFile() as file:  # its name is deleted at once
             fd = os.dup(file.fileno())
     try:
         os.ftruncate(fd, size)
     except OSError as error:  # `ulimit -f`, a container without memory for files
         os.close(fd)
-        raise RunError(f"no {size / 2**20:,.1f} MB of memory to share with other processes: {error.strerror}") from None
+        raise RunError(f"cannot allocate {size / 2**20:,.1f} MB of shared memory: {error.strerror}") from None
     return fd
 
 
 class Semaphore:
-    """A count of tokens across processes, named for the fact that a token announces.
+    """A count of tokens that processes share. Name it after the event that a token announces.
 
-    one_at_a_time: each `try_acquire` takes a single token, so that several processes can wait for one semaphore."""
+    one_at_a_time: each `try_acquire` takes a single token, so several processes can wait for one semaphore."""
 
     def __init__(self, one_at_a_time: bool = False):
         self._one_at_a_time = one_at_a_time

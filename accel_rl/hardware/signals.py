@@ -7,10 +7,10 @@ from typing import Any
 
 
 class StopSignal:
-    """A record, while entered, of the signal that asked the run to stop: `received`, or None.
+    """A context that records the signal that asked the run to stop, as `received`; None: no signal yet.
 
     Before `ready` is called, a signal raises KeyboardInterrupt (SIGINT) or SystemExit (the others) at once, since the
-    run cannot stop in good order yet. So does a second signal at any time, except SIGHUP: a shell may send it twice.
+    run cannot stop cleanly yet. So does a second signal at any time, except SIGHUP, which a shell may send twice.
     Outside the main thread, where Python allows no signal handlers, this class does nothing.
     """
 
@@ -27,8 +27,8 @@ class StopSignal:
         return self
 
     def ready(self) -> None:
-        """Declares that the run can stop in good order from now on. Raises an earlier signal's exception again, since
-        an import may have caught it."""
+        """Declares that the run can stop cleanly from now on. Raises an earlier signal's exception again, since an
+        import may have caught it."""
         self.patient = True
         self.leave()
 

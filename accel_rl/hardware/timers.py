@@ -12,7 +12,7 @@ class DeviceTimer:
     def __init__(self, device: torch.device):
         self._device = device
         self._events: list[tuple[Any, Any]] = []
-        self._spare: list[Any] = []  # read events, reused: making one takes longer than recording it
+        self._spare: list[Any] = []  # events to reuse: making one takes longer than recording it
 
     def __enter__(self) -> None:
         self._start = self._mark()
@@ -28,7 +28,7 @@ class DeviceTimer:
         return event
 
     def read(self) -> float:
-        """Returns the seconds since the last call. Waits for the GPU."""
+        """Returns the seconds added up since the last call. Waits for the GPU."""
         events, self._events = self._events, []
         if self._device.type != "cuda":
             return float(sum(end - start for start, end in events))

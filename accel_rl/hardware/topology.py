@@ -1,4 +1,4 @@
-"""Reads the logical CPUs of this process: hardware threads, by the operating system's number, and their cores."""
+"""Reads this process's logical CPUs (hardware threads, as the operating system numbers them) and their cores."""
 
 import contextlib
 import os
@@ -21,7 +21,7 @@ class CpuTopology:
     num_online: logical CPUs of the whole machine.
     quota: CPU time per second of wall time (`docker --cpus`, Kubernetes, SLURM); None: no limit.
     can_pin: the system can bind processes to logical CPUs.
-    chosen: True for a selection of the process's logical CPUs, by name or as one learner's part; else they are all.
+    chosen: True for a selection of the process's logical CPUs, by name or as one learner's part; False for all of them.
     """
 
     cores: tuple[Cpus, ...]
@@ -53,7 +53,7 @@ class CpuTopology:
 def read_topology(chosen: str = "all", root: Path = Path("/")) -> CpuTopology:
     """Returns the logical CPUs that this process may use, or only the chosen ones, as in 0-7,16-23.
 
-    Raises UsageError for chosen ones that this process may not use. root: the folder of /sys and /proc."""
+    Raises UsageError if this process may not use one of them. root: the folder of /sys and /proc."""
     allowed = available_cpus()
     online = sorted({*_read_cpus(root / "sys/devices/system/cpu/online"), *allowed})
     can_pin = hasattr(os, "sched_setaffinity")
@@ -71,7 +71,7 @@ def read_topology(chosen: str = "all", root: Path = Path("/")) -> CpuTopology:
 
 
 def available_cpus() -> list[int]:
-    """Returns the logical CPUs allowed to this process (`taskset`, `docker --cpuset-cpus`, SLURM restrict them)."""
+    """Returns the logical CPUs that this process may use (`taskset`, `docker --cpuset-cpus`, SLURM restrict them)."""
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))
@@ -129,7 +129,7 @@ def _choose(text: str, allowed: list[int], online: list[int]) -> list[int]:
         raise UsageError(f"cpus={text!r} must be a list of logical CPUs as in 0-7,16-23, or all") from None
     for known, what in ((online, "exist on this machine"), (allowed, "are allowed to this process")):
         if unknown := set(cpus) - set(known):
-            raise UsageError(f"cpus={text!r}: of these, {show_cpus(unknown)} do not; {show_cpus(known)} {what}")
+            raise UsageError(f"cpus={text!r} names {show_cpus(unknown)}, but only {show_cpus(known)} {what}")
     return cpus
 
 
@@ -145,7 +145,7 @@ def parse_cpus(text: str) -> list[int]:
 
 
 def read_file(path: Path) -> str:
-    """Returns a file's text without white space at its ends; an empty one if it cannot be read."""
+    """Returns a file's text without white space at its ends; an empty string if it cannot be read."""
     try:
         return path.read_text().strip()
     except OSError:
@@ -172,5 +172,5 @@ def count(number: int, what: str) -> str:
 
 
 def loopback_interface() -> str | None:
-    """Returns the name of the network interface to this machine itself, such as lo; None if there is none."""
+    """Returns the name of the loopback network interface, such as lo; None if there is none."""
     return next((name for _, name in socket.if_nameindex() if re.fullmatch(r"lo\d*", name)), None)

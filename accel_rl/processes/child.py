@@ -1,5 +1,5 @@
-"""A child process's side: it leaves signals to its parent, ends with it, reports errors to it, and ends the processes
-that it has started itself. Imports no torch."""
+"""Code of child processes, which leave signals to the parent, end with it, report errors to it, and end the processes
+that they have started. Imports no torch."""
 
 import contextlib
 import ctypes
@@ -18,18 +18,18 @@ from accel_rl.errors import RunError, UsageError
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
-OOM_SCORE = 500  # as if a process had half of all memory in addition
+OOM_SCORE = 500  # as if the process used half of all memory in addition
 
 
 def leave_signals_to_parent() -> None:
-    """Makes a child process ignore SIGINT and SIGTERM, and be killed by the kernel when its parent's thread ends."""
+    """Makes this process ignore SIGINT and SIGTERM, and makes the kernel kill it when its parent's thread ends."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     when_parent_ends(signal.SIGKILL)
 
 
 def end_with_parent(parent: int) -> None:
-    """Does the same in a process started by process `parent`, even if that has ended already."""
+    """Calls `leave_signals_to_parent`, and exits if the parent, process `parent`, has ended already."""
     leave_signals_to_parent()
     if os.getppid() != parent:
         os._exit(0)
@@ -44,21 +44,21 @@ def stop_with_parent(parent: int) -> None:
 
 
 def when_parent_ends(number: int) -> None:
-    """Makes this process receive the signal when its parent's thread ends, in place of any other. Linux only."""
+    """Makes this process receive this signal when its parent's thread ends; replaces an earlier one. Linux only."""
     if sys.platform == "linux":
         PR_SET_PDEATHSIG = 1
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
 
 
 def end_before_parent_without_memory() -> None:
-    """Makes the system end this process before its parent, which can tell, if memory runs out. Linux only."""
+    """Makes the system kill this process before its parent if memory runs out; the parent reports it. Linux only."""
     with contextlib.suppress(OSError):
         score = Path("/proc/self/oom_score_adj")
         score.write_text(str(min(1000, int(score.read_text()) + OOM_SCORE)))
 
 
 def adopt_orphans() -> None:
-    """Makes this process adopt the processes that its children, and theirs, leave behind. Linux only."""
+    """Makes this process adopt the processes that its descendants leave behind. Linux only."""
     if sys.platform == "linux":
         PR_SET_CHILD_SUBREAPER = 36
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)

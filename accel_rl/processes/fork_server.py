@@ -4,10 +4,10 @@ A forked child is up in milliseconds and shares imported code and prepared data 
 cannot fork: it has threads, and perhaps CUDA. Children of multiprocessing's forkserver would import the user's
 `__main__` again, and outlive a killed parent.
 
-Nothing outlives the parent. When it ends, the kernel tells the forking process, which kills its children and the
-processes that these have started: it adopts them. Where the kernel does not (macOS), the forking process reads the end
-of file of its connection, and children then have EXIT_PATIENCE_S to end. If the forking process itself is killed, the
-kernel kills its children, but not theirs.
+Nothing outlives the parent. When it ends, the kernel signals the forking process, which kills its children and the
+processes that these have started, since it adopts them. Without such a signal (macOS), the forking process reads the
+end of file from its connection, and children then have EXIT_PATIENCE_S to end. If the forking process itself is killed,
+the kernel kills its children, but not their children.
 """
 
 import contextlib
@@ -43,16 +43,16 @@ EXIT_PATIENCE_S = 2.0
 POLL_S = 0.002
 REAP_S = 1.0  # seconds between reaping adopted processes that have ended
 BLAS_THREADS = "OPENBLAS_NUM_THREADS"
-Statuses = dict[int, int | None]  # pid -> exit status, minus the signal that killed it; None while it lives
+Statuses = dict[int, int | None]  # pid -> exit status, or minus the signal that killed it; None while it lives
 
 
 class ForkServer:
     """The parent's side of the forking process: starts, watches and ends children through it.
 
     program: "module:function", which each child calls with the descriptor of its connection to this process. prepare:
-    likewise, a function that the forking process calls with `argument` before it forks. Without prepare, it asserts
-    that its imports have left it with one thread and no CUDA context. fds: the descriptors that children inherit. lost:
-    the text, with {how}, of the RunError that any method raises once the forking process has ended."""
+    a function in the same format, which the forking process calls with `argument` before it forks. Without prepare, it
+    asserts that imports started no threads and no CUDA context. fds: the descriptors that children inherit. lost: the
+    text, with {how}, of the RunError that any method raises once the forking process has ended."""
 
     def __init__(
         self,
@@ -70,10 +70,10 @@ class ForkServer:
         send_message(self._control, ([path or current_folder() for path in sys.path], argument))
 
     def launch(self, setup: Any, fds: Iterable[int] | None = None) -> "Child":
-        """Starts a child, whose first message is its setup. fds: the only ones it inherits; None: all.
+        """Starts a child, whose first message is its setup. fds: the descriptors that it inherits; None: all.
 
-        Waits first, without a limit, until the shared data is prepared, which may take a compilation. Raises UsageError
-        if that fails, OSError if the system refuses another process."""
+        First waits, without a limit, until the shared data is prepared, which may include a compilation. Raises
+        UsageError if that fails, OSError if the system refuses another process."""
         ours, theirs = Pipe()
         with self._connected():
             send_message(self._control, ("fork", fds and [*fds]))
@@ -84,8 +84,8 @@ class ForkServer:
         return child
 
     def release_fds(self) -> None:
-        """Closes the descriptors in the forking process, which starts no more children: else these do not notice when
-        another child, at the other end of a connection, is gone."""
+        """Closes the descriptors in the forking process. Call it after the last `launch`: otherwise a child would not
+        notice that another child, at the other end of a connection, is gone."""
         self.ask("release")
 
     def ask(self, *request: Any) -> Any:
@@ -95,7 +95,7 @@ class ForkServer:
         return self._answer()
 
     def close(self, children: Iterable["Child"] = (), patience_s: float = 0.0) -> None:
-        """Hangs up on all children, and kills those that have not ended after patience_s. None is left after this."""
+        """Hangs up on all children, and kills those that have not ended after patience_s. None remains."""
         for child in children:
             child.control.close()
         if not self._is_prepared:  # interrupted: it may be importing or compiling, and has no children yet
@@ -120,14 +120,14 @@ class ForkServer:
         except (EOFError, OSError) as error:
             if getattr(error, "errno", None) in (errno.EMFILE, errno.ENFILE):  # this process has no free descriptor
                 raise
-            self._control.close()  # else it would live on if only the connection is broken
+            self._control.close()  # otherwise it would live on if only the connection broke
             status = self._popen.wait()
             raise RunError(self._lost.format(how=describe_exit(status))) from None
 
 
 @dataclass(frozen=True)
 class Child:
-    """A child, seen from its parent."""
+    """The parent's view of a child."""
 
     pid: int
     control: "Connection[Any, Any]"
@@ -135,20 +135,20 @@ class Child:
     server: ForkServer
 
     def send(self, message: Any) -> None:
-        """Sends a message. A dead child shows in `receive`."""
+        """Sends a message. If the child is dead, `receive` returns that."""
         with contextlib.suppress(OSError):
             send_message(self.control, message)
 
     def receive(self, timeout_s: float = EXIT_PATIENCE_S) -> tuple[str, Any]:
-        """Returns the child's next message, a kind and a content. If the child has hung up, they are "died" and how it
-        ended, which may take up to timeout_s."""
+        """Returns the child's next message: a kind and a content. If the child has hung up, waits for its end, at most
+        timeout_s, and returns "died" and how it ended."""
         try:
             return self.control.recv()  # type: ignore[no-any-return]
         except (EOFError, OSError):
             return "died", describe_exit(self.wait(timeout_s))
 
     def poll(self) -> int | None:
-        """Returns the exit status, minus the signal that killed the child; None if it still lives."""
+        """Returns the exit status, or minus the signal that killed the child; None if it still lives."""
         return self.wait(0.0)
 
     def wait(self, timeout_s: float = math.inf) -> int | None:
@@ -163,8 +163,8 @@ class Child:
 
 
 def send_message(connection: "Connection[Any, Any]", message: Any) -> None:
-    """Sends an object, as Connection.send does. That would leave a buffer in the traceback of a failure, which crashes
-    Python 3.12.0 and 3.12.1 (python/cpython#111049), and makes Python 3.13 print an error."""
+    """Sends an object like Connection.send. If that method failed, it would leave a buffer in the traceback, which
+    crashes Python 3.12.0 and 3.12.1 (python/cpython#111049), and makes Python 3.13 print an error."""
     connection.send_bytes(pickle.dumps(message))
 
 
@@ -172,7 +172,7 @@ def send_message(connection: "Connection[Any, Any]", message: Any) -> None:
 
 
 def main() -> None:
-    """Runs the forking process until the parent hangs up, and then each child in its own."""
+    """Runs the forking process until the parent hangs up; in a forked child, runs the program."""
     parent = int(sys.argv[2])
     control: Connection[Any, Any] = Connection(int(sys.argv[1]))
     program, prepare, fds = sys.argv[3], sys.argv[4], set(json.loads(sys.argv[5]))
@@ -180,7 +180,7 @@ def main() -> None:
     end_with_parent(parent)
     faulthandler.enable()
     before = os.environ.get(BLAS_THREADS)
-    os.environ[BLAS_THREADS] = "1"  # else NumPy would start threads; learners compute with torch
+    os.environ[BLAS_THREADS] = "1"  # otherwise NumPy would start threads; learners compute with torch
     work = _load(program)
     del os.environ[BLAS_THREADS]
     if before is not None:
@@ -191,7 +191,7 @@ def main() -> None:
 
 
 def _receive(control: "Connection[Any, Any]", children: Statuses) -> Any:
-    """Returns the parent's next message; the message to end if it has hung up."""
+    """Returns the parent's next message; a message to close if the parent has hung up."""
     try:
         while not control.poll(REAP_S):
             _reap(children)
@@ -201,13 +201,13 @@ def _receive(control: "Connection[Any, Any]", children: Statuses) -> Any:
 
 
 def _send(control: "Connection[Any, Any]", answer: Any) -> None:
-    """Answers the parent. If it has hung up, `_receive` notices."""
+    """Answers the parent. `_receive` notices if the parent has hung up."""
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         control.send(answer)
 
 
 def _serve(control: "Connection[Any, Any]", prepare: str, inherited: set[int], parent: int) -> int | None:
-    """Forks children on request, and ends the rest once the parent hangs up. In a child, returns its connection."""
+    """Forks children on request; ends those left once the parent hangs up. In a child, returns its connection."""
     children: Statuses = {}
     failure = None
     paths, argument = _receive(control, children)
@@ -222,7 +222,7 @@ def _serve(control: "Connection[Any, Any]", prepare: str, inherited: set[int], p
     except UsageError as error:
         failure = error
     _end_all_with_parent(parent)
-    gc.freeze()  # or a child's garbage collection would copy the pages that it shares
+    gc.freeze()  # otherwise a child's garbage collection would copy the shared pages
     while True:
         request, *arguments = _receive(control, children)
         if request == "fork":
@@ -250,8 +250,8 @@ def _serve(control: "Connection[Any, Any]", prepare: str, inherited: set[int], p
 
 
 def _fork(children: Statuses) -> int | OSError:
-    """Forks a child that ends with this process, and has a global NumPy generator of its own; returns its process id (0
-    in the child), or the error if the system refuses it."""
+    """Forks a child that ends with this process and has a newly seeded global NumPy generator. Returns its process id
+    (0 in the child), or the error if the system refuses."""
     alive = [pid for pid, status in children.items() if status is None]
     if len(alive) < len(children):  # the processes of a replaced child end before the new one starts
         end_children(alive)
@@ -264,7 +264,7 @@ def _fork(children: Statuses) -> int | OSError:
         children[pid] = None
     else:
         end_with_parent(parent)
-        adopt_orphans()  # keeps what an environment starts by a shell below this child
+        adopt_orphans()  # keeps what an environment starts in a shell below this child
         end_before_parent_without_memory()
         if numpy := sys.modules.get("numpy"):
             numpy.random.seed()
@@ -272,7 +272,7 @@ def _fork(children: Statuses) -> int | OSError:
 
 
 def _reap(children: Statuses) -> bool:
-    """Notes the children that have ended, adopted ones too; returns True if any are left."""
+    """Notes which children have ended, including adopted ones; returns True if any are left."""
     try:
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
             if ended[0] in children:
@@ -299,8 +299,8 @@ def _end(children: Statuses, patience_s: float) -> None:
 
 
 def _end_all_with_parent(parent: int) -> None:
-    """Makes this process end all its children before itself when the parent ends. Until now it was killed at once: it
-    had started nothing, and could not have reacted while it compiled."""
+    """Makes this process end all its children before itself when the parent ends. Before this call, the kernel would
+    have killed it at once: it had started nothing, and could not react while it compiled."""
     adopt_orphans()
     if sys.platform == "linux":
         signal.signal(signal.SIGRTMIN, _end_all)
@@ -336,9 +336,9 @@ def _close_all(fds: Iterable[int]) -> None:
 
 if __name__ == "__main__":
     main()
-    # In the forking process and its children alike. To take the interpreter down piece by piece takes a worker 50 ms
-    # and torch seconds, and makes ale-py report everything that was shared as leaked.
-    with contextlib.suppress(AttributeError, ValueError):  # an environment has taken or closed them
+    # The forking process and its children exit at once. A normal shutdown of the interpreter takes a worker 50 ms, and
+    # seconds with torch; it also makes ale-py report all shared objects as leaked.
+    with contextlib.suppress(AttributeError, ValueError):  # an environment has replaced or closed them
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(0)

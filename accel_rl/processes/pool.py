@@ -17,9 +17,9 @@ Message = tuple[str, Any]
 
 
 class ProcessPool:
-    """A pool of children by number. If one ends, an error names it.
+    """A pool of numbered children. If one ends, an error names it.
 
-    name: of their kind, as in "worker". place: returns where a child is, as in "environment 3 (run seed 1, pong)"."""
+    name: their kind, such as "worker". place: returns where a child is, as in "environment 3 (run seed 1, pong)"."""
 
     def __init__(self, name: str, server: ForkServer, place: Callable[[int], str]):
         self._name, self._server, self._place = name, server, place
@@ -53,7 +53,7 @@ class ProcessPool:
         watch: Callable[[list[int]], None],
         interval_s: float,
     ) -> dict[int, Any]:
-        """Returns the content of each child's message of the expected kind, in their order; none of a removed child.
+        """Returns, by index, the content of each child's message of the expected kind, without removed children.
 
         receive: receives a child's message. watch: called at least every interval_s with the children that are still
         awaited; raises when there is no point in waiting."""
@@ -82,25 +82,25 @@ class ProcessPool:
         return RunError(f"{self.describe(index)} has not answered for {limit_s:g} s ({flag})")
 
     def describe(self, index: int) -> str:
-        """Returns a child's name and place, to begin a sentence with."""
+        """Returns a child's name and place, as the beginning of a sentence."""
         return f"{self._name} {index} (process {self.children[index].pid}), in {self._place(index)},"
 
     def close(self, patience_s: float) -> None:
         """Ends all children, and kills those that have not ended after patience_s."""
         self._server.close(self.children.values(), patience_s)
         self.children.clear()
-        self._place = str  # a method's reference cycle would keep shared memory until it is collected
+        self._place = str  # a bound method makes a reference cycle, which would keep shared memory
 
 
 class SignsOfLife:
-    """A record of when each child last moved. heartbeats: their counters in shared memory."""
+    """A record of when each child last showed a sign of life. heartbeats: the children's counters in shared memory."""
 
     def __init__(self, heartbeats: "np.ndarray[Any, Any]"):
         self._heartbeats, self._seen = heartbeats, heartbeats.copy()
         self._last_s = np.full(len(heartbeats), time.monotonic())
 
     def look(self) -> None:
-        """Notes the children that have moved since the last look."""
+        """Notes which children have shown a sign of life since the last call."""
         self.restart(self._heartbeats != self._seen)
         self._seen = self._heartbeats.copy()
 
@@ -109,5 +109,5 @@ class SignsOfLife:
         self._last_s[which] = time.monotonic()
 
     def silent_s(self, index: int, since_s: float = 0.0) -> float:
-        """Returns the seconds without a sign of life at the last look; at most those since since_s (time.monotonic)."""
+        """Returns the seconds since the last sign of life that `look` noted, or since since_s, if that is later."""
         return time.monotonic() - max(float(self._last_s[index]), since_s)

@@ -1,4 +1,4 @@
-"""Starts programs of this package as processes with this one's import path. Imports no torch."""
+"""Starts modules of this package as processes with the same import path. Imports no torch."""
 
 import contextlib
 import os
@@ -17,10 +17,10 @@ PACKAGES = str(Path(__file__).parents[2])
 
 
 def child_environment() -> dict[str, str]:
-    """Returns this process's environment, with the places that it imports from.
+    """Returns this process's environment variables, with its import path as PYTHONPATH.
 
-    The folder of this package comes before the current folder, which may hold an accel_rl.py: an editable installation
-    has it in no path."""
+    The folder of this package, which is in no path after an editable installation, comes before the current folder,
+    which may hold an accel_rl.py."""
     paths = [path or current_folder() for path in sys.path]
     if PACKAGES not in paths:
         here = current_folder()
@@ -39,7 +39,7 @@ def current_folder() -> str:
 
 
 def search_current_folder() -> None:
-    """Lets modules in the current folder be imported, after all others: it may hold a yaml.py."""
+    """Makes modules in the current folder importable, but after all others: it may hold a yaml.py."""
     if current_folder() not in sys.path:
         sys.path.append(current_folder())
 
@@ -52,10 +52,10 @@ def spawn(
     stdin: int = subprocess.DEVNULL,
     **options: Any,
 ) -> "subprocess.Popen[bytes]":
-    """Starts `python -P -m module arguments ...`, which inherits these descriptors and no Ctrl-C of a terminal.
+    """Starts `python -P -m module arguments ...`, which inherits these descriptors, but gets no Ctrl-C from a terminal.
 
-    -P: the current folder does not come first in its import path, which is this process's. environment: variables in
-    addition to this process's. options: as subprocess.Popen takes them."""
+    -P: the current folder does not come first in the import path, which equals this process's. environment: additional
+    variables. options: further arguments of subprocess.Popen."""
     command = [sys.executable, "-P", "-m", module, *map(str, arguments)]
     env = {**child_environment(), **(environment or {})}
     return subprocess.Popen(command, stdin=stdin, pass_fds=[*fds], env=env, process_group=0, **options)
@@ -83,8 +83,8 @@ class Answer(NamedTuple):
 def ask_process(
     module: str, *arguments: object, request: bytes = b"", timeout_s: float | None = None, **options: Any
 ) -> Answer:
-    """Runs `python -m module FD arguments ...` to its end. It reads the request from stdin and writes its answer to the
-    file FD. Raises subprocess.TimeoutExpired. Whatever happens, no process of its group is left."""
+    """Runs `python -m module FD arguments ...`, which reads the request from stdin and writes its answer to the file
+    FD. Waits for its end. Raises subprocess.TimeoutExpired. In any case, no process of its group is left."""
     with _anonymous_file() as answer:
         fd = answer.fileno()
         with spawn(module, fd, *arguments, fds=[fd], stdin=subprocess.PIPE, **options) as process:

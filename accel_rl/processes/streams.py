@@ -1,4 +1,4 @@
-"""Secures standard streams, which may be closed, full or gone: no process ends by what it prints. Imports no torch."""
+"""Secures standard streams, which may be closed, full or gone, so that printing ends no process. Imports no torch."""
 
 import contextlib
 import io
@@ -14,9 +14,9 @@ def secure_streams() -> None:
 
 
 def open_closed_streams() -> None:
-    """Opens the empty device, for this process and those that it starts, in place of each closed stream (`2>&-`).
+    """Opens /dev/null in place of each closed stream (`2>&-`), for this process and those that it starts.
 
-    Call it before anything is opened: else that takes the stream's descriptor, and what is written to the stream."""
+    Call it before anything is opened: a file would get the stream's descriptor, and what is written to the stream."""
     for fd, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         try:
             os.fstat(fd)
@@ -32,14 +32,14 @@ def drop_what_fails(*names: str) -> None:
     A disk may be full, a pipe may be full or without a reader, a terminal gone."""
     for name in names:
         stream = getattr(sys, name)
-        if stream is not None and stream is getattr(sys, f"__{name}__"):  # else another program has replaced it
+        if stream is not None and stream is getattr(sys, f"__{name}__"):  # otherwise another program has replaced it
             with contextlib.suppress(OSError):
                 stream.flush()
             file = io.BufferedWriter(_DroppingFile(stream.fileno(), "w", closefd=False))
             at_once = stream.line_buffering or stream.write_through
             text = io.TextIOWrapper(file, stream.encoding, stream.errors, line_buffering=at_once)
             setattr(sys, name, text)
-            setattr(sys, f"__{name}__", text)  # which Python takes back at its end
+            setattr(sys, f"__{name}__", text)  # which Python restores at its end
 
 
 class _DroppingFile(io.FileIO):
@@ -48,6 +48,6 @@ class _DroppingFile(io.FileIO):
     def write(self, data: Any, /) -> int:
         with contextlib.suppress(OSError):
             written: int | None = super().write(data)
-            if written is not None:  # None: a full pipe that does not wait
+            if written is not None:  # None: a full, non-blocking pipe
                 return written
         return memoryview(data).nbytes

@@ -25,7 +25,7 @@ class ActionServer:
 
     Noise is drawn for all environments of a rollout at once, so it does not matter which group is served first. The
     rollout is the shared memory itself. The first config.window rows of `arrays` keep the last steps of earlier
-    rollouts for `recent`; self.arrays omits them. Steps are counted over all of config.num_learners, each with B
+    rollouts for `recent`; self.arrays omits them. Steps are counted over all config.num_learners learners, each with B
     environments. Rollouts of `recent` never hold terminal frames.
     """
 
@@ -55,7 +55,7 @@ class ActionServer:
         self._output_places: dict[str, list[list[Tensor]]] = {}
         self._recurrent_inputs: RecurrentInputs | None = None
         self._restarts = self.arrays["restarts"].copy()  # at the end of the last rollout
-        # Views of what each group sees and does at each step, made once: making one costs as much as using it.
+        # Views of each group's observations and actions at each step. Making one costs as much as using it.
         self._chosen = [list(self.arrays["action"][:, columns]) for columns in self.groups]
         self._ages = [list(self.arrays["age"][:, columns]) for columns in self.groups]
         self._seen = [[self._view(t, columns) for t in range(self.horizon)] for columns in self.groups]
@@ -67,7 +67,7 @@ class ActionServer:
     # ---- one rollout: begin; for each group T times receive, act and record, then receive; finish ----
 
     def begin(self, policy: Policy, greedy: bool = False) -> None:
-        """Starts a rollout: the last rows become its first ones. Environments must not write before this returns."""
+        """Starts a rollout with the last rows of the previous one. Environments must not write before this returns."""
         if policy.state_size and self._recurrent_inputs is None:
             self._recurrent_inputs = self._make_recurrent_inputs(policy.state_size)
         self.truncate_restarted(self._find_restarted())
@@ -101,7 +101,7 @@ class ActionServer:
         """Waits until `has_acted`."""
 
     def record(self) -> None:
-        """Stores the newest results of `act`. It is a separate call so that the environments step during it."""
+        """Stores the newest results of `act`. It is a separate call, so that environments can step meanwhile."""
         group, t, action, policy_outputs, state = self._newest
         for name, value in policy_outputs.items():
             self._places_of_output(name, value)[group][t].copy_(value)
@@ -130,7 +130,7 @@ class ActionServer:
     # ---- what differs on a GPU ----
 
     def _carry_over(self) -> None:
-        """Copies the last rows of everything to the front."""
+        """Copies the last rows of all arrays to the front."""
         if self.window:
             final, ended = self._rows["final_observation"], self._rows["truncated"][self.horizon :]  # in the window
             final[: self.window][ended] = final[self.horizon :][ended]
@@ -153,7 +153,7 @@ class ActionServer:
         return self._rows[name][rows, envs]
 
     def _send(self, tensor: Tensor) -> Tensor:
-        """Returns a new tensor of the host on the learner's device."""
+        """Sends a new tensor from the host to the learner's device."""
         return tensor
 
     # ---- parts ----
@@ -253,7 +253,7 @@ class ActionServer:
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Continues from get_state's result; noise starts anew if its generator was another device's."""
+        """Continues from get_state's result; noise starts over if its generator was on another kind of device."""
         T = self.horizon
         for name, rows in state["rows"].items():
             self._rows[name][T:] = rows

@@ -67,7 +67,7 @@ class AlternatingSampler(ServedSampler):
     def close(self) -> None:
         try:
             self._server.close()
-        finally:  # a GPU that has failed must not keep the workers
+        finally:  # workers must end even if the GPU has failed
             self.pool.close()
 
 
@@ -81,7 +81,7 @@ class ServingLoop:
     def __init__(self, pool: WorkerPool, seconds: dict[str, float], clock: Callable[[], float] = time.perf_counter):
         self._pool, self._seconds, self._clock = pool, seconds, clock
         self._counted_until = 0.0  # time that has been added to `seconds`
-        self._acting: dict[int, ActionServer] = {}  # the groups whose actions a GPU still computes, and who serves them
+        self._acting: dict[int, ActionServer] = {}  # groups whose actions a GPU still computes, and their servers
 
     def collect(self, server: ActionServer, policy: Policy, greedy: bool = False, hook: StepHook = NO_HOOK) -> Rollout:
         T = server.horizon
@@ -124,14 +124,14 @@ class ServingLoop:
         self._hand_over()
 
     def _has_acted(self) -> bool:
-        """Returns whether actions have arrived that have not been handed over."""
+        """Returns whether actions have arrived that are not handed over yet."""
         return any(server.has_acted(group) for group, server in self._acting.items())
 
     def _hand_over(self) -> None:
         """Announces the actions that have arrived."""
         for group in [group for group, server in self._acting.items() if server.has_acted(group)]:
             self._pool.announce_actions(group)
-            self._acting.pop(group).record()  # last, while the environments step already
+            self._acting.pop(group).record()  # last, while the environments step
 
     def _count(self, purpose: str) -> None:
         """Adds the time since the last call to a purpose's seconds."""

@@ -1,4 +1,4 @@
-"""Defines what samplers share: their interface and settings, noise generators, games for evaluation."""
+"""Defines what samplers share: their interface and settings, noise generators, and evaluation games."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -68,7 +68,7 @@ class SamplerConfig:
     num_evaluation_envs: int | None = None  # None: as many as for training
     env_timeout_s: float = 20.0
     env_build_timeout_s: float = 60.0
-    spin: bool = False  # the server has a logical CPU of its own, and waits without sleeping
+    spin: bool = False  # the server has a logical CPU to itself, and waits without sleeping
     cuda_graphs: bool = True
     window: int = 0  # steps of earlier rollouts that are kept for `recent`
     num_learners: int = 1  # learners of the whole run, each with num_envs environments
@@ -102,7 +102,7 @@ def _check_workers(name: str, num_envs: int, num_workers: int) -> None:
 class Sampler(Protocol):
     """The interface of samplers, which collect rollouts of config.horizon steps of all environments.
 
-    seconds: wall time so far, by purpose: "env_wait" (the server waits, and an environment may announce first),
+    seconds: wall time so far, by purpose: "env_wait" (the server waits for environments, perhaps for the GPU, too),
         "inference" (the server works), "action_wait" (the workers' mean wait for actions). An alternating sampler on a
         GPU also has "gpu_wait" (the server waits for the GPU alone: no group that could be served next is simulated)
         and "gpu" (the GPU works on actions).
@@ -134,7 +134,7 @@ class Sampler(Protocol):
     def evaluate(self, games: "GamesToPlay", index: int, greedy: bool, policy: Any = None) -> list[Game]:
         """Returns whole games, played with separate environments and generators.
 
-        index: decides their seeds. greedy: actions are not sampled. policy: the player; None: the policy of
+        index: decides their seeds. greedy: actions are not sampled. policy: the policy that plays; None: the policy in
         training."""
 
     def read_metrics(self) -> dict[str, float]:
@@ -153,7 +153,7 @@ class Sampler(Protocol):
 
 
 def noise_generator(config: BatchConfig, device: torch.device, role: int = 0) -> torch.Generator:
-    """Returns the generator of the policy's noise, independent of the environments' and of other learners'."""
+    """Returns a generator for the policy's noise, independent of the environments' and other learners' generators."""
     spawn_key = (role, config.first_env) if config.first_env else (role,)
     seed = int(np.random.SeedSequence(config.seed, spawn_key=spawn_key).generate_state(1, np.uint64)[0] >> 1)
     return torch.Generator(device).manual_seed(seed)
@@ -165,14 +165,14 @@ def restore_noise(generator: torch.Generator, state: dict[str, Any]) -> None:
         generator.set_state(state["generator"])
     else:
         device = state["generator_device"]
-        logger.warning("the policy's noise starts anew: its generator was saved on another device (%s)", device)
+        logger.warning("the policy's noise starts over: its generator was saved on another device (%s)", device)
 
 
 @dataclass(frozen=True)
 class GamesToPlay:
     """The games of an evaluation: a number of episodes, or all games that end within a number of steps.
 
-    episodes: the first games of each environment count, equally many of each, so that short games are not
+    episodes: number of games. The first games of each environment count, equally many of each, so short games are not
         overrepresented. An environment stops after MAX_GAME_STEPS steps per game; unfinished games are left out.
     num_steps: steps of all environments together, instead of `episodes`.
     stop: called now and then; True ends the evaluation early.

@@ -1,7 +1,7 @@
 """Samples environments that form one batch on the policy's device (defined in envs/batches/device_env.py).
 
 Observations, rewards and ends of episodes are read by DLPack and copied into the rollout on the device; actions go back
-the same way. Python does nothing per environment, and nothing waits for the device between steps. Once a rollout, the
+the same way. Python does nothing per environment, and nothing waits for the device between steps. Once per rollout, the
 host fetches what it must know: finished games, and whether all numbers are finite.
 """
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 class DeviceSampler(SerialSampler):
     """A sampler that steps all environments at once, in this process; the policy acts once for all of them.
 
-    Evaluations have a separate instance, made once and reset for each evaluation."""
+    Evaluations use separate environments, which are made once and reset for each evaluation."""
 
     @cached_property
     def _instances(self) -> dict[bool, Any]:
@@ -86,7 +86,7 @@ class DeviceSampler(SerialSampler):
 class DeviceServer(ActionServer):
     """A server that chooses the actions of all environments at once; everything stays on the device.
 
-    On a GPU, unless config.cuda_graphs is off, the policy is a CUDA graph from the third step on."""
+    On a GPU, unless config.cuda_graphs is off, the policy runs as a CUDA graph from the third step on."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class DeviceServer(ActionServer):
         device: torch.device,
     ):
         super().__init__(spec, arrays, generator, config, num_groups=1)
-        self._blanked.clear()  # `act` makes its own
+        self._blanked.clear()  # `act` does not need them
         self.device = device
         self._graphs = CudaGraphs(device) if config.cuda_graphs and device.type == "cuda" else None
 
@@ -121,7 +121,7 @@ class DeviceServer(ActionServer):
         arrays = self.shared
         ended = (arrays["terminated"] | arrays["truncated"]) & ~arrays["game_score"].isnan()
         step, env = ended.nonzero(as_tuple=True)
-        length = arrays["game_length"][step, env]  # 0: that of the episode
+        length = arrays["game_length"][step, env]  # 0: use the episode's length
         length = length.where(length > 0, arrays["age"][step, env] + 1)
         found = torch.stack([env.double(), arrays["game_score"][step, env], length.double()], 1)
         return [Game(int(env), score, int(length)) for env, score, length in found.tolist()]
@@ -130,14 +130,14 @@ class DeviceServer(ActionServer):
 class DeviceBatch:
     """A batch of environments that writes into columns of time-major tensors, as BatchSimulator does for single ones.
 
-    config: reset_mode is "immediate", restart_on_error False. arrays: tensors of rollout_layout on the policy's device,
-    without a window. env: the user's object. Methods raise RunError for invalid values that it returns."""
+    config: reset_mode must be "immediate", restart_on_error False. arrays: tensors of rollout_layout on the policy's
+    device, without a window. env: the user's object. Methods raise RunError for invalid values that it returns."""
 
     def __init__(self, config: BatchConfig, spec: EnvSpec, arrays: dict[str, Any], env: Any):
         self.config, self.spec, self.arrays, self._env = config, spec, arrays, env
         (horizon, self.num_envs), self.device = arrays["reward"].shape, arrays["reward"].device
         rows = {name: array.unbind() for name, array in arrays.items() if name != "restarts"}
-        # Views of each row, by name, made once: making one costs as much as using it.
+        # Views of each row, by name, are made once: making one costs as much as using it.
         self._views = [{name: views[t] for name, views in rows.items() if t < len(views)} for t in range(horizon + 1)]
         self._resets_in_next_step = resets_in_next_step(env, config.env.env_id)
         self.generators = GlobalGenerators(_seed_sequence(config))
@@ -146,12 +146,12 @@ class DeviceBatch:
         if isinstance(self._space, gymnasium.spaces.Box):
             self._bounds = [torch.as_tensor(bound, device=self.device) for bound in (self._space.low, self._space.high)]
         self._start = torch.as_tensor(getattr(self._space, "start", 0), device=self.device)
-        self._from_torch: Any = None  # converts tensors to the environment's arrays; from the reset
+        self._from_torch: Any = None  # converts tensors to the environment's arrays; set by a reset
         self._first: Tensor | None = None  # first observation [B, ...], until a rollout begins with it
         # Score of each environment's game so far. NaN: the game began with random actions, so its score is left out.
         self._score = torch.zeros(self.num_envs, dtype=torch.float64, device=self.device)
         self._ended = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)  # by the last step
-        # What a rollout lacked: a last observation, an allowed action, a dtype that holds its numbers.
+        # True if a rollout lacked a last observation, an allowed action, or a dtype that holds its numbers.
         self._lacks_final, self._lacks_choice, self._lacks_type = torch.zeros(3, dtype=torch.bool, device=self.device)
 
     @torch.no_grad()
@@ -352,9 +352,9 @@ class DeviceBatch:
         return [{"simulator": state, "score": self._score.cpu(), "ended": self._ended.cpu(), "generators": generators}]
 
     def set_state(self, state: list[dict[str, Any]]) -> list[int]:
-        """Continues from get_state's result, in place of `start`.
+        """Continues from get_state's result, instead of `start`.
 
-        Returns the environments that could only be restarted: all or none."""
+        Returns the environments that had to be restarted: all or none."""
         (saved,) = state
         if saved["simulator"] is None:
             self.start()

@@ -1,4 +1,4 @@
-"""Atari games on a GPU for the device sampler: what BatchSimulator does on the CPU, with tensors and without waits."""
+"""Steps Atari games on a GPU for the device sampler, like BatchSimulator on the CPU, but with tensors and no waits."""
 
 from itertools import repeat
 from typing import Any
@@ -17,8 +17,8 @@ from accel_rl.envs.spec import EnvSpec
 class CudaBatch:
     """A batch of Atari games that writes into time-major tensors.
 
-    It equals a BatchSimulator on the native simulator with reset_mode="reserve", if the game's start states can replace
-    resets. arrays: tensors of rollout_layout on a device, without a window. Its saved state is a BatchSimulator's."""
+    Equals a BatchSimulator on the native simulator with reset_mode="reserve", if the game's start states can replace
+    resets. arrays: tensors of rollout_layout on a device, without a window. Saved states are BatchSimulator's, too."""
 
     def __init__(self, config: BatchConfig, spec: EnvSpec, arrays: dict[str, Tensor]):
         self.config, self.spec, self.arrays = config, spec, arrays
@@ -26,7 +26,7 @@ class CudaBatch:
         history = max(spec.frame_stack - 1, 0)
         frames = arrays["observation"][history:].unbind()
         rows = {name: array.unbind() for name, array in arrays.items() if name not in ("restarts", "observation")}
-        # Views of each row, by name, made once: making one costs as much as using it.
+        # Views of each row, by name, are made once: making one costs as much as using it.
         self._views = [{name: views[t] for name, views in rows.items() if t < len(views)} for t in range(horizon + 1)]
         for views, row in zip(self._views, frames, strict=True):
             views["observation"] = row
@@ -89,7 +89,7 @@ class CudaBatch:
         self._counts |= over
 
     def pause(self) -> None:
-        """Does nothing: games that end start anew at once."""
+        """Does nothing: ended games restart at once."""
 
     def get_state(self) -> list[dict[str, Any]]:
         """Returns, in a pause, an entry per environment."""
@@ -103,7 +103,7 @@ class CudaBatch:
         return [{**dict(zip(names, column, strict=True)), "generators": None} for column in columns]
 
     def set_state(self, state: list[dict[str, Any]]) -> list[int]:
-        """Continues from get_state's result, in place of `start`. Returns the environments that start anew: none."""
+        """Continues from get_state's result, instead of `start`. Returns the environments that were restarted: none."""
         self.games.set_states([env["simulator"] for env in state])
         for name in ("score", "length", "counts"):
             kept = getattr(self, f"_{name}")

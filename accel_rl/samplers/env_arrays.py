@@ -70,8 +70,8 @@ class EnvArrays:
 def assign_envs(num_envs: int, num_workers: int) -> list[tuple[EnvRange, EnvRange]]:
     """Returns each worker's environments in each group.
 
-    A worker has equally many in both groups, so that it always has something to do. If the environments divide evenly
-    over the workers, but not over both groups of each, the first half of the workers serves group 0 and the second half
+    A worker has equally many in both groups, so it always has something to do. If the environments divide evenly over
+    the workers, but not over both groups of each, the first half of the workers serves group 0 and the second half
     group 1. Otherwise numbers differ by one: the first workers have more of group 0, the last ones of group 1."""
     half = num_envs // NUM_GROUPS
     if half % num_workers and num_envs % num_workers == 0 and num_workers % NUM_GROUPS == 0:

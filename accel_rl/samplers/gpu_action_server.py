@@ -3,13 +3,13 @@
 The rollout lives on the GPU. Each step of a group takes two uploads from pinned memory: the newest frames, and
 everything else that the environments wrote (PACKED), 16 bytes per environment. The rest is one CUDA graph: it assembles
 the stacks of frames, runs the network, chooses actions, and stores all of this into the rollout. The graph reads and
-increments the group's own step counter, so one graph serves all steps. The actions come back in one copy. An event
-tells when they have arrived; until then the server attends to the other group. Only the rare last frames of episodes
-are uploaded a second time for learning.
+increments the group's step counter, so one graph serves all steps. The actions come back in one copy. An event tells
+when they have arrived; until then, the server can serve the other group. Only the rare last frames of episodes are
+uploaded a second time for learning.
 
 Each group has its own stream; the learner uses the current one. A group waits for the learner's stream when a rollout
-begins and after each hook. The learner waits for the groups' streams before it receives a rollout. After its capture, a
-graph reads and writes the same memory for good.
+begins and after each hook. The learner waits for the groups' streams before it receives a rollout. Once captured, a
+graph always reads and writes the same memory.
 """
 
 import contextlib
@@ -36,8 +36,8 @@ logger = logging.getLogger("accel_rl")
 
 ROW = ("age", "reset")  # the part of PACKED that is known before step t
 STEP = ("reward", "terminated", "truncated", "valid")  # the part that is known after step t
-# Fields of one upload, beside the observation of row t: ROW of t and STEP of t - 1. The largest fields come first, so
-# that each lies at a multiple of its size.
+# Fields of the upload that accompanies the observation of row t: ROW of t and STEP of t - 1. The largest fields come
+# first, so each lies at a multiple of its size.
 PACKED = ("age", "reward", "terminated", "truncated", "valid", "reset")
 # The host keeps these rows of the window, too: it decides where episodes end, without asking the GPU. Workers continue
 # from the last row's age and reset.
@@ -54,7 +54,7 @@ class _Group:
         self.graph: Any = None
         self.timer = DeviceTimer(device)
         self.stream: Any = None
-        self.uploaded: Any = None  # event: the last upload, for which the learner waits
+        self.uploaded: Any = None  # event: the end of the last upload; the learner waits for it
         self.acted: Any = None  # event: the newest actions are in the host's memory
         self.must_wait = False  # the next action waits for the learner
         if device.type == "cuda":
@@ -100,10 +100,10 @@ class GpuActionServer(ActionServer):
         self._restarted = np.zeros(self.num_envs, bool)
         self._has_last_rows = False
         self._is_warm = False  # both groups have acted without a graph, as capturing requires
-        self._acts_as: tuple[Any, ...] = ()  # policy and modes that a graph has frozen
+        self._acts_as: tuple[Any, ...] = ()  # policy and modes at the capture of the graphs
 
     def _pack(self, arrays: dict[str, Array]) -> None:
-        """Makes the rows of PACKED on both sides: bytes [T + 1, B, 16] here, [window + T + 1, B, 16] on the device."""
+        """Allocates PACKED's rows on both sides: bytes [T + 1, B, 16] here, [window + T + 1, B, 16] on the device."""
         layout = np.dtype([(name, arrays[name].dtype) for name in PACKED])
         self._staging = torch.zeros(self.horizon + 1, self.num_envs, layout.itemsize, dtype=torch.uint8)
         if self.device.type == "cuda":
@@ -159,13 +159,13 @@ class GpuActionServer(ActionServer):
                 group.must_wait = True
 
     def _wait_for_learner(self, group: _Group) -> None:
-        """Orders what the group enqueues from now on after what the learner has enqueued."""
+        """Makes the group's later work on the GPU wait for what the learner has enqueued."""
         if group.must_wait:
             group.stream.wait_event(self._learned)
             group.must_wait = False
 
     def _wait_for_groups(self) -> None:
-        """Orders what the learner enqueues from now on after what the groups have enqueued."""
+        """Makes the learner's later work on the GPU wait for what the groups have enqueued."""
         for group in self._on_device:
             if group.stream:
                 group.uploaded.record(group.stream)
@@ -223,7 +223,7 @@ class GpuActionServer(ActionServer):
 
     @torch.no_grad()
     def _act(self, group: _Group) -> None:
-        """Enqueues the group's next step. It reads no value on the host, so that the same graph serves every step."""
+        """Enqueues the group's next step. It reads no value on the host, so the same graph serves every step."""
         columns, step, W = group.columns, group.step, self.window
         frames = self._here["observation"][:, columns].index_select(0, step + self._history_rows)
         if self.spec.frame_stack:
@@ -268,7 +268,7 @@ class GpuActionServer(ActionServer):
         return bool((changed | self._restarted[columns]).any())
 
     def _upload(self, here: Tensor, newest: Tensor) -> None:
-        """Copies a group's part of one row, contiguous on both sides and so a single transfer."""
+        """Copies a group's part of one row: a single transfer, since it is contiguous on both sides."""
         here.copy_(newest, non_blocking=True)
         self.bytes_moved += newest.nbytes
 

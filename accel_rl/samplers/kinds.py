@@ -1,6 +1,6 @@
 """The kinds of sampler: how each is planned, checked, built, described and tuned. settings/sampler_kinds.py lists them.
 
-Importing this imports neither torch nor NumPy.
+Importing this module imports neither torch nor NumPy.
 """
 
 from abc import ABC, abstractmethod
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from accel_rl.settings.resolve import Config
 
 MOST_WORKERS_PER_CPU = 2  # limit of the tuner's search
-ENVS_FACTORS = (0.5, 1, 2, 4)  # the tuner tries these multiples of the algorithm's own number
+ENVS_FACTORS = (0.5, 1, 2, 4)  # the tuner tries these multiples of the run's number of environments
 
 
 class SamplerKind(ABC):
@@ -29,14 +29,14 @@ class SamplerKind(ABC):
     title: ClassVar[str] = ""
     """The heading of these flags."""
     left_to_the_machine: ClassVar[tuple[str, ...]] = ()
-    """Those of these settings that `complete` chooses for the machine."""
+    """The settings among these that `complete` chooses for the machine."""
     merges_rollouts = False
-    """Whether rollouts are merged from segments of different lengths (`Algo.learns_from_segments`)."""
+    """True if rollouts are merged from segments of different lengths (`Algo.learns_from_segments`)."""
 
     # ---- how it is planned ----
 
     def preset_changes(self, chosen: dict[str, Any]) -> dict[str, Any]:
-        """Returns settings in which presets give way to what this kind can do. chosen: the user's own settings."""
+        """Returns settings that replace those of presets, to suit this kind. chosen: the user's own settings."""
         return {}
 
     def complete(self, settings: Any, run: RunSettings, plan: Plan) -> Any:
@@ -48,7 +48,7 @@ class SamplerKind(ABC):
         return 0
 
     def threads(self, run: RunSettings, num_cpus: int) -> tuple[int | None, int | None]:
-        """Returns torch's threads for sampling and for learning; None: to be chosen. num_cpus: for the network."""
+        """Returns torch's threads for sampling and for learning; None: make_plan chooses. num_cpus: for the network."""
         return run.sampling_threads, run.learning_threads
 
     # ---- how it is checked and built ----
@@ -65,7 +65,7 @@ class SamplerKind(ABC):
         """Imports and returns the sampler's class."""
 
     def own_arguments(self, config: "Config", tasks: "AuxiliaryTasks | None") -> dict[str, Any]:
-        """Returns the arguments that only this kind's constructor takes. tasks: those that learn from its rollouts."""
+        """Returns arguments that only this kind's constructor takes. tasks: the tasks that learn from its rollouts."""
         return {}
 
     def build(
@@ -79,18 +79,18 @@ class SamplerKind(ABC):
     # ---- how it is described ----
 
     def simulated_in(self, config: "Config") -> str:
-        """Returns a text on where environments are stepped, such as "100 environments in 4 workers"."""
+        """Describes where environments are stepped, as in "100 environments in 4 workers"."""
         return "this process"
 
     def show_simulators(self, config: "Config") -> str | None:
-        """Returns a line on its processes; None if the plan itself has one."""
+        """Returns a line about the sampler's processes; None if the plan has one."""
         return None
 
     # ---- how it is tuned ----
 
     def tunable(self, config: "Config", tune_envs: bool) -> dict[str, list[int]]:
-        """Returns the values to try of settings that change a run's speed but not what it learns, by name. tune_envs:
-        also of the number of environments, which does change it."""
+        """Returns values to try, by setting, that change a run's speed but not what it learns. tune_envs: includes the
+        number of environments, which does change it."""
         envs, threads = config.run.envs, list(range(1, config.plan.topology.num_busy + 1))
         values = {"envs": [int(envs * factor) for factor in ENVS_FACTORS if envs * factor >= 2]} if tune_envs else {}
         if config.device == "cpu":  # with a GPU there is almost nothing for threads to do
@@ -110,7 +110,7 @@ class SamplerKind(ABC):
         return f"{changes}: compare scores, too, before you use another number"
 
     def steps_held(self, config: "Config") -> int:
-        """Returns the most steps that it holds before anybody learns from them."""
+        """Returns the most steps that the sampler holds before the learner gets them."""
         return 0
 
 
@@ -124,7 +124,7 @@ class Serial(SamplerKind):
 
 
 class Alternating(SamplerKind):
-    """A sampler with workers: they step environments of two groups, which the network serves in turns."""
+    """A sampler with workers, which step two groups of environments; the network serves the groups in turn."""
 
     def requested_workers(self, run: RunSettings) -> int | None:
         if run.envs_per_worker is None:
@@ -160,7 +160,7 @@ class Device(SamplerKind):
     """A sampler of environments that come as one batch: the learner's process steps it, on the policy's device."""
 
     def preset_changes(self, chosen: dict[str, Any]) -> dict[str, Any]:
-        return {"sampling_threads": None}  # no simulators wait for the CPUs: 1,024 CartPoles gain 30 % on two
+        return {"sampling_threads": None}  # no simulators need the CPUs: 1,024 CartPoles gain 30 % on two
 
     def check(self, config: "Config", algo: "Algo", tasks: "AuxiliaryTasks | None") -> None:
         from gymnasium import spaces
@@ -179,7 +179,8 @@ class Device(SamplerKind):
             "wrappers": (",".join(run.wrappers), "are put around single environments"),
             "reset_mode": (run.reset_mode if run.reset_mode != reset_mode else "", reset),
             "on_env_error": (run.on_env_error if run.on_env_error != "fail" else "", "replaces single environments"),
-            "workers": (run.workers or run.envs_per_worker, "are simulator processes, which there are none of"),
+            "workers": (run.workers, "asks for simulator processes"),
+            "envs_per_worker": (run.envs_per_worker, "asks for simulator processes"),
         }
         for name, (value, why) in refused.items():
             if value:

@@ -1,4 +1,4 @@
-"""The sampler without processes: tests use it as their reference, and one can set breakpoints in it."""
+"""The sampler without processes: tests use it as their reference, and breakpoints work in it."""
 
 import time
 from typing import Any

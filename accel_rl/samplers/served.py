@@ -1,4 +1,4 @@
-"""What the serial and the alternating sampler share: one constructor, and an action server for their environments."""
+"""Defines what the serial and the alternating sampler share: a constructor, and an action server."""
 
 from abc import ABC, abstractmethod
 from dataclasses import replace

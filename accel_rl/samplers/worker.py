@@ -1,7 +1,7 @@
 """A simulator process: steps its environments whenever their actions are ready. Imports no torch.
 
-The environments form two groups, and a worker has some of each (or all of its own in one), so that it can step one
-while the other waits for its actions. For each group, a worker and the action server follow this protocol:
+The environments form two groups, and a worker has some of each (or only of one), so it can step one group while the
+other waits for its actions. For each group, a worker and the action server follow this protocol:
 
     server                                worker
     actions_ready.release()       ->      begins a rollout
@@ -11,10 +11,10 @@ while the other waits for its actions. For each group, a worker and the action s
                                   <-      obs_ready.release()           row t + 1 may be read
 
 So a worker announces T + 1 rows and receives actions T times per rollout. A countdown makes the last of a group's
-workers wake the server. All workers of a group wait for the same semaphore, so that one system call wakes them. Two
-such semaphores take turns, so that a fast worker cannot take a slow one's token. Between rollouts the server may send
-requests over the control connection; the worker answers each. End of file means that the server has gone. A worker may
-send warnings over it at any time.
+workers wake the server. All workers of a group wait for the same semaphore, so one system call wakes them. Two such
+semaphores alternate, so a fast worker cannot take a slow one's token. Between rollouts, the server may send requests
+over the control connection; the worker answers each. End of file means that the server is gone. A worker may send
+warnings at any time.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ from accel_rl.processes.child import reporting
 from accel_rl.samplers.env_arrays import NUM_GROUPS, EnvArraysSetup
 from accel_rl.samplers.worker_status import CURRENT_ENV, HEARTBEAT, ROWS_ANNOUNCED, WAITED_NS
 
-# A worker that waits in a rollout yields its CPU repeatedly for this long before it sleeps. Actions have mostly arrived
+# A worker that waits in a rollout yields its CPU repeatedly for this long before it sleeps. Actions usually arrive
 # by then, and waking a sleeping CPU takes tens of microseconds. On 2 cores, this gained 2 % of the simulation limit
 # with 8 environments per core, and 4 % with 2.
 SPIN_NS = 200_000
@@ -66,8 +66,8 @@ class WorkerSetup:
     """The first message to a worker, with all its settings.
 
     turns: for each group, the one of its two actions_ready semaphores that it waits for next.
-    replaces: the worker replaces one that died, so its environments start at once; evaluation_role: so do those of an
-        evaluation in progress.
+    replaces: the worker replaces one that died, so its environments start at once, as do those of an evaluation in
+        progress (evaluation_role).
     """
 
     index: int
@@ -84,7 +84,7 @@ class WorkerSetup:
 
 
 class Worker:
-    """The environments of one process: those of training and, while it lasts, of an evaluation."""
+    """The environments of one process, for training and, while one is in progress, for an evaluation."""
 
     def __init__(self, setup: WorkerSetup, control: "Connection[Any, Any]"):
         self._setup, self._control = setup, control
@@ -174,7 +174,7 @@ class Worker:
         self._status[ROWS_ANNOUNCED + group] += 1
 
     def _answer(self, request: str, argument: Any) -> Any:
-        if request == "start":  # a request of its own, since a resumed run sets states instead
+        if request == "start":  # a separate request, since a resumed run sets states instead
             return self._start(self._train)
         if request == "get_state":
             return [state for batch in self._train.values() for state in batch.get_state()]
@@ -211,7 +211,7 @@ class Worker:
             self._active.popitem()[1].close()
         self._active, self._pollers = self._train, {}
         # Environments may be large and contain reference cycles. Python collects these only after thousands of new
-        # objects, so a worker would keep the environments of tens of evaluations.
+        # objects, so a worker would keep the environments of dozens of evaluations.
         gc.collect()
 
     def _build(self, setup: EnvArraysSetup, config: BatchConfig) -> dict[int, EnvBatch]:

@@ -1,8 +1,8 @@
 """Starts the simulator processes for the server, waits for them, and handles their failures.
 
-No wait outlives its process: a worker that raises, exits, is killed or hangs ends the wait with a RunError that names
-it. With on_env_error="restart" it is lost instead: its environments stand still until the pause, where a new process
-takes its place.
+No wait lasts forever: if a worker raises, exits, is killed or hangs, the wait ends with a RunError that names it. With
+on_env_error="restart", the worker is lost instead: its environments stand still until the pause, when a new process
+replaces it.
 """
 
 import itertools
@@ -29,7 +29,7 @@ from accel_rl.samplers.worker_status import WorkerStatus
 
 POLL_INTERVAL_S = 0.5  # how often a wait checks that the workers still make progress
 SPIN_S = 0.0001  # a wait for workers yields its CPU repeatedly for this long before it sleeps, like `worker.SPIN_NS`
-ACT_S = 0.0005  # longer than an act of a GPU that does nothing else: 0.14 to 0.3 ms for 8 to 448 games on an H200
+ACT_S = 0.0005  # longer than an otherwise idle GPU takes to act: 0.14 to 0.3 ms for 8 to 448 games on an H200
 DONE_BY_NEW_WORKERS = ("start", "open_evaluation", "close_evaluation")  # requests that new workers do not need again
 
 
@@ -100,7 +100,7 @@ class WorkerPool:
         """Waits for all workers of one of these groups; then that group's newest rows are safe to read.
 
         Returns the group that is ready first; if several are, the first one named. is_done: called first and
-        repeatedly; returns None once it returns True."""
+        repeatedly; once it returns True, this method returns None."""
         start = time.monotonic()
         while True:
             if is_done and is_done():
@@ -116,8 +116,8 @@ class WorkerPool:
     def _pause_s(self, waited_s: float) -> float:
         """Returns how long to wait for workers before asking a GPU again.
 
-        A GPU has no descriptor to wait for. A server with its own core asks all the time; otherwise it leaves the CPU
-        to the workers after ACT_S."""
+        A GPU has no descriptor to wait for. A server with its own core keeps asking; otherwise it leaves the CPU to
+        the workers after ACT_S."""
         return 0.0 if self._spin or waited_s < ACT_S else 0.001
 
     def announce_actions(self, group: int) -> None:
@@ -137,9 +137,9 @@ class WorkerPool:
         self._turn[group] = 1 - self._turn[group]
 
     def end(self) -> None:
-        """Ends a rollout: new processes take the places of lost workers.
+        """Ends a rollout: new processes replace lost workers.
 
-        Raises RunError if a semaphore has a token left over, which would lose synchronization."""
+        Raises RunError if a semaphore has a token left over, since that breaks synchronization."""
         self._in_rollout = False
         if left := self.tokens_left():
             raise RunError(f"out of step with the workers: {left} announcements left over after a rollout")
@@ -177,7 +177,7 @@ class WorkerPool:
         return [states[env] for env in range(self.train.num_envs)]
 
     def set_state(self, states: list[Any]) -> list[int]:
-        """Continues from get_state's result, in place of `start`; returns the environments that started anew."""
+        """Continues from get_state's result, instead of `start`. Returns the environments that were restarted."""
         parts = [[states[env] for env in self.train.envs_of(worker)] for worker in sorted(self._pool.children)]
         return sorted(env for own_envs in self.request("set_state", parts) for env in own_envs)
 
@@ -229,7 +229,7 @@ class WorkerPool:
                 return [fd for fd, _ in ready]
 
     def _poll(self, timeout_s: float, spin_s: float) -> list[tuple[int, int]]:
-        """Returns what is readable within timeout_s. Yields its CPU for spin_s before it sleeps."""
+        """Returns what is readable within timeout_s. Before it sleeps, yields the CPU repeatedly for spin_s."""
         deadline = time.monotonic() + spin_s
         while time.monotonic() < deadline:
             if ready := self._poller.poll(0):
@@ -325,7 +325,7 @@ class WorkerPool:
     def _reset_semaphores(self, group: int) -> None:
         """Gives a group's semaphores the values that its remaining workers expect: a dead one may leave any value.
 
-        Waits for the living ones first, so that none of them changes a semaphore at the same time."""
+        Waits for the living ones first, so none of them changes a semaphore at the same time."""
         deadline = time.monotonic() + self._timeout_s
         while time.monotonic() < deadline and any(
             self._pool.children[worker].poll() is None for worker in self._late_members(group)
@@ -340,7 +340,7 @@ class WorkerPool:
         self._ready[group] = not late and self._rows_read[group] < self._acted[group] + 2
 
     def _replace_lost(self) -> None:
-        """Starts a process with new environments in place of each lost worker, between two rollouts."""
+        """Replaces each lost worker with a process that has new environments, between two rollouts."""
         lost, self._lost = self._lost, {}
         for worker, setup in lost.items():
             self.status.reset(worker)

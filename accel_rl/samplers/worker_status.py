@@ -33,7 +33,7 @@ class WorkerStatus:
         return int(self._status[worker, ROWS_ANNOUNCED + group] - self._rows_before[worker, group])
 
     def finish_rollout(self, num_rows: Array) -> None:
-        """Counts the rows of a rollout that has ended, num_rows [num_workers, NUM_GROUPS], as earlier ones."""
+        """Adds the rows of an ended rollout, num_rows [num_workers, NUM_GROUPS], to those of earlier rollouts."""
         self._rows_before += num_rows
 
     def reset(self, worker: int) -> None:
@@ -42,7 +42,7 @@ class WorkerStatus:
         self._signs.restart(worker)
 
     def restart_clocks(self) -> None:
-        """Gives all workers their whole time limit again."""
+        """Restarts the time limits of all workers."""
         self._signs.restart()
 
     def find_hung(self, late: list[int], woken_at: Array, timeout_s: float) -> list[int]:

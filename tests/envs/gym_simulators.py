@@ -1,4 +1,4 @@
-"""Simulators of gymnasium's environments and of toys, and whether their states are exact."""
+"""Makes simulators of gymnasium's and toy environments, and asserts that their states are exact."""
 
 import pickle
 from typing import Any
@@ -19,7 +19,7 @@ def make(name: str, seed: int = 0, wrappers: tuple[str, ...] = (), **options: An
 
 
 def trace(simulator: GymSimulator, row: np.ndarray, steps: int, seed: int = 0) -> list[Any]:
-    """Returns what the next steps look like, with resets."""
+    """Returns the outcomes and rows of the next steps, resets included."""
     rng = np.random.default_rng(seed)
     space: Any = simulator.spec.action_space
     found: list[Any] = []
@@ -37,7 +37,7 @@ def trace(simulator: GymSimulator, row: np.ndarray, steps: int, seed: int = 0) -
 
 
 def assert_state_is_exact(name: str, steps: int, **options: Any) -> int:
-    """Asserts that another simulator goes on from the state after some steps (0: before the first reset) as the one
+    """Asserts that another simulator goes on from the state after some steps (0: before the first reset) like the one
     that saved it. Returns the size of the state in bytes."""
     (original, row), (copy, row_copy) = make(name, 1, **options), make(name, 2, **options)
     if steps:

@@ -1,4 +1,4 @@
-"""A game that plays a script, on a cartridge: both simulators run it, each on its own emulator.
+"""A cartridge whose game plays a script. Both simulators run it, each on its own emulator.
 
 The cartridge takes the place of one of ale-py's games, whose rules read rewards, lives and the end from its RAM.
 """
@@ -22,10 +22,10 @@ GAME = "donkey_kong"  # all 18 actions; lives in 0xA3, score / 100 in 0x87 and 0
 POINTS = 100  # the unit of this game's score
 _MOST_FRAMES = 64  # the last frame's entries hold from then on
 _LOG = 0x40  # 64 bytes of RAM that remember what was pressed
-_LOGGED = 0x1D  # the number of the next one
+_LOGGED = 0x1D  # the address of the next entry's number
 _RESET = 1  # log entry of a reset; in other entries, bits 4 to 7 and 3 are 0 for closed contacts and the button
 
-# Only frames count that follow a reset's pressing of the Reset switch. RAM remembers everything from reset to reset.
+# Only frames after a reset has pressed the Reset switch count. RAM keeps its contents from reset to reset.
 _PROGRAM = """
       LDA $98
       CMP #$A5
@@ -107,12 +107,12 @@ line: STA WSYNC
       BNE line
       JMP frame
 """
-# Each frame's grey value is lower than the one before: of two screens the older one is the maximum.
+# Gray values fall from frame to frame, so the maximum of two screens is the older one.
 _GREYS = np.unique(grey_palette(False)[::2])[::-1][:_MOST_FRAMES]
 
 
 class Script:
-    """Says what happens in frame 1, 2, 3, ... counted over all games, without those of resets.
+    """Defines what happens in frames 1, 2, 3, ..., counted over all games without the frames of resets.
 
     rewards: {frame: reward in POINTS}. lives: {frame: lives from then on}. over: frames in which a game is over.
     """
@@ -133,16 +133,16 @@ class Script:
         lines = [f"{name}: .byte {', '.join(map(str, values))}\n" for name, values in tables.items()]
         self.rom = assemble(_PROGRAM + "".join(lines))
         self.frame = 0
-        """How many frames have been played, as far as `take_pressed` has seen them."""
+        """The number of frames that have been played up to the last `take_pressed`."""
 
     def watch(self, simulator: Any, game: str) -> None:
-        """Begins to watch the simulator that plays this script in the place of a game."""
+        """Begins to watch the simulator that plays this script in place of a game."""
         self._simulator, self._taken = simulator, int(ram(simulator)[_LOGGED])
-        # The buttons of paddles are where joysticks go to the right.
+        # A paddle's button has the contact of a joystick's right direction.
         self._names = ("up", "down", "left", "fire") if game_of(game).paddles else ("up", "down", "left", "right")
 
     def take_pressed(self) -> list[str]:
-        """Returns what was pressed in each frame since the last call (less than 64), and RESET at a reset."""
+        """Returns what was pressed in each frame since the last call (fewer than 64), and RESET at a reset."""
         memory = ram(self._simulator)
         number = (int(memory[_LOGGED]) - self._taken) % 64
         entries = [int(memory[_LOG + (self._taken + entry) % 64]) for entry in range(number)]
@@ -158,7 +158,7 @@ class Script:
 def play(
     kind: str, folder: Path, script: Script, game: str = GAME, preset: str = "stooke", seed: int = 0, **options: Any
 ) -> tuple[Any, Any]:
-    """Returns a simulator on the script, after its reset, and the row that it writes to."""
+    """Returns a simulator that plays the script, after its reset, and the row that it writes to."""
     path = folder / f"{game}.bin"
     path.write_bytes(script.rom)
     with pytest.MonkeyPatch.context() as patch:

@@ -1,4 +1,4 @@
-"""Both simulators against ale-py, whose screens are processed in the slow and obvious way."""
+"""Both simulators against ale-py, whose screens are processed in the slow, obvious way."""
 
 import itertools
 
@@ -117,7 +117,7 @@ def compare(game, preset, steps, options):
     return ended, over
 
 
-# The fast tests have each height of screen with each way to resize it, several lives, whole games, and colours.
+# The fast tests cover each screen height with each way to resize it, several lives, whole games, and colors.
 STEPS = {("breakout", "stooke", False): 300, ("seaquest", "stooke", False): 60, ("pong", "v5", False): 60}
 STEPS |= {("space_invaders", "dqn84", False): 60, ("carnival", "stooke", False): 60}
 STEPS |= {("adventure", "stooke", False): 60, ("breakout", "stooke", True): 40, ("carnival", "dqn84", True): 40}
@@ -129,7 +129,7 @@ SLOW_STEPS[("breakout", "v5", False)] = 500
     ("case", "steps"), [*STEPS.items(), *(pytest.param(*each, marks=pytest.mark.slow) for each in SLOW_STEPS.items())]
 )
 def test_frames_and_outcomes(case, steps):
-    """Every frame, reward, score, life and reset equals the reference's, step by step, in grey and in colour."""
+    """Every frame, reward, score, life and reset equals the reference's, step by step, in gray and in color."""
     game, preset, color = case
     ended, over = compare(game, preset, steps, {"color": True, "frame_stack": 1} if color else {})
     if game == "breakout" and steps >= 300:

@@ -35,7 +35,7 @@ def test_presses_at_the_start(play, game, presses):
 
 @pytest.mark.parametrize(("seed", "noops", "frame"), [(2, 0, 3), (4, 2, 8)])
 def test_game_lost_during_noops(play, seed, noops, frame):
-    """A game that is lost during its no-ops is reset again and begins without more of them."""
+    """A game that is lost during its no-ops is reset again and begins without further ones."""
     script = Script(over=[5])  # after two no-ops
     _, row = play(script, noop_max=2, seed=seed)
     again = ["RESET", *START] if noops == 2 else []
@@ -104,14 +104,14 @@ def test_bonus_life_then_loss(play):
 
 
 def test_life_lost_by_the_presses(play):
-    """A life that is lost in the presses does not end the next life's first step."""
+    """A life that is lost during the presses does not end the next life's first step."""
     simulator, row = play(Script(lives={0: 3, 5: 2, 9: 1}))
     assert simulator.step(0, row)[:5] == (0, 0, True, False, False)
     assert simulator.step(0, row) == (0, 0, False, False, False, None)
 
 
 def test_no_lives_left_is_no_lost_life(play):
-    """A game without lives left that is not over yet presses no start buttons."""
+    """No start buttons are pressed in a game that has no lives left but is not over yet."""
     script = Script(lives={0: 1, 5: 0}, over=[11])
     simulator, row = play(script)
     script.take_pressed()
@@ -122,7 +122,7 @@ def test_no_lives_left_is_no_lost_life(play):
 
 
 def test_game_lost_by_the_presses(play):
-    """A game that ends in the presses after a lost life is over with that step."""
+    """A game that ends during the presses after a lost life is over with that step."""
     simulator, row = play(Script(lives={0: 3, 5: 2}, over=[10]))
     outcome = simulator.step(0, row)
     assert outcome[:5] == (0, 0, True, False, True) and shown(outcome.last_frame) == 6

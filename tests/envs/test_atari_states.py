@@ -1,4 +1,4 @@
-"""States of Atari games, passed between the simulators: the game goes on as if nothing had happened."""
+"""States of Atari games that pass between the simulators, where the games go on unchanged."""
 
 import numpy as np
 import pytest
@@ -55,10 +55,10 @@ def test_the_other_simulator_continues(first, second, game):
 
 
 def test_a_conversion_is_tried(monkeypatch):
-    """A converted state is played as a trial; a wrong RAM, score or picture refuses the conversion."""
+    """A converted state is tried out; if its RAM, score or picture is wrong, the conversion is refused."""
     original, load = simulator("ale", "breakout"), BatchAtari.load_ale_state
     original.reset(np.zeros(original.spec.row_shape, np.uint8))
-    background = words.REGISTER + 0x09  # its colour
+    background = words.REGISTER + 0x09  # its color
     for word, change in ((words.RAM + 0x39, 1), (words.SCORE, 1), (background, 0x0E)):
 
         def load_wrongly(atari, env, state, word=word, change=change):

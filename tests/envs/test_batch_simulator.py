@@ -14,7 +14,7 @@ from tests.helpers.simulators import NATIVE_FIRST
 
 
 class Batch:
-    """A BatchSimulator with arrays of its own, which hold garbage before the first rollout."""
+    """A BatchSimulator with its own arrays, which hold garbage before the first rollout."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ def assert_column(found, column, rows, reward, ends, valid, reset, games=None, f
 
 
 def test_immediate_resets():
-    """With immediate resets, the row after an end is the next game's first, inside of rollouts and at their edges."""
+    """With immediate resets, the row after an end is the next game's first, inside rollouts and at their edges."""
     batch = Batch("Counting", horizon=4, num_envs=2, options={"lengths": [3, -2]}).start()
     actions = np.array([[0, 1]] * 4)
     found = batch.rollout(actions)
@@ -123,7 +123,7 @@ def test_wait_resets():
 @pytest.mark.parametrize("simulator", NATIVE_FIRST)
 @pytest.mark.parametrize("reset_mode", ["immediate", "wait"])
 def test_lost_life_is_no_reset(reset_mode, simulator):
-    """A lost life marks no new game, ends no score and begins a new stack."""
+    """A lost life begins a new stack, but no new game, and ends no score."""
     options = {"noop_max": 0}
     batch = Batch("breakout", horizon=50, options=options, reset_mode=reset_mode, simulator=simulator).start()
     found = [batch.rollout(actions=0) for _ in range(2)]
@@ -192,7 +192,7 @@ def test_games_with_random_play_are_not_scored():
     """Games with random steps are not scored; whole games are, even the first."""
     found = decorrelated(lengths=(4,))
     assert found["reset"][0].all()
-    assert set(found["observation"][0, :, 0]) == {0, 1}  # some games ended in the random play
+    assert set(found["observation"][0, :, 0]) == {0, 1}  # some games ended during the random play
     for column in range(40):
         ends = np.nonzero(found["terminated"][:, column])[0]
         first_steps = ends[0] + 1
@@ -307,7 +307,7 @@ def test_results_do_not_depend_on_the_split(case):
 
 @pytest.mark.parametrize("case", ["breakout_v5", "cartpole", "decorrelated"])
 def test_seeds_and_roles(case):
-    """Seeds and roles, such as training and evaluation, have different games."""
+    """Different seeds, and roles such as training and evaluation, have different games."""
 
     def first_rollout(**change):
         batch = Batch(horizon=60, num_envs=2, **{**CASES[case], **change}).start()

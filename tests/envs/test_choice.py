@@ -55,7 +55,7 @@ def pong_differs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_auto_is_native_in_all_games_of_the_table() -> None:
-    """All 104 games are exact by the table, so `auto` chooses the native simulator."""
+    """All 104 games are exact according to the table, so `auto` chooses the native simulator."""
     assert len(games()) == 104
     for game in games():
         assert choose_simulator(EnvConfig(game)) == ("native", f"{game} is exact by emulator/exactness.csv")
@@ -63,7 +63,7 @@ def test_auto_is_native_in_all_games_of_the_table() -> None:
 
 
 def test_auto_is_ale_in_a_game_that_differs(pong_differs: None, caplog: pytest.LogCaptureFixture) -> None:
-    """`auto` chooses ale in a game that differs or is not compared; native there is warned about."""
+    """`auto` chooses ale for a game that differs or was not compared; choosing native there logs a warning."""
     name, why = choose_simulator(EnvConfig("pong"))
     assert name == "ale" and "pong: seed 1, frame 7: RAM differs at 3" in why
     assert choose_simulator(EnvConfig("breakout"))[0] == "ale", "it has not been compared"
@@ -80,7 +80,7 @@ def test_auto_is_ale_in_a_game_that_differs(pong_differs: None, caplog: pytest.L
 
 @pytest.mark.parametrize("installed", ["0.12.1", "0.13.0"])
 def test_another_ale_py_is_named(installed: str, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
-    """With another ale-py than the compared one, native warns and names both versions."""
+    """If ale-py is not the compared version, native warns and names both versions."""
     assert choose_simulator(EnvConfig("pong"))[0] == "native"
     real = importlib.metadata.version
     monkeypatch.setattr(importlib.metadata, "version", lambda name: installed if name == "ale-py" else real(name))
@@ -137,12 +137,12 @@ def test_numbers_beyond_32_bits(name: str) -> None:
     ("env", "simulator", "words"),
     [
         ("pong", "nativ", "did you mean native"),
-        ("CartPole-v1", "native", "simulator=native is a setting of Atari games, but CartPole-v1 is none"),
-        ("CartPole-v1", "ale", "simulator=ale is a setting of Atari games, but CartPole-v1 is none"),
+        ("CartPole-v1", "native", "simulator=native is a setting of Atari games, but CartPole-v1 is not one"),
+        ("CartPole-v1", "ale", "simulator=ale is a setting of Atari games, but CartPole-v1 is not one"),
     ],
 )
 def test_bad_input(env: str, simulator: str, words: str) -> None:
-    """An unknown simulator, or one for an environment that is no Atari game, is refused."""
+    """An unknown simulator, or one for an environment that is not an Atari game, is refused."""
     with pytest.raises(UsageError, match=words):
         make_env(env, simulator=simulator)
     with pytest.raises(UsageError, match=words):

@@ -1,4 +1,4 @@
-"""Ids of other frameworks: what they mean here is said, once, and what is unknown here is named as it is here."""
+"""Ids of other frameworks: a different meaning is logged once, and an unknown id is answered with its name here."""
 
 import warnings
 from pathlib import Path
@@ -18,7 +18,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "coming_from.md").read_text()
 
 @pytest.mark.parametrize("env_id", ["PongNoFrameskip-v4", "Pong-v0", "ale_py:ALE/Pong-v5"])
 def test_a_plain_atari_game_is_named_as_such(env_id: str) -> None:
-    """What gymnasium registers without any processing is told apart from the games that have it."""
+    """An id that gymnasium registers without any processing is described as the plain game."""
     said = describe_difference(EnvConfig(env_id))
     assert said and said.startswith(f"{env_id} is the plain game") and "--env pong, or ALE/Pong-v5," in said
     assert "104x80 in stacks of 4, 4 frames a step" in said
@@ -30,7 +30,7 @@ def test_a_plain_atari_game_is_named_as_such(env_id: str) -> None:
 def test_an_older_version_is_named_once() -> None:
     """gymnasium's warnings, one from each process, are replaced by one that says what the newer version changes."""
     assert describe_difference(EnvConfig("CartPole-v0")) == (
-        "CartPole-v0 is out of date: there is CartPole-v1, of at most 500 steps an episode rather than 200"
+        "CartPole-v0 is out of date: there is CartPole-v1, with at most 500 steps per episode instead of 200"
     )
     assert describe_difference(EnvConfig("HalfCheetah-v4")) == "HalfCheetah-v4 is out of date: there is HalfCheetah-v5"
     with warnings.catch_warnings():
@@ -56,7 +56,7 @@ def test_what_means_the_same_is_not_mentioned(env_id: str) -> None:
     ],
 )
 def test_an_unknown_id_is_answered_with_its_name_here(env_id: str, advice: str) -> None:
-    """No other environment is proposed for one that has a name here, and the page has these ids."""
+    """An unknown id that has a name here is answered with that name, and not with a similar id."""
     with pytest.raises(UsageError, match=rf"^unknown environment '{env_id}': .*{advice}"):
         _find(env_id)
 
@@ -68,7 +68,7 @@ def test_an_id_of_envpool_is_answered_with_its_prefix() -> None:
 
 
 def test_every_atari_id_of_gymnasium_names_its_game() -> None:
-    """No game is taken for another one."""
+    """Every Atari id of gymnasium is answered with its own game."""
     for env_id, spec in gymnasium.registry.items():
         if spec.entry_point == "ale_py.env:AtariEnv":
             for name in (env_id, env_id.replace("-v", "-ram-v"), env_id.partition("-")[0]):

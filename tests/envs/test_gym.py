@@ -60,7 +60,7 @@ def test_where_the_channels_are(shape, axes, row_shape, dtype):
 
 
 def test_discrete_spaces_that_do_not_start_at_zero():
-    """Discrete actions reach the environment in its own numbers."""
+    """Discrete actions reach the environment in its own numbering."""
     simulator, row = make("DiscreteObservation", start=10, action_start=-1)
     simulator.reset(row)
     assert int(row) == 10
@@ -98,7 +98,7 @@ def test_box_actions_are_clipped():
     ],
 )
 def test_bad_values_name_the_step(how, words):
-    """A bad observation or reward raises an error in one line that names its step."""
+    """A bad observation or reward raises a one-line error that names its step."""
     simulator, row = make("Broken", how=how, at_step=2)
     simulator.reset(row)
     simulator.step(0, row)
@@ -138,7 +138,7 @@ def play(simulator, row, action=0, num_steps=1):
     ],
 )
 def test_the_old_api(name, options, words):
-    """An environment of the API before 0.26 is refused with what it must return."""
+    """An environment with the API before 0.26 is refused, and the error says what it must return."""
     simulator, row = make(name, **options)
     with pytest.raises(RunError, match=f"{words}.* return exactly these$"):
         play(simulator, row)
@@ -152,7 +152,7 @@ def test_a_reset_without_a_seed(name, options):
 
 
 def test_out_of_bounds():
-    """The first observation of an episode must be in its bounds; later ones are not checked, for speed."""
+    """The first observation of an episode must be within its bounds; later ones are not checked, for speed."""
     simulator, row = make("Broken", how="out_of_bounds", at_step=0)
     with pytest.raises(RunError, match="first observation of an episode is out of the declared bounds"):
         simulator.reset(row)
@@ -274,7 +274,7 @@ def test_unbounded_spaces():
     ],
 )
 def test_spaces_that_change(declares, words):
-    """An observation of another size than the declared one raises an error with both."""
+    """An observation whose size is not the declared one raises an error with both sizes."""
     simulator, row = make("Growing", declares=declares, grows_at=2)
     simulator.reset(row)
     simulator.reset(row)
@@ -318,7 +318,7 @@ def test_state_is_exact(name, options, steps):
 
 @pytest.mark.parametrize("name", ["Unpicklable", "Deceptive"])
 def test_no_state(name):
-    """An environment whose state cannot be pickled, or takes another course, has no state."""
+    """An environment has no state if it cannot be pickled, or if its copy behaves differently."""
     simulator, row = make(name)
     simulator.reset(row)
     assert simulator.get_state() is None

@@ -83,7 +83,7 @@ def play(env, simulator, frame, steps, rng):
 
 @pytest.mark.parametrize(("options", "simulator"), [({}, "ale"), ({"frame_stack": 1, "color": True}, "native")])
 def test_stack(options, simulator):
-    """Stacks hold the latest frames of one life in order, and a reset after a lost life keeps the others."""
+    """Stacks hold the latest frames of one life in order, and a reset after a lost life continues the game."""
 
     def stacked(frames):
         return frames[-1] if "color" in options else frames[-options.get("frame_stack", 4) :]
@@ -128,7 +128,7 @@ def test_truncated_game_starts_anew():
 
 
 def test_seeded_reset_starts_anew():
-    """A seeded reset begins at once a game that follows from the seed."""
+    """A seeded reset immediately begins a game that depends only on the seed."""
     env = make_env("breakout", preset="v5")
 
     def play(seed):
@@ -154,7 +154,7 @@ def test_observations_are_copies():
 
 
 def test_render():
-    """`render` returns the whole screen in colour."""
+    """`render` returns the whole screen in color."""
     env = make_env("pong", render_mode="rgb_array")
     env.reset(seed=0)
     picture = env.render()
@@ -172,7 +172,7 @@ def test_gymnasium_ids_with_options():
 
 
 def test_factories():
-    """A factory gets the options that are given, and a seed or render mode only if it takes them."""
+    """A factory gets the given options, and a seed or render mode only if it takes them."""
     env = make_env(f"{TOYS}:with_anything", color="red")
     assert env.arguments == {"color": "red"}  # gymnasium.make(id, **arguments) would pass them on
     assert make_env(f"{TOYS}:with_anything", render_mode="rgb_array").arguments["render_mode"] == "rgb_array"
@@ -208,7 +208,7 @@ def test_unknown_names(env_id, nearest):
 
 
 def test_a_module_that_lacks_another(tmp_path, monkeypatch):
-    """A module that lacks another raises the error for the missing one."""
+    """A module whose import of another fails raises the error about the missing one."""
     (tmp_path / "lacking_envs.py").write_text("import lacking\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ModuleNotFoundError, match="No module named 'lacking'"):
@@ -274,8 +274,8 @@ def test_wrappers():
             "gymnasium.wrappers:ResizeObservation",
             ["alone", "shape", "def wrap(env): return ResizeObservation(env, ...)"],
         ),
-        ("gymnasium.wrappers.vector:FlattenObservation", ["is no gymnasium.Wrapper"]),
-        ("collections:Counter", ["is no gymnasium.Wrapper"]),
+        ("gymnasium.wrappers.vector:FlattenObservation", ["is not a gymnasium.Wrapper"]),
+        ("collections:Counter", ["is not a gymnasium.Wrapper"]),
         (f"{TOYS}:TOYS_VERSION", ["an object of type int"]),
         (f"{TOYS}:forgetful_wrapper", ["returned None; a wrapper must return a gymnasium.Env"]),
         ("json:dumps", ["failed around <Counting", "TypeError: ", "not JSON serializable"]),

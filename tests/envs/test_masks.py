@@ -127,7 +127,7 @@ def test_random_actions_are_uniform() -> None:
 
 
 def test_states_of_strict_environments_are_exact() -> None:
-    """A state is found exact also in an environment that raises at actions that are not allowed."""
+    """A state is found exact even in an environment that raises at disallowed actions."""
     simulator = make({"nvec": [3, 4]})
     simulator.reset(np.zeros(simulator.spec.row_shape, simulator.spec.row_dtype))
     assert simulator.get_state() is not None

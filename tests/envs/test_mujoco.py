@@ -23,7 +23,7 @@ def test_state_is_exact(name, steps):
 
 @pytest.mark.slow
 def test_it_is_recorded(tmp_path: Path) -> None:
-    """A game is recorded without a screen; skipped if there is no EGL to draw with."""
+    """An episode is recorded without a display; skipped if there is no EGL to draw with."""
     source = "import gymnasium; e = gymnasium.make('Hopper-v5', render_mode='rgb_array'); e.reset(); e.render()"
     drawn = subprocess.run([sys.executable, "-c", f"import os; os.environ['MUJOCO_GL'] = 'egl'; {source}"])
     if drawn.returncode:

@@ -1,4 +1,4 @@
-"""probe_spec: the spaces of an environment, whose code must not reach the learner's process."""
+"""probe_spec finds the spaces of an environment without running its code in the learner's process."""
 
 import os
 import sys
@@ -57,7 +57,7 @@ def test_usage_errors():
 
 
 def test_strangers_code_stays_outside(tmp_path, monkeypatch):
-    """A user's module in the current folder is found, and not imported into the learner's process."""
+    """A user's module in the current folder is found, but not imported into the learner's process."""
     source = "import gymnasium\n\ndef make():\n    return gymnasium.make('CartPole-v1')\n"
     (tmp_path / "module_of_a_stranger.py").write_text(source)
     monkeypatch.chdir(tmp_path)
@@ -87,7 +87,7 @@ def test_the_time_of_a_step():
 
 
 def test_the_fastest_chunk_counts(monkeypatch):
-    """Single slow steps, such as a first one that compiles, do not make an environment dear."""
+    """Single slow steps, such as a first one that compiles, do not make an environment count as slow."""
     times = iter([0.0] + [t for step in range(64) for t in (step, step + (0.5 if step else 0.9), step)])
     monkeypatch.setattr(probe, "STEPS_S", 1e9)
     monkeypatch.setattr(probe, "CHUNK_S", 1e9)
@@ -98,7 +98,7 @@ def test_the_fastest_chunk_counts(monkeypatch):
 
 
 def test_masked_actions_are_tried():
-    """Steps are timed with allowed actions: this environment raises at others."""
+    """Steps are timed with allowed actions; this environment raises at others."""
     config = EnvConfig("tests.helpers.masked_envs:Masked", wrappers=("tests.helpers.masked_envs:Strict",))
     spec = forks.probe_spec(replace(config, mask_sources=None), is_timed=True)
     assert spec.mask_sources == ("info",) and spec.step_s > 0
@@ -106,7 +106,7 @@ def test_masked_actions_are_tried():
 
 @pytest.mark.parametrize("how", ["raise", "exit", "hang"])
 def test_environments_that_break_at_a_step(how, monkeypatch):
-    """An environment that breaks while it is timed has a spec without a time: a worker will report the error."""
+    """An environment that breaks while it is timed gets a spec without a time; a worker will report the error."""
     monkeypatch.setattr(probe, "TRIAL_S", 0.1)  # the process is a fork of this one
     config = EnvConfig(f"{TOYS}:Broken", options={"how": how})
     spec = forks.probe_spec(config, is_timed=True)
@@ -115,6 +115,6 @@ def test_environments_that_break_at_a_step(how, monkeypatch):
 
 @pytest.mark.parametrize("env_id", [f"{TOYS}:GlobalChance", "vector:CartPole-v1"])
 def test_environments_whose_results_depend_on_the_workers_have_no_time(env_id):
-    """An environment that draws from np.random or random, or comes in batches, has no time, so that the number of
-    workers does not follow from a measurement."""
+    """An environment that draws from np.random or random, or comes in batches, is not timed, since its number of
+    workers must not depend on a measurement."""
     assert forks.probe_spec(EnvConfig(env_id), is_timed=True).step_s is None

@@ -1,4 +1,4 @@
-"""Row writers: the numbers of the general conversion for observations as declared, and a refusal of all others."""
+"""Row writers give the general conversion's numbers for observations as declared, and refuse all others."""
 
 from typing import Any
 
@@ -107,7 +107,7 @@ def test_accepted_observations_have_no_mismatch() -> None:
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("in_dict", [False, True])
 def test_float64_beyond_float32_is_described(in_dict: bool) -> None:
-    """A number of float64 that float32 cannot hold is described in words, without a warning of numpy's."""
+    """A float64 number that float32 cannot hold is described in words, without a NumPy warning."""
     numbers = spaces.Box(-np.inf, np.inf, (2,), np.float64)
     observed = Observed(spaces.Dict({"arm": numbers}) if in_dict else numbers, spaces.Discrete(2), (), "toy")
     row, huge = np.zeros(2, np.float32), np.array([1, 1e300])

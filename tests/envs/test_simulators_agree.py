@@ -53,7 +53,7 @@ def test_in_all_ways_to_reset(case):
 
 
 def test_actions_that_do_not_exist(caplog):
-    """In both simulators, an action that does not exist fails or replaces its own environment, equally."""
+    """An action that does not exist fails, or replaces only its environment, equally in both simulators."""
     options = {"max_episode_steps": 9, "noop_max": 1}
     compare("breakout", "stooke", options, count=2, wrong_actions=1, restart_on_error=True)
     assert len(caplog.records) == 2 * 4

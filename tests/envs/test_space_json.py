@@ -1,4 +1,4 @@
-"""Spaces as JSON: they are read as they were written; anything else costs neither time nor memory."""
+"""Spaces as JSON are read as they were written; anything else costs neither time nor memory."""
 
 import inspect
 import json
@@ -84,7 +84,7 @@ BAD = [
 
 @pytest.mark.parametrize(("value", "message"), BAD, ids=range(len(BAD)))
 def test_what_is_no_space_is_one_short_line(value: Any, message: str) -> None:
-    """A value that describes no space, or too large a one, is refused in one short line."""
+    """A value that describes no space, or one that is too large, is refused in one short line."""
     with pytest.raises(UsageError, match=message) as caught:
         from_json(value)
     assert len(str(caught.value)) < 300 and "\n" not in str(caught.value)

@@ -30,7 +30,7 @@ def blank(simulator):
 
 
 def seen(simulator, row):
-    """Returns all that shows of a reset: frame, RAM and lives."""
+    """Returns everything visible after a reset: frame, RAM and lives."""
     return row.tobytes(), ram(simulator).tobytes(), simulator.lives
 
 
@@ -50,7 +50,7 @@ def counted(sim):
 
 
 def course(simulator, actions):
-    """Returns all that shows of a game from now on, step by step, until it is over."""
+    """Returns everything visible of a game from now on, step by step, until it is over."""
     row = blank(simulator)
     trace = []
     for action in actions:
@@ -63,7 +63,7 @@ def course(simulator, actions):
 
 @pytest.mark.slow
 def test_a_prepared_start_follows_a_lost_game():
-    """A prepared start after a lost game goes on as one after the first reset."""
+    """A prepared start after a lost game goes on like one after the first reset."""
     for game, steps in (("breakout", 900), ("atlantis2", 2000)):
         options = make_options("stooke", {"noop_max": 0})
         sim, rng = simulator(game, options, reserve=True), np.random.default_rng(0)
@@ -85,7 +85,7 @@ def keeper(sim):
 
 
 def take_generator(sim, other):
-    """Gives a simulator the other one's generator."""
+    """Gives a simulator the other simulator's generator."""
     if isinstance(sim, NativeSimulator):
         sim._batch.words(0)[GENERATOR] = other._batch.words(0)[GENERATOR]
     else:
@@ -139,7 +139,7 @@ def test_a_prepared_start_goes_on_as_its_reset_did(game, kind):
 @pytest.mark.parametrize("preset", ["dqn84", "v5"])
 @pytest.mark.parametrize("game", ["pong", "seaquest", "assault"])
 def test_a_prepared_start_goes_on_in_other_presets(game, preset, kind):
-    """Prepared starts go on exactly also with sticky actions, other frame shapes and colours."""
+    """Prepared starts go on exactly even with sticky actions, other frame shapes and colors."""
     options = {"color": True, "frame_stack": 1} if (game, preset) == ("seaquest", "dqn84") else {}
     assert_courses_equal(game, make_options(preset, options), [0, 0] if preset == "v5" else NOOPS, kind)
 
@@ -275,7 +275,7 @@ def test_state_is_exact(game, preset, options, kind):
         copy.set_state(pickle.loads(pickle.dumps(original.get_state())))
         rows[1] = rows[0]
         if kind == "native":
-            assert copy.get_state() == original.get_state()  # with the picture, of which a short frame leaves a part
+            assert copy.get_state() == original.get_state()  # with the picture, as a short frame keeps a part of it
         for _ in range(40):
             step([original, copy])
             assert seen(original, rows[0]) == seen(copy, rows[1])

@@ -83,15 +83,15 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_ppo_learns_it(run: Path) -> None:
-    """PPO learns all parts of the action. The best score is 5 a step; a blind policy fits about 3 choices, and its
-    numbers are 1/3 away."""
+    """PPO learns all parts of the action. The best score is 5 a step; a blind policy gets about 3 choices right, and
+    its numbers are off by 1/3."""
     found = accel_rl.load(run, trust=True).evaluate(episodes=20, seed=9, greedy=True)
     assert found.mean_reward / found.mean_length > 4.5
 
 
 @pytest.mark.slow
 def test_two_halves_are_a_whole(tmp_path: Path) -> None:
-    """Structured actions resume exactly: two halves of a run equal the whole."""
+    """A run with structured actions resumes exactly."""
     settings = {**PPO, "core": "gru", "core_size": 8, "previous_inputs": True, "sampler": "serial"}
     half, _ = assert_resumes_exactly(tmp_path, settings, 256, stop=128)
     assert "start a new episode" not in (half / "log.txt").read_text()

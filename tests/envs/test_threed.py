@@ -64,8 +64,8 @@ def test_wrong_options(vizdoom: Any) -> None:
 
 
 def test_a_timeout_truncates(vizdoom: Any) -> None:
-    """A timeout truncates the episode at its last tic, with a true last picture. The scenario lasts 300 tics, each
-    of which costs 1; 42 steps of 7 tics leave 6 for the last one."""
+    """A timeout truncates the episode at its last tic, with a true last picture. The scenario lasts 300 tics that cost
+    1 each; 42 steps of 7 tics leave 6 for the last one."""
     simulator = GymSimulator(EnvConfig(DOOM, options={"frame_skip": 7, "size": "60x80"}), np.random.SeedSequence(0))
     try:
         assert simulator.spec.row_shape == (3, 60, 80) and simulator.spec.is_pixels
@@ -164,7 +164,7 @@ def test_unreal_plays(vizdoom: Any, tmp_path: Path) -> None:
     assert "no state to save and start a new episode" in (tmp_path / "run" / "log.txt").read_text()
     last = rows(tmp_path / "run")[-1]
     assert float(last["time/total_timesteps"]) >= 2000
-    assert -500 < float(last["rollout/ep_rew_mean"]) <= 101  # 300 tics and bullets; a monster without either
+    assert -500 < float(last["rollout/ep_rew_mean"]) <= 101  # from 300 tics with bullets to a monster at once
     assert float(last["train/pixel_control_loss"]) > 0  # the tasks learn
     evaluated = run("eval", tmp_path / "run", "--episodes", 2, within_s=300)
     assert evaluated.status == 0 and '"episodes": 2' in evaluated.out, evaluated.err

@@ -36,7 +36,7 @@ def with_masks(env: EnvConfig) -> EnvConfig:
 
 
 class Driver:
-    """A batch of environments with arrays of its own, which plays random actions."""
+    """A batch of environments with its own arrays, which plays random actions."""
 
     def __init__(self, spec: EnvSpec, env: EnvConfig, num_envs: int = 3, horizon: int = 7, **config: Any):
         layout = rollout_layout(spec, horizon, num_envs)
@@ -106,7 +106,7 @@ def test_rows_are_those_of_single_environments(toy: str, options: dict[str, Any]
 
 
 def test_a_step_that_only_resets_is_no_sample() -> None:
-    """A reset step of NEXT_STEP is no valid sample, and counts for no game, reward or end; the rows are worked out
+    """A reset step of NEXT_STEP is not a valid sample, and counts for no game, reward or end. The rows are worked out
     by hand."""
     env = of("faulty", how="ends_at_resets", lengths=[2, -1])
     driver = Driver(GymSimulator(EnvConfig(f"{TOYS}:Counting"), SEED).spec, env, num_envs=1, horizon=5)
@@ -130,7 +130,7 @@ def test_a_step_that_only_resets_is_no_sample() -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_only_allowed_actions_are_taken(mode: str) -> None:
-    """Each action is allowed by its own environment's mask, also after a reset step; else the toy would raise."""
+    """Each action is allowed by its own environment's mask, even after a reset step; otherwise the toy would raise."""
     env = with_masks(of(toy="Masked", nvec=[3, 2, 17], mode=mode))
     driver = Driver(VectorSimulator(env, [SEED]).spec, env, decorrelation_steps=30)
     games = sum(int((driver.rollout()["game_length"] > 0).sum()) for _ in range(5))
@@ -146,7 +146,7 @@ def test_only_allowed_actions_are_taken(mode: str) -> None:
     ],
 )
 def test_wrong_masks_are_one_line(options: dict[str, Any], words: str) -> None:
-    """A wrong mask, also at the start of a game, ends the run in one line."""
+    """A wrong mask, even at the start of a game, ends the run in one line."""
     env = with_masks(of(toy="Masked", sources=["method"], **options))
     driver = Driver(VectorSimulator(env, [SEED]).spec, env)
     with pytest.raises(RunError, match=f"environments 2 to 4 .* failed .*: {words}$"):

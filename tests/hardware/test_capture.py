@@ -74,7 +74,7 @@ def test_other_threads_may_wait_for_the_gpu_meanwhile() -> None:
 
 
 def test_convolutions_are_searched_for_where_shapes_are_fixed() -> None:
-    """cuDNN searches in the calls before a capture and nowhere else, and not at all where results have to repeat."""
+    """cuDNN searches for algorithms only in the calls before a capture, and not at all if results have to repeat."""
     update, seen = Update(torch.nn.Linear(1, 1).to(GPU), SGD()), []
 
     def look(x: torch.Tensor) -> torch.Tensor:

@@ -26,7 +26,7 @@ def have_gpus(num: int, monkeypatch: Any) -> None:
     ("name", "device"), [("cuda", "cuda:0"), ("cuda:1", "cuda:1"), ("auto", "cuda:0"), ("cpu", "cpu"), ("cpu:0", "cpu")]
 )
 def test_devices_have_full_names(name: str, device: str, monkeypatch: Any) -> None:
-    """Every device name is resolved to a full one, with a number."""
+    """Every device name is resolved to its full form, such as cuda:0."""
     have_gpus(2, monkeypatch)
     assert find_device(name) == device
 
@@ -53,7 +53,7 @@ def test_other_devices_are_refused(name: str, monkeypatch: Any) -> None:
     ],
 )
 def test_lists_of_devices(names: Any, learners_per_gpu: int, expected: str, monkeypatch: Any) -> None:
-    """Lists of devices are read as meant, and a resolved list is read back as it is."""
+    """Lists of devices are resolved, and a resolved list resolves to itself."""
     have_gpus(4, monkeypatch)
     devices = find_devices(names, learners_per_gpu)
     assert devices == tuple(expected.split())
@@ -105,7 +105,7 @@ def have_capabilities(built_for: list[str], capabilities: Sequence[tuple[int, in
         (CU130, (7, 0), False),  # V100
         (CU130, (8, 9), True),  # L40: sm_86 serves it
         (CU130, (10, 3), True),  # B300: sm_100 serves it
-        (CU130, (13, 0), True),  # not there yet: by PTX
+        (CU130, (13, 0), True),  # a future GPU, by PTX
         (CU130[:-1], (13, 0), False),
         (["sm_86"], (8, 0), False),
         (["sm_90a"], (9, 0), True),
@@ -114,8 +114,8 @@ def have_capabilities(built_for: list[str], capabilities: Sequence[tuple[int, in
         (["sm_100f"], (12, 0), False),
         (["compute_80"], (9, 0), True),
         (["compute_90a"], (10, 0), False),
-        ([], (7, 0), True),  # it does not say
-        (["gfx90a"], (9, 0), True),  # AMD's
+        ([], (7, 0), True),  # PyTorch names no architecture
+        (["gfx90a"], (9, 0), True),  # an AMD GPU
     ],
 )
 def test_code_and_capabilities(built_for: list[str], capability: tuple[int, int], runs: bool, monkeypatch: Any) -> None:
@@ -125,7 +125,7 @@ def test_code_and_capabilities(built_for: list[str], capability: tuple[int, int]
 
 
 def test_auto_passes_over_gpus_without_kernels(monkeypatch: Any, caplog: Any) -> None:
-    """The device "auto" passes over GPUs without kernels, takes the next one, and warns with the way out."""
+    """The device "auto" skips GPUs without kernels, takes the next one, and warns with the way out."""
     have_capabilities(CU130, [(7, 0), (6, 0), (8, 0)], monkeypatch)
     with caplog.at_level(logging.WARNING, "accel_rl"):
         assert find_device("auto") == "cuda:2"

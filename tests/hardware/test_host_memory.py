@@ -18,7 +18,7 @@ Write = Callable[[dict[str, str]], Path]
 
 @pytest.fixture
 def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
-    """8,000 KiB available, and a process in control groups of both versions, without files; writes files of groups."""
+    """Fakes 8,000 KiB available, and control groups of both versions without files; returns a writer of such files."""
     write(tmp_path, {"proc/meminfo": "MemTotal: 16000 kB\nMemAvailable: 8000 kB"})
     write(tmp_path, {"proc/self/cgroup": "4:memory:/job/step\n0::/job"})
     monkeypatch.setattr(host_memory, "ROOT", tmp_path)
@@ -35,7 +35,7 @@ def test_without_a_limit_the_available_memory_is_free(kernel: Write) -> None:
 
 
 def test_memory_that_nothing_uses_is_free_before_it_is_available(kernel: Write) -> None:
-    """A virtual machine gives memory when it is asked for: what counts is how much programs and the kernel hold."""
+    """Memory that neither programs nor the kernel hold is free, as a virtual machine may provide it only on demand."""
     held = "Active(anon): 2000 kB\nInactive(anon): 1000 kB\nSUnreclaim: 500 kB\nHugetlb: 500 kB\n"
     kernel({"proc/meminfo": f"MemTotal: 16000 kB\nMemAvailable: 300 kB\n{held}Cached: 900 kB"})
     assert free_host_bytes() == 12_000 * 1024
@@ -62,7 +62,7 @@ def test_the_share_in_use_is_the_larger_one(kernel: Write) -> None:
     """The share in use is the larger one of machine and control group, without inactive cached files."""
     assert used_share() == 0.5  # 8,000 of 16,000 kB
     kernel({f"{V2}/memory.max": "1000000", f"{V2}/memory.stat": "anon 1\ninactive_file 50000"})
-    for current, share in (("1020000", 0.97), ("400000", 0.5), ("1200000", 1.0)):  # the last for a moment
+    for current, share in (("1020000", 0.97), ("400000", 0.5), ("1200000", 1.0)):  # the last is too much, for a moment
         kernel({f"{V2}/memory.current": current})
         assert used_share() == pytest.approx(share)
 

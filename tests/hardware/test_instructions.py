@@ -19,7 +19,7 @@ GRAVITON_3 = "asimd bf16 sve"
 
 @pytest.fixture
 def read(tmp_path: Path, monkeypatch: Any) -> Any:
-    """Reads the instructions of a processor with these flags; limits: environment variables of oneDNN."""
+    """Returns a reader of the instructions of a processor with given flags; limits: environment variables of oneDNN."""
 
     def read(flags: str | None, takes_bf16: bool = True, **limits: str) -> Instructions:
         for name in LIMITS:

@@ -1,4 +1,4 @@
-"""Tests of the logical CPUs that a single learner's processes are given, on machines of every shape."""
+"""Tests of the logical CPUs that a single learner's processes get, on machines of every shape."""
 
 import os
 import sys
@@ -51,12 +51,12 @@ def test_workers_on_logical_cpus(name: str, topology: Any) -> None:
     assert said in plan.lines()[0]
     assert plan.warnings == ()
     assert plan.learning_threads == plan.topology.num_busy
-    of_two = plan.topology.num_busy == 2  # One of two is left to choose actions.
+    of_two = plan.topology.num_busy == 2  # one of two remains for choosing actions
     assert plan.sampling_threads == (1 if of_two else min(2, len(expected)))
 
 
 def test_workers_that_are_asked_for_are_there(topology: Any) -> None:
-    """A user's numbers of workers and threads hold on two logical CPUs."""
+    """A user's numbers of workers and threads are kept even on two logical CPUs."""
     plan = make_plan(topology(["0", "1"]), 16, 2, sampling_threads=2)
     assert plan.worker_cpus == (0, 1) and plan.sampling_threads == 2
 
@@ -97,7 +97,7 @@ def test_each_core_has_both_groups(topology: Any) -> None:
 def test_beside_a_gpu_the_server_has_a_core(
     has: dict[str, Any], node: int | None, server: Any, workers: list[int], topology: Any
 ) -> None:
-    """Beside a GPU the server has a core of its own where there is one to spare."""
+    """With a GPU, the server has its own core if one can be spared."""
     plan = make_plan(topology(**has), 2 * len(workers), on_gpu=True, gpu_node=node)
     assert (plan.server_cpus, list(plan.worker_cpus)) == (server, workers)
     assert (plan.sampling_threads, plan.learning_threads) == (1, 1)
@@ -114,8 +114,8 @@ def even(num_cores: int, threads: int) -> list[str]:
 def test_beside_a_gpu_a_core_is_free_whatever_the_number_of_environments(
     num_cpus: int, threads: int, topology: Any
 ) -> None:
-    """An action server has a core that no worker uses, if its learner has four. All other logical CPUs have a worker
-    while there are environments for them. Cases: one, two and eight learners with 16 to 1,024 environments."""
+    """An action server has a core that no worker uses, if its learner has four. All other logical CPUs have a worker as
+    long as there are environments. Cases: one, two and eight learners with 16 to 1,024 environments."""
     if num_cpus % threads:
         pytest.skip("no such machine")
     machine = topology(even(num_cpus // threads, threads))
@@ -132,7 +132,7 @@ def test_beside_a_gpu_a_core_is_free_whatever_the_number_of_environments(
 
 
 def test_uneven_workers_are_said(topology: Any) -> None:
-    """The log gives the uneven numbers of environments where the server's core has left 15 for workers."""
+    """The log shows uneven numbers of environments if the server's core leaves 15 logical CPUs for workers."""
     lines = make_plan(topology(even(16, 1)), 64, on_gpu=True).lines()
     assert lines[1] == "workers     15, of 4 or 5 environments each, on 1-15"
     assert lines[2].startswith("server      on 0, reserved for it")
@@ -148,7 +148,7 @@ def test_idle_and_shared_cpus_are_reported(topology: Any) -> None:
     crowded = make_plan(wide, 64, 32)
     assert crowded.warnings == ("workers=32 share 16 logical CPUs; --workers 16 would have one each",)
     assert list(crowded.worker_cpus) == [*range(16), *range(16)]
-    assert make_plan(wide, 64, 2).warnings == ()  # as it was asked for
+    assert make_plan(wide, 64, 2).warnings == ()  # as requested
     large = make_plan(topology([f"{n},{n + 64}" for n in range(64)]), 256)
     assert len(large.worker_cpus) == 128 and all(len(line) < 120 for line in large.lines())
     assert (large.sampling_threads, large.learning_threads) == (2, 16)
@@ -176,11 +176,11 @@ def test_workers_divide_the_environments(num_envs: int, num_cpus: int, expected:
         (16, 2, 100, "", 2),
         (16, 2, 100, "pictures", 1),  # MiniGrid
         (32, 2, 50, "", 2),
-        (32, 2, 50, "learns", 1),  # there is time enough while the learner works
+        (32, 2, 50, "learns", 1),  # the learner's work leaves enough time
         (8, 2, 15, "learns", 1),
         (8, 2, 1000, "learns", 2),
         (16, 4, 15, "", 1),
-        (16, 4, 50, "", 2),  # more keep up with the server no better
+        (16, 4, 50, "", 2),  # more would not keep up better with the server
         (16, 4, 1000, "", 4),
         (64, 16, 15, "", 4),
         (64, 16, 1000, "", 16),
@@ -188,12 +188,12 @@ def test_workers_divide_the_environments(num_envs: int, num_cpus: int, expected:
         (64, 64, 100, "", 32),
         (64, 64, 1000, "", 64),
         (256, 64, 15, "", 16),
-        (6, 4, 1000, "", 3),  # as they divide
+        (6, 4, 1000, "", 3),  # 4 does not divide 6
         (5, 64, 1000, "", 1),
     ],
 )
 def test_workers_that_are_worth_it(num_envs: int, num_cpus: int, step_us: float, server: str, expected: int) -> None:
-    """Cheap environments get as many workers as keep up with the server, dear ones a worker on each logical CPU."""
+    """Cheap environments get as many workers as keep up with the server, expensive ones one per logical CPU."""
     server_s = server_seconds(sees_pictures=server == "pictures", learns_on_step=server == "learns")
     assert workers_worth(num_envs, num_cpus, step_us * 1e-6, server_s) == expected
 
@@ -206,14 +206,14 @@ def test_dearer_environments_never_have_fewer_workers() -> None:
 
 
 def test_the_cost_of_a_step_decides_the_workers_alone(topology: Any) -> None:
-    """With a known cost, only the workers of a plan differ. It decides nothing if the user names the workers, beside a
-    GPU, and with several learners."""
+    """A known cost changes only the workers of a plan. It changes nothing if the user sets the workers, with a GPU, or
+    with several learners."""
     for cores in (["0", "1"], ["0", "1", "2", "3"]):
         cheap, dear, unknown = (make_plan(topology(cores), 16, step_s=step_s) for step_s in (1e-5, 1e-3, None))
         assert len(cheap.worker_cpus) == 1 and cheap.warnings == () and dear.worker_cpus == unknown.worker_cpus
         threads = {(plan.sampling_threads, plan.learning_threads) for plan in (cheap, dear, unknown)}
-        assert len(threads) == 1  # which decide how sums are rounded
-        assert make_plan(topology(cores), 16, 1).sampling_threads == cheap.sampling_threads  # as it is resumed
+        assert len(threads) == 1  # threads decide how sums are rounded
+        assert make_plan(topology(cores), 16, 1).sampling_threads == cheap.sampling_threads  # as when it is resumed
         assert cheap.lines()[1] == "workers     1, of 16 environments: 8 of each group, on 0; a step of one takes 10 us"
         for options in ({"num_workers": 2}, {"on_gpu": True}):
             assert make_plan(topology(cores), 16, **options, step_s=1e-5) == make_plan(topology(cores), 16, **options)

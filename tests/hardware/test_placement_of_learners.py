@@ -41,7 +41,7 @@ def test_dgx_1_gives_the_papers_five_cores_to_each_gpu(topology: Any) -> None:
         assert (plan.num_envs, plan.sampling_threads, plan.learning_threads) == (16, 1, 1)
         assert set(plan.topology.nodes) == {rank // 4} and plan.warnings == ()
     few = make_plans(topology(**DGX_1), 8, gpu_nodes=DGX_1_GPUS, on_gpu=True)  # PPO's
-    for plan in few:  # each worker serves one group, and each core has one of both
+    for plan in few:  # each worker serves one group, and each core has both groups
         groups = workers_of(plan)[:4], workers_of(plan)[4:]
         assert [cpu + 40 for cpu in groups[0]] == groups[1]
 
@@ -60,7 +60,7 @@ def test_dgx_1_gives_the_papers_five_cores_to_each_gpu(topology: Any) -> None:
     ],
 )
 def test_some_of_the_gpus_have_the_whole_machine(gpu_nodes: Any, parts: list[str], topology: Any) -> None:
-    """Learners of some GPUs divide the whole machine evenly, near their sockets first."""
+    """Learners on some of the GPUs divide the whole machine evenly, each taking cores of its socket first."""
     dgx = topology(**DGX_1)
     assert parts_of(dgx, gpu_nodes) == parts
     for plan, node in zip(make_plans(dgx, 16, gpu_nodes=gpu_nodes, on_gpu=True), gpu_nodes, strict=True):
@@ -70,7 +70,7 @@ def test_some_of_the_gpus_have_the_whole_machine(gpu_nodes: Any, parts: list[str
 
 
 def test_dgx_a100_borrows_from_the_node_beside(topology: Any) -> None:
-    """On a DGX A100 each learner has as many cores of the node beside as of its GPU's, and uses its own first."""
+    """On a DGX A100 each learner has as many cores of a neighboring node as of its GPU's, and uses its GPU's first."""
     plans = make_plans(topology(**DGX_A100), 16, gpu_nodes=DGX_A100_GPUS, on_gpu=True)
     assert sorted(cpu for plan in plans for cpu in plan.topology.cpus) == [*range(256)]
     for plan, node in zip(plans, DGX_A100_GPUS, strict=True):
@@ -97,7 +97,7 @@ def test_dgx_a100_borrows_from_the_node_beside(topology: Any) -> None:
 def test_cpu_learners_have_parts_of_their_own(
     has: dict[str, Any], num: int, parts: list[str], workers: int, threads: int | None, topology: Any
 ) -> None:
-    """CPU learners have parts of their own, with workers and threads that fit the part."""
+    """CPU learners get separate parts of the machine, with workers and threads that fit the part."""
     whole = topology(**has)
     assert parts_of(whole, [None] * num) == parts
     for plan, part in zip(make_plans(whole, 16, gpu_nodes=[None] * num), parts, strict=True):

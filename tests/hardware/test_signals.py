@@ -12,7 +12,7 @@ from accel_rl.hardware.signals import StopSignal
 
 def test_a_terminal_that_is_gone_stops_a_run_in_good_order() -> None:
     """A terminal's SIGHUP, sent once or twice, stops a run in good order; under nohup it is ignored."""
-    before: Any = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored
+    before: Any = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
     try:
         with StopSignal() as stop:
             stop.ready()
@@ -31,7 +31,7 @@ def test_a_terminal_that_is_gone_stops_a_run_in_good_order() -> None:
 
 
 def test_a_signal_that_an_import_has_caught_is_not_lost() -> None:
-    """A signal whose exception an import has caught still ends the program."""
+    """A signal still ends the program if an import has caught its exception."""
     with StopSignal() as stop:
         with contextlib.suppress(BaseException):
             signal.raise_signal(signal.SIGINT)

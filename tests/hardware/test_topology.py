@@ -39,7 +39,7 @@ V1 = "3:cpuset:/a\n2:cpu,cpuacct:/a/b\n0::/"
         ({"self": "0::/", "cpu.max": "150000 100000"}, 1.5),  # a container
         ({"self": "0::/a/b", "a/b/cpu.max": "max 100000", "a/cpu.max": "200000 50000"}, 4.0),  # SLURM limits the parent
         ({"self": "0::/a/b", "a/b/cpu.max": "100000 100000", "a/cpu.max": "200000 100000"}, 1.0),
-        ({"self": "0::/a", "b/cpu.max": "100000 100000"}, None),  # somebody else's
+        ({"self": "0::/a", "b/cpu.max": "100000 100000"}, None),  # another group's
         ({"self": V1, "cpu,cpuacct/a/b/cpu.cfs_quota_us": "50000", "cpu,cpuacct/a/b/cpu.cfs_period_us": "100000"}, 0.5),
         ({"self": V1, "cpu/a/cpu.cfs_quota_us": "300000", "cpu/a/cpu.cfs_period_us": "100000"}, 3.0),
         ({"self": V1, "cpu/cpu.cfs_quota_us": "200000", "cpu/cpu.cfs_period_us": "100000"}, 2.0),  # docker
@@ -70,8 +70,8 @@ def test_lists_of_logical_cpus() -> None:
     [
         ("", "must be a list of logical CPUs as in 0-7,16-23, or all"),
         ("0-", "must be a list"),
-        ("0-3,16-17,20", "of these, 16-17,20 do not; 0-15 exist on this machine"),
-        ("0-3,7-8", "of these, 3,7 do not; 0-2,8-9 are allowed to this process"),
+        ("0-3,16-17,20", "names 16-17,20, but only 0-15 exist on this machine"),
+        ("0-3,7-8", "names 3,7, but only 0-2,8-9 are allowed to this process"),
     ],
 )
 def test_logical_cpus_that_are_not_there(chosen: str, message: str, topology: Any) -> None:

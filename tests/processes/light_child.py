@@ -16,7 +16,7 @@ def main(fd: int) -> None:
 
 
 def talk(fd: int) -> None:
-    """Writes to both outputs, and says that it could."""
+    """Writes to both outputs, and reports that it could."""
     connection: Connection[Any, Any] = Connection(fd)
     connection.recv()
     for stream in (sys.stdout, sys.stderr):
@@ -26,7 +26,7 @@ def talk(fd: int) -> None:
 
 
 def leave_behind(fd: int) -> None:
-    """Does the same, but leaves three processes behind, one of them in its own session, one from a shell that has
+    """Exits like `main`, but leaves three processes behind, one of them in its own session, one from a shell that has
     ended; sends their ids."""
     connection: Connection[Any, Any] = Connection(fd)
     connection.recv()
@@ -37,7 +37,7 @@ def leave_behind(fd: int) -> None:
 
 
 def fail(argument: Any) -> None:
-    """Prepares nothing: fails as a full disk does, or says where it imports from."""
+    """Prepares nothing, but fails as with a full disk, or with an error that says where it imports from."""
     if argument == "disk":
         raise OSError("no space is left")
     raise UsageError(f"imports from {sys.path[0]}")

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at proces
 
 
 class Family:
-    """A server with two children, each with a memory file of its own."""
+    """A server with two children, each with its own memory file."""
 
     def __init__(self, program: str) -> None:
         self.files = [os.memfd_create(f"child{index}") for index in range(2)]
@@ -47,7 +47,7 @@ def family(request: pytest.FixtureRequest) -> Iterator[Family]:
 
 @pytest.mark.parametrize("family", [FORKED], indirect=True)
 def test_a_forked_child_is_like_a_process_of_its_own(family: Family) -> None:
-    """A forked child has its own descriptors only, one thread, working OpenMP and its own random numbers."""
+    """A forked child has only its own descriptors, one thread, working OpenMP and its own random numbers."""
     assert family.process.num_threads() == 1
     assert not {str(file) for file in family.files} & {*os.listdir(f"/proc/{family.process.pid}/fd")}
     found = [child.control.recv() for child in family.children]
@@ -126,7 +126,7 @@ def test_a_program_that_cannot_be_imported_is_reported(capfd: Any) -> None:
 def test_what_prepares_may_fail(
     argument: str, error: type[Exception], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
 ) -> None:
-    """A failure of the preparation reaches the parent as its own error, for paths with colons, too."""
+    """A failure of the preparation reaches the parent as its own error, even for paths with colons."""
     monkeypatch.syspath_prepend(tmp_path / "a:b")
     server = ForkServer(LIGHT, [], LOST, "tests.processes.light_child:fail", argument)
     with pytest.raises(error, match=message):

@@ -26,7 +26,7 @@ from tests.helpers.forks import probe_spec
 from tests.helpers.processes import TINY, Command, Result
 from tests.helpers.runs import TINY_RUN, TINY_SERIAL_RUN
 
-USER = 54321  # who has no other processes
+USER = 54321  # a user without other processes
 THREADS = [*TINY, "--learning-threads", 2]
 QUEUED = ["--algo", "ga3c", "--envs", 2, "--predictors", 1, "--trainers", 1, "--eval-interval-steps", 0, "--no-report"]
 LEARNERS = ["--devices", "cpu,cpu", "--sampler", "serial", "--envs", 4, "--eval-interval-steps", 0, "--no-report"]
@@ -67,7 +67,7 @@ def train(folder: Path, kind: int, limit: int, *flags: Any, user: int | None = U
 
 
 def test_too_few_open_files(tmp_path: Path) -> None:
-    """Too few open files give an error that names the limit and how to raise it, in the log, too."""
+    """Too few open files give an error that names the limit and how to raise it, also in the log."""
     limit = len(os.listdir("/proc/self/fd")) + 6
     message = FILES.format(limit)
     with limited(resource.RLIMIT_NOFILE, limit), pytest.raises(RunError, match=message):
@@ -102,8 +102,8 @@ def test_threads_are_tried_before_openmp_needs_them() -> None:
 
 
 def test_memory_that_is_refused() -> None:
-    """Refused shared memory is one line that gives its size and the reason."""
-    message = r"^no 0\.4 MB of memory to share with other processes: File too large$"
+    """Refused shared memory is reported in one line with its size and the reason."""
+    message = r"^cannot allocate 0\.4 MB of shared memory: File too large$"
     with limited(resource.RLIMIT_FSIZE, 4096), pytest.raises(RunError, match=message):
         SharedArrays({"x": ((100_000,), "float32")})
 
@@ -153,7 +153,7 @@ def test_no_locked_memory_is_needed(folder: Path) -> None:
 
 @pytest.fixture
 def group() -> Iterator[Path]:
-    """A control group whose processes may have 900 MB together."""
+    """A control group whose processes may use 900 MB together."""
     for limit, value in (("memory/{}/memory.limit_in_bytes", "900M"), ("{}/memory.max", "900M")):
         path = Path("/sys/fs/cgroup") / limit.format(f"accel_rl_test_{os.getpid()}")
         with contextlib.suppress(OSError):
@@ -171,7 +171,7 @@ def group() -> Iterator[Path]:
 @pytest.mark.slow
 @pytest.mark.multiprocess
 def test_a_control_group_without_memory(group: Path, tmp_path: Path) -> None:
-    """Where a control group's memory runs out, the worker that took it is killed, and the command says so."""
+    """If a control group's memory runs out, the worker that took it is killed, and the command says so."""
     words = ["train", "--env", "tests.helpers.misbehaving_envs:Misbehaving", "--env-options", "{deed: memory leak}"]
     words += [*TINY, "--steps", 400, "--out", tmp_path / "run"]
     result = Command(*words, preexec_fn=lambda: (group / "cgroup.procs").write_text(str(os.getpid()))).finish()
@@ -181,7 +181,7 @@ def test_a_control_group_without_memory(group: Path, tmp_path: Path) -> None:
 
 @OTHER_USER
 def test_a_folder_that_may_not_be_written(tmp_path: Path) -> None:
-    """A read-only folder is one line at the start; one that becomes read-only leaves the last checkpoint."""
+    """A read-only folder is reported in one line at the start; one that becomes read-only keeps its last checkpoint."""
     for parent in tmp_path.parents:
         if parent.name.startswith(("pytest-", "popen-", tmp_path.name)):
             parent.chmod(0o755)

@@ -1,4 +1,4 @@
-"""Standard streams that are closed, full or gone: runs and the environments that print in them go on."""
+"""Standard streams that are closed, full or gone stop neither runs nor environments that print."""
 
 import fcntl
 import os
@@ -43,7 +43,7 @@ def _fill_disk() -> None:
 
 
 def _fill_pipe() -> None:
-    """Leaves a pipe that takes no more and does not wait; its other end stays open as stdin."""
+    """Leaves a full pipe whose writes do not block; its other end stays open as stdin."""
     read, write = os.pipe()
     os.dup2(read, 0)
     os.set_blocking(write, False)
@@ -70,7 +70,7 @@ TINY = ["--envs", 4, "--steps", 200, "--eval-interval-steps", 0, "--sampling-thr
 WORKERS = ["--device", "cpu", "--workers", 2, "--eval-interval-steps", 100]
 LEARNERS = ["--devices", "cpu,cpu", "--workers", 2]
 
-# Where a program's own file has taken the descriptor of a closed stream, its children have no such stream.
+# If a program's own file has taken the descriptor of a closed stream, its children have no such stream.
 PROGRAM = """
 import os, sys
 from accel_rl.processes.fork_server import ForkServer
@@ -115,7 +115,7 @@ def test_a_run_needs_no_standard_streams(streams: str, kind: list[Any], tmp_path
 @pytest.mark.slow
 @pytest.mark.parametrize(("streams", "status"), [("no stdout", 0), ("no reader", 141), ("full pipe", 1)])
 def test_an_answer_that_cannot_be_written(streams: str, status: int) -> None:
-    """A command whose answer nobody gets ends by SIGPIPE's status or with an error, without a traceback of Python's."""
+    """A command whose output nobody can read ends with status 0, SIGPIPE's status or an error, without a traceback."""
 
     def replace() -> None:  # stdout only
         stderr = os.dup(2)
@@ -139,7 +139,7 @@ def test_a_run_waits_for_its_reader(tmp_path: Path) -> None:
     command = Command(*words, "--out", tmp_path / "run", preexec_fn=lambda: _replace_outputs(write))
     os.close(write)
     log = tmp_path / "run" / "log.txt"
-    command.wait_for(lambda: log.exists() and log.read_text())  # the first message waits, too
+    command.wait_for(lambda: log.exists() and log.read_text())  # the first message waits for a reader, too
     time.sleep(1.5)
     assert command.process.poll() is None and not (tmp_path / "run" / "summary.json").exists()
     with open(read, "rb") as reader:

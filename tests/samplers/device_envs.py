@@ -1,4 +1,4 @@
-"""Environments on a device, in torch, and the same ones one by one, in numpy: every number is the same, bit for bit."""
+"""Environments on a device, in torch, and the same ones singly, in numpy. Every number is the same, bit for bit."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +10,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 from torch import Tensor
 
-STEPS = 6  # after which an episode is truncated
+STEPS = 6  # of an episode before it is truncated
 LIMIT = 2.0  # largest position; beyond it, an episode is terminated
 OBSERVATION = spaces.Box(-np.inf, np.inf, (3,), np.float32)
 
@@ -46,7 +46,7 @@ class Drift(gymnasium.Env[Any, Any]):
 
 
 class Drifts:
-    """Drift with the given seeds, all together. mode: of the autoreset. spoil: what it returns wrongly."""
+    """Drift with the given seeds, all together. mode: the autoreset mode. spoil: what it returns wrongly."""
 
     def __init__(
         self,
@@ -153,7 +153,7 @@ def too_many(num_envs: int) -> Drifts:
 
 
 class Shows:
-    """Shows what it is told to, forever; keeps the actions that it was given. kind: of its spaces."""
+    """Shows fixed observations forever, and keeps the actions that it was given. kind: of its spaces."""
 
     def __init__(self, num_envs: int, kind: str):
         self.num_envs = num_envs

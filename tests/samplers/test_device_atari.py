@@ -33,7 +33,7 @@ LIVES = {**SMALL, "max_episode_steps": 45}  # episodes end with lives and at the
 
 
 def shuffled(seed: int) -> Any:
-    """Returns an order of a CPU's threads: another one at each launch."""
+    """Returns a function that orders threads at random, anew for each launch."""
     return np.random.default_rng(seed).permutation
 
 
@@ -78,8 +78,8 @@ def test_the_host_waits_once_a_rollout(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_states_and_evaluations_are_those_of_the_native_simulator() -> None:
-    """States go from one simulator to the other and back, word by word, and so do the scores so far. Evaluations play
-    the same games."""
+    """States and current scores pass exactly from one simulator to the other and back. Evaluations play the same
+    games."""
     native, cuda, another = (sampler(name, decorrelation_steps=9) for name in ("native", "cuda", "native"))
     with closing(native, cuda, another):
         games = native.evaluate(GamesToPlay(6), 0, True)
@@ -99,7 +99,7 @@ def test_states_and_evaluations_are_those_of_the_native_simulator() -> None:
 
 
 def test_a_state_before_the_first_step_has_the_first_frames() -> None:
-    """Games that have started, but wait for the next rollout, still do after set_state."""
+    """Games that have started but wait for the first rollout still wait for it after set_state."""
     samplers = [sampler("cuda", decorrelation_steps=9) for _ in range(2)]
     with closing(*samplers):
         samplers[0]._envs.start()
@@ -111,7 +111,7 @@ def test_a_state_before_the_first_step_has_the_first_frames() -> None:
 
 @pytest.mark.gpu(fake=True)
 def test_a_driver_that_refuses_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error of a driver that is too old comes before the run starts, with the ways out."""
+    """A driver that is too old is reported before the run starts, with the ways out."""
 
     def refuse(kernel: Any) -> None:
         raise RunError(f"loading {kernel.__name__}: CUDA error 222 (the provided PTX was compiled with an unsupported")
@@ -133,8 +133,8 @@ def test_a_driver_that_refuses_the_kernels(monkeypatch: pytest.MonkeyPatch) -> N
     ids=lambda value: value if isinstance(value, str) else "-".join(value),
 )
 def test_steps_are_those_of_the_cpu(game: str, options: dict[str, Any]) -> None:
-    """Words, frames, last frames, rewards, scores and ends equal NativeBatch's, also where it would not use prepared
-    starts; threads run in random order."""
+    """Words, frames, last frames, rewards, scores and ends equal NativeBatch's, even where it would not use prepared
+    starts. Threads run in random order."""
     chosen, seeds = AtariOptions(**{**SMALL, **options}), [np.random.SeedSequence((5, env)) for env in range(3)]
     native, games = NativeBatch(game, chosen, seeds), CudaGames(game, chosen, seeds, CPU, shuffled(1))
     native._starts = start_states(game, chosen)

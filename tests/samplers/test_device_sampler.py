@@ -83,7 +83,7 @@ def test_rollouts_are_those_of_single_environments(device: torch.device) -> None
 
 
 class Obeys(Greedy):
-    """Takes an allowed action, which the whole row decides."""
+    """Takes an allowed action that depends on the whole row."""
 
     def act(self, observation: Tensor, noise: Tensor | None, recurrent_inputs: Any = None) -> Any:
         digest, allowed = super().act(observation, None)[1], allowed_actions(observation, MASKED)
@@ -187,7 +187,7 @@ def test_random_actions_come_first_and_do_not_count() -> None:
 
 
 def test_evaluation_is_apart_from_training() -> None:
-    """Evaluation uses environments of its own, leaves training as it was, and repeats exactly."""
+    """Evaluation uses separate environments, leaves training unchanged, and repeats exactly."""
     config = SamplerConfig(B, 7, 0, num_evaluation_envs=4)
     sampler, undisturbed = (on_device(Echo(4), config) for _ in range(2))
     with closing(sampler, undisturbed):
@@ -223,7 +223,7 @@ def test_a_mask_that_allows_nothing() -> None:
 
 @pytest.mark.parametrize("how", SPOILT)
 def test_what_an_environment_returns_wrongly(how: str) -> None:
-    """A wrong array from an environment raises an error of one line that names the environment."""
+    """A wrong array from an environment raises a one-line error that names the environment."""
     sampler = on_device(Echo(4), spoil=how)
     with closing(sampler), pytest.raises(RunError, match=SPOILT[how]) as raised:
         sampler.collect()
@@ -335,7 +335,7 @@ def test_types_become_those_of_single_environments(declared: str, returned: str,
 
 
 def test_numbers_that_the_declared_type_does_not_hold() -> None:
-    """A number that would become another one in the space's type ends the run, as with single environments."""
+    """A number that the space's type cannot hold ends the run, as with single environments."""
     config = EnvConfig(f"{HERE}:Typed", options={"declared": "uint8", "returned": "int64"})
     spec = spec_of(config)
     sampler = DeviceSampler(spec, BatchConfig(config, RUN_SEED), ActorCritic(spec), SamplerConfig(4, 3, 0))

@@ -76,7 +76,7 @@ def assert_failed(result: Result, run: Path, how: str, when: str, flags: Any, li
     who = "agent [0-3]" if "ga3c" in flags else "worker [01]"
     message = ENDS[how].format(who=who, named=NAMED, when=when, limit=limit)
     assert re.search(f"accel-rl: {message}", result.err), result.err
-    if "restart" not in flags:  # else the environment that was to take its place is named, too
+    if "restart" not in flags:  # else its replacement is named, too
         assert result.err.count(f"run seed {SEED}") == 1, f"said twice: {result.err}"
     assert re.search(message, (run / "log.txt").read_text())
 
@@ -108,7 +108,7 @@ def test_a_run_that_fails_says_how_its_page_is_made(tmp_path: Path, capfd: Any) 
         assert "page" not in last.replace(str(run), "") or name == "page", last
 
 
-# One with a message from the worker, and one without; at a step, above, they end in all the ways.
+# One with a message from the worker, and one without; STEPS has all the ways to end.
 RESETS = [pytest.param(how, game, (), id=f"{how}-{game}") for how, game in (("raise", 0), ("raise", 1), ("kill", 1))]
 NOT_REPLACED = (*QUEUED, "--on-env-error", "restart")
 RESETS += [pytest.param("hang", 0, (), id="hang", marks=slow)]
@@ -145,7 +145,7 @@ def test_an_environment_that_cannot_be_built_ends_the_run(tmp_path: Path, capfd:
 
 
 def test_environments_that_cannot_be_closed(caplog: pytest.LogCaptureFixture) -> None:
-    """An environment whose close() fails is a single warning; the sampler closes all the same."""
+    """An environment whose close() fails gives a single warning; the sampler closes all the same."""
     env = EnvConfig("tests.helpers.misbehaving_envs:Misbehaving", options={"deed": "close fails"})
     sampler = make(SerialSampler, env, SamplerConfig(4, 5))
     sampler.collect()
@@ -154,7 +154,7 @@ def test_environments_that_cannot_be_closed(caplog: pytest.LogCaptureFixture) ->
 
 
 def train_until_struck(run: Path, strike: Callable[[list[psutil.Process]], None], *flags: Any) -> int:
-    """Trains in this process until `strike`, which gets the workers once there are results, ends it; returns the
+    """Trains in this process until `strike`, called with the workers once there are results, ends it; returns the
     status."""
     me, has_ended = psutil.Process(), threading.Event()
     before = me.children()
@@ -261,7 +261,7 @@ def test_an_evaluation_goes_on_with_a_new_environment(tmp_path: Path, how: str) 
     for sampler_class in (AlternatingSampler, SerialSampler) if how == "raise" else (AlternatingSampler,):
         sampler = broken_sampler(sampler_class, tmp_path, how)
         try:
-            assert_rollout(sampler.collect(), "immediate")  # four steps: training has not come to the broken one
+            assert_rollout(sampler.collect(), "immediate")  # four steps: training has not reached the broken one
             games = sampler.evaluate(GamesToPlay(8), 0, False)
             assert [game.length for game in games] == [7] * 8
             assert (tmp_path / "once").exists()
@@ -397,7 +397,7 @@ def assert_stopped(result: Result, status: int, run: Path) -> dict[str, Any]:
 
 @slow
 def test_an_interrupted_queued_run_ends_in_order(tmp_path: Path) -> None:
-    """Ctrl-C ends a run with queues soon, with a checkpoint; the run can be resumed."""
+    """Ctrl-C ends a queued run promptly with a checkpoint, and the run can be resumed."""
     command = train(tmp_path, "CartPole-v1", None, "--log-interval-steps", 100, *QUEUED, steps=FOREVER)
     command.wait_for((tmp_path / "progress.csv").exists)
     os.killpg(command.process.pid, signal.SIGINT)  # as a terminal's Ctrl-C does

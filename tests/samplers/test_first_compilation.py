@@ -1,5 +1,5 @@
-"""Tests of the native simulator's first use, which compiles it: before workers are timed, once, without leaving
-anything."""
+"""Tests of the native simulator's first use, which compiles it once, before workers are timed, and leaves nothing
+behind."""
 
 import subprocess
 import time

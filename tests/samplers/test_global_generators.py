@@ -1,4 +1,4 @@
-"""Environments that draw from np.random and random: the run's seed decides what they draw, and nothing else does."""
+"""Environments that draw from np.random and random, whose numbers depend only on the run's seed."""
 
 import random
 from pathlib import Path
@@ -21,7 +21,7 @@ CHANCE = EnvConfig(f"{TOYS}:GlobalChance", options={"lengths": [3, 7]})
 
 
 def draw(size: int = 3) -> list[Any]:
-    """Returns numbers of this process's own generators."""
+    """Returns numbers from this process's generators."""
     return [np.random.random(size).tolist(), [random.random() for _ in range(size)]]
 
 
@@ -44,8 +44,8 @@ def test_the_seed_decides_what_environments_draw(sampler: Any, num_workers: int)
 
 @pytest.mark.parametrize("knows_memory", [True, False])
 def test_nobody_else_changes_what_is_drawn(knows_memory: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Generators give the same numbers in any order of turns, also where Python keeps its state in an unknown way, and
-    go on where a saved state ends."""
+    """Generators give the same numbers in any order of turns, even if the layout of Python's state in memory is
+    unknown, and go on where a saved state ends."""
     assert global_generators._knows_memory
     monkeypatch.setattr(global_generators, "_knows_memory", knows_memory)
 

@@ -34,8 +34,8 @@ GPU = torch.device("cuda:0")
 
 
 class Remembers(Echo):
-    """Acts by the observation, the noise, its own version and all that a recurrent policy is given, in whole numbers:
-    two devices compute the same bits. The learner may change the version at any time."""
+    """Acts by the observation, the noise, its version and all recurrent inputs, in whole numbers, so two devices
+    compute the same bits. The learner may change the version at any time."""
 
     state_size = 2
 
@@ -46,7 +46,7 @@ class Remembers(Echo):
         self.drawn = 0
 
     def draw_noise(self, num_steps: int, num_envs: int, generator: torch.Generator) -> Tensor:
-        """Does not wait for the device, as no policy does there."""
+        """Draws without waiting for the device, like every policy."""
         self.drawn += 1
         return self.noise[self.drawn, :num_steps, :num_envs]
 
@@ -80,7 +80,7 @@ def on_gpu(
     ],
 )
 def test_rollouts_are_those_of_the_cpu(env: EnvConfig, reset_mode: str, device: torch.device) -> None:
-    """Rollouts of the GPU's action server equal the CPU's, also after a state was set."""
+    """Rollouts of the GPU's action server equal the CPU's, even after a state was set."""
     batch = {"reset_mode": reset_mode, "decorrelation_steps": 10}
     num_actions, num_terminated = 4 if env is COUNTING else 6, 0
     cpu = make(AlternatingSampler, env, CONFIG, SameNoise(num_actions), **batch)
@@ -148,7 +148,7 @@ def collect_and_learn(sampler: Any) -> list[Any]:
 
 @pytest.mark.parametrize("device", [GPU], ids=str)
 def test_hooks_see_and_change_what_they_do_on_the_cpu(device: torch.device) -> None:
-    """Hooks read the same steps and change the policy at the same step as on the CPU, also after a state was set."""
+    """Hooks read the same steps and change the policy at the same step as on the CPU, even after a state was set."""
     cpu, gpu = remembering(torch.device("cpu")), remembering(device)
     with closing(cpu, gpu):
         for index in range(4):
@@ -199,8 +199,8 @@ def test_memory_stays_pinned_while_the_gpu_reads_it(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("slow", [0, 1])
 def test_no_group_waits_for_what_the_gpu_does_for_the_other(slow: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server serves one group while the GPU computes the other's actions. Here one group's actions are there only
-    once the other's are asked for, so a server that waits would wait for ever."""
+    """The server serves one group while the GPU computes the other's actions. Here one group's actions are ready only
+    once the other's are requested, so a server that waits would wait forever."""
     T, asked = 5, [0, 0]
     sampler = on_gpu(COUNTING, SameNoise(4), SamplerConfig(4, T, 2, env_timeout_s=20))
     server = sampler._server
@@ -222,12 +222,12 @@ def test_no_group_waits_for_what_the_gpu_does_for_the_other(slow: int, monkeypat
 
 
 def test_captured_actions_spread_as_the_policy_says() -> None:
-    """A captured policy acts by new noise in each step and rollout, so in one state its actions spread as its
+    """A captured policy uses new noise in each step and rollout, so in one state its actions spread like its
     distribution. (Graphs that repeat the noise of their capture: pytorch/rl, issue 3002.)."""
     env = EnvConfig("Pendulum-v1")
     policy = ActorCritic(spec_of(env), None).to(GPU)
     with torch.no_grad():
-        for parameter in policy.parameters():  # whatever it sees, the mean is 0 and the deviation 1
+        for parameter in policy.parameters():  # whatever it sees, the mean is 0 and the std 1
             parameter.zero_()
     sampler = on_gpu(env, policy, SamplerConfig(64, 16, 2))
     with closing(sampler):

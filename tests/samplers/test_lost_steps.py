@@ -25,7 +25,7 @@ def value_of(observation: Tensor) -> Tensor:
 
 
 def expected_advantage(rollout: Rollout, gae_lambda: float) -> Tensor:
-    """Generalized advantages [T, B], from the last step to the first; the recursion stops wherever data does.
+    """Returns generalized advantages [T, B], computed backwards; the recursion stops wherever the data does.
 
     A value is discounted once for each step between it and the reward before it, however the episode was cut short."""
     T, B = rollout.reward.shape
@@ -42,7 +42,7 @@ def expected_advantage(rollout: Rollout, gae_lambda: float) -> Tensor:
                 after, later = 0.0, 0.0
             elif (t, env) in finals and rollout.valid[t, env] and not is_last:
                 after, later = finals[t, env], 0.0
-            else:  # the row after this step is the last that is known of the episode, or the next step goes on from it
+            else:  # the row after this step is the episode's last known one, or the next step goes on from it
                 after = finals.get((t, env), float(value[t + 1, env]))
                 later = 0.0 if is_last else float(advantage[t + 1, env])
             delta = float(rollout.reward[t, env]) + DISCOUNT * after - float(value[t, env])
@@ -54,7 +54,7 @@ def assert_learned_right(rollout: Rollout) -> int:
     """Checks returns, GAE, V-trace and n-step Q at every valid step; returns how many episodes a loss has cut short."""
     T, valid = rollout.horizon, rollout.valid
     value = value_of(rollout.observation_rows)
-    reward = rollout.reward.clone()  # as every learner has it, see accel_rl/algos/returns.py
+    reward = rollout.reward.clone()  # as in every learner, see accel_rl/algos/returns.py
     reward[rollout.final_step, rollout.final_env] += DISCOUNT * value_of(rollout.final_observation)
     target = value[:T] + expected_advantage(rollout, 1.0)
     close = {"rtol": 1e-5, "atol": 1e-3}  # values of about 100 in float32

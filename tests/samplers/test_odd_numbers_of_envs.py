@@ -19,7 +19,7 @@ from tests.helpers.samplers import COUNTING, PONG, Greedy, assert_equal, columns
 
 
 class Recurrent(ActorCritic):
-    """Acts greedily, so that noise of another shape does not show."""
+    """Acts greedily, so the shape of the noise does not matter."""
 
     def act(self, observation: Any, noise: Any, recurrent_inputs: Any = None) -> Any:
         return super().act(observation, None, recurrent_inputs)
@@ -33,7 +33,7 @@ def policy_of(env: EnvConfig) -> Any:
 
 
 def serial(num_envs: int, env: EnvConfig, server: str = "cpu", window: int = 0, **batch: Any) -> Any:
-    """Returns a serial sampler. server: "device" for one that works as on a GPU, on the CPU."""
+    """Returns a serial sampler. server: "device" for a GPU's server that works on the CPU."""
     config = SamplerConfig(num_envs, 5, 0, window=window)
     sampler = make(SerialSampler, env, config, policy_of(env), **{"decorrelation_steps": 5, **batch})
     return use_gpu_server(sampler) if server == "device" else sampler
@@ -60,7 +60,7 @@ def test_they_are_the_first_ones_of_more(env: EnvConfig, reset_mode: str, num_en
     for index in range(8):
         expected = columns_of(more.collect(), slice(0, num_envs))
         found = copy(few.collect())
-        if num_envs == 3 and env is COUNTING:  # the network sees one beside two: rounding may differ
+        if num_envs == 3 and env is COUNTING:  # the network sees batches of one and two: rounding may differ
             for name in ("value", "distribution"):
                 torch.testing.assert_close(found.policy_outputs.pop(name), expected.policy_outputs.pop(name))
             torch.testing.assert_close(found.recurrent_inputs.state, expected.recurrent_inputs.state)

@@ -59,7 +59,7 @@ def recurrent(env: EnvConfig, kind: str = "actor-critic", **options: Any) -> Any
         return network
     policy = ActorCritic(spec_of(env), **{"core": "gru", "core_size": 6, "previous_inputs": True, **options})
     with torch.no_grad():
-        policy.policy_head.weight.mul_(100)  # so that recurrent inputs shows in what is done
+        policy.policy_head.weight.mul_(100)  # so recurrent inputs affect the actions
     if policy.norm is not None:
         shape = (50, *spec_of(env).observation_shape)
         policy.norm.update(3 + 2 * torch.rand(shape), lambda x: x)
@@ -67,7 +67,7 @@ def recurrent(env: EnvConfig, kind: str = "actor-critic", **options: Any) -> Any
 
 
 class ByHand:
-    """Follows each environment separately, and keeps its recurrent inputs from what rollouts show of its steps."""
+    """Follows each environment separately, and derives its recurrent inputs from the steps in the rollouts."""
 
     def __init__(self, policy: Any, num_envs: int):
         self.policy = policy
@@ -84,7 +84,7 @@ class ByHand:
 
     @torch.no_grad()
     def check(self, rollout: Rollout) -> tuple[Tensor, Tensor]:
-        """Checks every valid step; returns what `bootstrap` has to give for a discount of 0.9."""
+        """Checks every valid step; returns the correct results of `bootstrap` for a discount of 0.9."""
         T, B = rollout.reward.shape
         seen = rollout.observations(0, T + 1)
         finals = {
@@ -150,7 +150,7 @@ def test_what_acted_is_what_learns(case: str) -> None:
                 if "distribution" in rollout.policy_outputs:
                     close(parameters[valid], rollout.policy_outputs["distribution"][valid])
                 close(value[valid], rollout.policy_outputs["value"][valid])
-                if index:  # and the state that it began with is not for nothing
+                if index:  # the initial state matters
                     forgot = batch.recurrent_inputs._replace(state=torch.zeros_like(batch.recurrent_inputs.state))
                     elsewhere = policy.evaluate(batch.observation, forgot)[1]
                     goes_on = ~rollout.reset[0]

@@ -33,6 +33,6 @@ def test_default_numbers_of_workers_are_accepted() -> None:
 
 
 def test_evaluations_divide_as_training_does() -> None:
-    """Environments of an evaluation divide over the workers if those of training do, and are never fewer than these."""
+    """An evaluation's environments divide over the workers if training's do, and are never fewer than the workers."""
     assert [evaluation_envs(steps, 16, 4) for steps in (10**4, 10**6)] == [4, 16]
     assert [evaluation_envs(steps, 64, 15) for steps in (10**4, 10**6)] == [16, 36]

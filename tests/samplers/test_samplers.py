@@ -30,7 +30,7 @@ ASSAULT = EnvConfig("assault", options={"max_episode_steps": 9, "noop_max": 3}) 
 
 ARRANGEMENTS = [
     (COUNTING, "wait", 10, 4),  # two workers have three environments, two have two
-    # Each worker has some of both groups, or all of its own in one.
+    # Each worker has environments of both groups, or of one only.
     (COUNTING, "immediate", 8, 2),
     (COUNTING, "wait", 6, 3),
     (COUNTING, "immediate", 4, 4),
@@ -75,7 +75,7 @@ def test_evaluations_leave_nothing_in_workers() -> None:
 
 @pytest.mark.parametrize(("num_envs", "num_evaluation_envs"), [(4, 2), (2, 4)])
 def test_workers_of_one_group_in_training_or_evaluation_only(num_envs: int, num_evaluation_envs: int) -> None:
-    """Rollouts and evaluations stay in step where a worker serves fewer groups in one of them."""
+    """Rollouts and evaluations stay in step even if a worker serves fewer groups in one of them."""
     config = SamplerConfig(num_envs, 5, 2, num_evaluation_envs=num_evaluation_envs, env_timeout_s=8)
     serial, alternating = (make(kind, COUNTING, config) for kind in (SerialSampler, AlternatingSampler))
     with closing(alternating, serial):
@@ -143,7 +143,7 @@ def test_final_observation_is_the_whole_last_stack() -> None:
     ],
 )
 def test_state_continues_exactly(env: EnvConfig, reset_mode: str) -> None:
-    """A sampler continues exactly from a state, with any number of workers and before the first rollout, too."""
+    """A sampler continues exactly from a state, with any number of workers and even before the first rollout."""
     batch = {"reset_mode": reset_mode, "decorrelation_steps": 5}
     # Workers with both groups; none at all; with one group each; one with everything.
     arrangements = [(AlternatingSampler, 2), (SerialSampler, 2), (AlternatingSampler, 4), (AlternatingSampler, 1)]

@@ -1,4 +1,4 @@
-"""Tests of updates between the steps of a rollout: who acts with which policy, and what the learner sees."""
+"""Tests of updates between the steps of a rollout: which policy acts, and what the learner sees."""
 
 import time
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ LIMIT_S = 60.0
 
 
 class Versioned(Echo):
-    """Acts by its version, which the learner counts up, and records it."""
+    """Acts by its version, which the learner increments, and records it."""
 
     version = 0
 
@@ -34,7 +34,7 @@ class Versioned(Echo):
 
 
 def expected_versions(horizon: int, every: int, named: list[slice | None], first: int) -> Tensor:
-    """[T, 4]: updates made before each action, `first` of them before the rollout."""
+    """Returns [T, 4]: updates made before each action, `first` of them before the rollout."""
     versions, made = torch.zeros(horizon, 4), first
     for t in range(horizon):
         updates = t % every == 0
@@ -65,7 +65,7 @@ def in_step() -> Iterator[dict[str, Any]]:
 def test_the_step_alone_decides_which_policy_chose_an_action(
     named: list[slice | None], every: int, in_step: dict[str, Any]
 ) -> None:
-    """An update changes a group's policy at a step that is the same in all samplers."""
+    """An update changes a group's policy at the same step in all samplers."""
     horizon = 7
     for sampler in in_step.values():
         sampler.policy.version = 0

@@ -46,7 +46,7 @@ def test_terminated_and_truncated_is_terminated() -> None:
 
 
 class LooksAtRollouts:
-    """Games to play of which none is played: only the rollouts matter."""
+    """Plays no games, as only the rollouts matter."""
 
     def play(self, collect: Any, num_envs: int) -> list[Any]:
         assert all(collect().terminal_frames is None for _ in range(2))

@@ -52,7 +52,7 @@ def test_a_run_of_a_vector_environment(tmp_path: Path) -> None:
     folder = accel_rl.train(**run, steps=200, out=tmp_path / "run")
     accel_rl.train(resume=folder, steps=240)
     log = (folder / "log.txt").read_text()
-    assert log.count("vector      CartPoleVectorEnv: after a game, a step that only resets is no sample") == 2
+    assert log.count("vector      CartPoleVectorEnv: the step after a game only resets, and is not a sample") == 2
     assert "these environments have no state to save and start a new episode: [0, 1, 2, 3]" in log
     assert rows(folder)[-1]["time/total_timesteps"] == "240"
     agent = accel_rl.load(folder)
@@ -61,7 +61,7 @@ def test_a_run_of_a_vector_environment(tmp_path: Path) -> None:
 
 
 def test_names_that_are_trusted() -> None:
-    """EnvPool's and gymnasium's names need no trust; any other name behind vector: does."""
+    """EnvPool's and gymnasium's names need no trust; any other name after vector: does."""
     assert not foreign_code({"env": "envpool:Ant-v5"}) and not foreign_code({"env": "vector:CartPole-v1"})
     assert foreign_code({"env": "vector:os:system"})
 

@@ -32,9 +32,9 @@ def recurrent(env: EnvConfig, core: str = "lstm") -> ActorCritic:
 
 
 class Watcher:
-    """Collects, and keeps what `recent` shows at each step [t, num_steps, envs] and all rollouts.
+    """Collects rollouts, and keeps them and what `recent` shows at each step [t, num_steps, envs].
 
-    holds: the groups of the environments that it looks at wait for it."""
+    holds: the groups of the watched environments wait for it."""
 
     def __init__(self, sampler: Any, sizes: list[int], holds: bool = False):
         self.sampler, self.sizes, self.holds = sampler, sizes, holds
@@ -227,7 +227,7 @@ def test_what_starts_anew_ends_the_window(kind: str) -> None:
             assert torch.equal(recent.final_observation, last.observation_rows[4, envs])
             assert torch.equal(recent.recurrent_inputs.state[cut + 1], last.recurrent_inputs.state[4, envs])
             assert torch.equal(recent.observation_rows[cut + 1], after.observation_rows[0, envs])
-        # Where the last step before had ended the game, the new one's first row looks like it did: age 0, reset.
+        # If the last step had ended the game, the new game's first row looks the same: age 0, reset.
         samplers[0].collect()
         assert samplers[1].set_state(samplers[0].get_state()) == [0, 1, 2, 3]
         is_first = samplers[1].collect()

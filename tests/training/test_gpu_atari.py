@@ -39,8 +39,8 @@ def _grid_twin(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_grid_twin")
 def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path) -> None:
-    """Rows, evaluations, settings and checkpoints are equal; the policy plays without a GPU. The algorithm learns from
-    batches in the middle of rollouts."""
+    """A resumed run has the same rows, evaluations, settings and checkpoints, even with updates in the middle of
+    rollouts. Its policy plays without a GPU."""
     whole, half = tmp_path / "whole", tmp_path / "half"
     changes = {"algo": "vtrace", "envs": 4, "horizon": 4, "batches": 2, "batch_steps": 4, "steps_per_update": 2}
     run = {**RUN, **changes, "eval_interval_steps": 304}
@@ -58,7 +58,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path) -> None:
 def test_without_a_gpu_a_run_goes_on_natively(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run goes from the GPU to a CPU, which it says, and back; a new run is refused with the way out."""
+    """A run can move from a GPU to a CPU, which it says, and back; simulator=cuda without a GPU is refused."""
     run = tmp_path / "run"
     with monkeypatch.context() as patch:
         patch.setenv(GRID_TWIN, "1")
@@ -81,13 +81,14 @@ def test_without_a_gpu_a_run_goes_on_natively(
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"workers": 2}, "workers=2 are simulator processes, which there are none of"),
+        ({"workers": 2}, "workers=2 asks for simulator processes"),
+        ({"envs_per_worker": 2}, "envs_per_worker=2 asks for simulator processes"),
         ({"reset_mode": "wait"}, "reset_mode=wait does not start games from prepared states, as simulator=cuda does"),
         ({"sampler": "serial"}, "breakout with simulator=cuda is stepped on the GPU: use --sampler device"),
         ({"algo": "ga3c"}, "sampler=queued cannot step this environment"),
         ({"frame_shape": (300, 84)}, "frame_shape=300x84 is more than the 210x160 of breakout"),
         ({"envs": 200_000}, "envs=200000: a launch takes 127808 consoles; use --envs 127808 or less"),
-        ({"env": "CartPole-v1"}, "simulator=cuda is a setting of Atari games, but CartPole-v1 is none"),
+        ({"env": "CartPole-v1"}, "simulator=cuda is a setting of Atari games, but CartPole-v1 is not one"),
     ],
 )
 def test_settings_that_do_not_fit(settings: dict[str, Any], words: str) -> None:
@@ -100,7 +101,7 @@ def test_settings_that_do_not_fit(settings: dict[str, Any], words: str) -> None:
 
 @pytest.mark.gpu(fake=True)
 def test_memory_of_consoles() -> None:
-    """A run says what its consoles take of the GPU, and more than fit are refused with the number that does."""
+    """A run says how much GPU memory its consoles take; too many are refused with the number that fits."""
     config = resolve({**RUN, "device": "cuda:0", "envs": 1000})
     build_algo(config)
     assert gpu_consoles.describe(config, sampler_config(config)) == (

@@ -71,7 +71,7 @@ FOUR = CpuTopology(tuple((cpu,) for cpu in range(4)), (0,) * 4, 4)
 
 @pytest.fixture
 def four_cpus_and_a_cost(monkeypatch: Any) -> Any:
-    """Has four logical CPUs. The test sets the seconds of a step of CartPole."""
+    """Fakes four logical CPUs; returns a function that sets the seconds of a step of CartPole."""
     monkeypatch.setattr(resolving, "read_topology", lambda _: FOUR)
     probe_spec = resolving.probe_spec
 
@@ -86,7 +86,7 @@ def four_cpus_and_a_cost(monkeypatch: Any) -> Any:
 
 
 def test_cheap_environments_have_one_worker(four_cpus_and_a_cost: Any) -> None:
-    """A cheap environment has one worker and a dear one all logical CPUs, unless the user names sampler or workers."""
+    """Cheap environments have one worker, others all logical CPUs, unless the user names sampler or workers."""
     for step_s, num_workers in ((1e-5, 1), (1e-3, 4)):
         four_cpus_and_a_cost(step_s)
         config = resolve(TINY)
@@ -122,7 +122,7 @@ def test_an_environment_that_sleeps_has_all_workers(monkeypatch: Any) -> None:
 
 
 def test_a_resumed_run_keeps_its_plan(four_cpus_and_a_cost: Any, tmp_path: Path) -> None:
-    """A run that is resumed has the workers that it was started with, whatever a step costs by then."""
+    """A resumed run keeps its number of workers, whatever a step costs by then."""
     four_cpus_and_a_cost(1e-5)
     run = tmp_path / "run"
     settings = {**TINY, "steps": 40, "horizon": 5, "eval_interval_steps": 0, "tensorboard": False, "report": False}
@@ -173,7 +173,7 @@ class Plain(Algo):
     ],
 )
 def test_small_updates_have_one_thread(settings: dict[str, Any], num_threads: int, monkeypatch: Any) -> None:
-    """The number of learning threads follows the size of an update, for users' algorithms, too."""
+    """The number of learning threads follows the size of an update, even for users' algorithms."""
     eight = CpuTopology(tuple((cpu,) for cpu in range(8)), (0,) * 8, 8)
     monkeypatch.setattr(resolving, "read_topology", lambda _: eight)
     assert check(resolve({**TINY, "algo": f"{__name__}:Plain", **settings})).plan.learning_threads == num_threads
@@ -182,7 +182,7 @@ def test_small_updates_have_one_thread(settings: dict[str, Any], num_threads: in
 @pytest.mark.gpu
 @pytest.mark.parametrize(("device", "num_threads"), [("cuda:0", 1), ("cpu", 4)])
 def test_queues_beside_a_gpu_learn_on_one_thread(device: str, num_threads: int, monkeypatch: Any) -> None:
-    """The learner of a queued run has half of the logical CPUs on a CPU, and one thread beside a GPU."""
+    """The learner of a queued run has half of the logical CPUs on a CPU, and one thread with a GPU."""
     eight = CpuTopology(tuple((cpu,) for cpu in range(8)), (0,) * 8, 8)
     monkeypatch.setattr(resolving, "read_topology", lambda _: eight)
     plan = plan_of(sampler="queued", algo="ga3c", device=device, learning_threads=None)
@@ -190,7 +190,7 @@ def test_queues_beside_a_gpu_learn_on_one_thread(device: str, num_threads: int, 
 
 
 class Observed(DQN):
-    """Notes how many threads torch has, and where this thread runs, when a learner is built and when it learns."""
+    """Records torch's number of threads and this thread's logical CPUs when a learner is built and when it learns."""
 
     seen: set[tuple[str, int, frozenset[int]]]
 
@@ -214,7 +214,7 @@ class Observed(DQN):
 @needs_pinning
 @needs_two
 def test_a_learner_beside_a_gpu_stays_on_its_core(monkeypatch: Any, tmp_path: Path) -> None:
-    """A learner beside a GPU has one thread on a core without workers while it is built and learns from a host replay.
+    """A learner with a GPU has one thread on a core without workers while it is built and learns from a host replay.
     Torch would have three."""
     own, other = ONLINE[:2]
     four = CpuTopology(((own,), (other,), (998,), (999,)), (0,) * 4, 4)  # the one worker takes the second
@@ -282,4 +282,4 @@ def test_a_restricted_process_keeps_to_its_logical_cpus() -> None:
     assert f"workers     1, of 16 environments: 8 of each group, on {last}; a step of one takes " in result.stdout
     result = run("--cpus", ONLINE[0])
     assert result.returncode == 2
-    assert f"of these, {ONLINE[0]} do not; {last} are allowed to this process" in result.stderr
+    assert f"names {ONLINE[0]}, but only {last} are allowed to this process" in result.stderr

@@ -1,1 +1,1 @@
-"""Many environments at a time, in the columns of a rollout: single ones in turn, or batches by nature."""
+"""Batches of environments that fill the columns of a rollout, stepped one by one or all in one call."""

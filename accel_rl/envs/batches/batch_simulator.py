@@ -1,8 +1,7 @@
-"""Steps several environments one after the other, and writes into columns of time-major arrays.
+"""Steps several environments one after the other, and writes their results into columns of time-major arrays.
 
-This file has all rules of episodes: resets, decorrelated starts, and the treatment of an environment that raises.
-Processes that step environments hold a BatchSimulator, or a VectorBatch (vector_batch.py); env_batch.py has what both
-share.
+This file has all rules of episodes: resets, decorrelated starts, and the handling of an environment that raises. A
+process that steps environments holds a BatchSimulator or a VectorBatch (vector_batch.py). env_batch.py has their base.
 """
 
 import contextlib
@@ -30,7 +29,7 @@ def make_simulator(config: EnvConfig, seed: np.random.SeedSequence, reserve: boo
 
 
 def prepare(config: BatchConfig) -> None:
-    """Prepares start states and the native simulator's machine code, which processes forked from this one share."""
+    """Prepares what forked processes share: start states, and the native simulator's machine code."""
     reserve = config.reset_mode == "reserve"
     if game_name(config.env.env_id) and (reserve or is_native(config.env)):
         make_atari(config.env, np.random.SeedSequence(0), reserve).close()
@@ -42,7 +41,7 @@ class BatchSimulator(EnvBatch):
     def __init__(self, *arguments: Any, **options: Any):
         super().__init__(*arguments, **options)
         config, observation = self.config, self.arrays["observation"]
-        # Views made once: making one costs as much as all other bookkeeping of a step.
+        # Views are made once: making one costs as much as the rest of a step's bookkeeping.
         self._rows = [
             [observation[row, column, ...] for column in range(self.num_envs)]
             for row in range(self._history, len(observation))
@@ -70,7 +69,7 @@ class BatchSimulator(EnvBatch):
 
     @with_own_generators
     def _step_each(self, t: int) -> None:
-        # Locals, and views of one step: this loop may take as long as a small environment.
+        # Local names and views of one step save time: this loop may take as long as a small environment.
         actions, rewards, ages, rows = self._action[t], self._reward[t], self._ages[t + 1], self._rows[t + 1]
         scores, lengths, age = self._score, self._length, self._age
         for column, simulator in enumerate(self.simulators):
@@ -99,7 +98,7 @@ class BatchSimulator(EnvBatch):
                 self._replace(column)
 
     def _make_native(self) -> NativeBatch:
-        """Returns all environments as one object, which a compiled call steps."""
+        """Returns all environments as one object that a compiled call steps."""
         seeds = [self._seed(column, 0) for column in range(self.num_envs)]
         native: NativeBatch = self._guarded(
             0, lambda _: make_native_batch(self.config.env, seeds, self.config.reset_mode == "reserve")
@@ -117,7 +116,7 @@ class BatchSimulator(EnvBatch):
 
     def _start_env(self, column: int) -> None:
         rng = np.random.default_rng(self._seed(column, 1))
-        simulator, row = self.simulators[column], self._pending[column, ...]  # the dots keep a scalar a view
+        simulator, row = self.simulators[column], self._pending[column, ...]  # "..." gives a view even of a scalar
         simulator.reset(row)
         num_random = int(rng.integers(self.config.decorrelation_steps + 1))
         simulator.spec.action_space.seed(int(rng.integers(2**31 - 1)))
@@ -165,7 +164,7 @@ class BatchSimulator(EnvBatch):
             self._start_next_game(t, column)
 
     def _start_next_game(self, t: int, column: int) -> None:
-        """Starts the next game in row t + 1, or leaves the environment alone until the pause."""
+        """Starts the next game in row t + 1, or leaves the environment idle until the pause."""
         self._finish_game(t, column)
         if self.config.reset_mode != "wait":
             row = self._rows[t + 1][column]
@@ -179,7 +178,7 @@ class BatchSimulator(EnvBatch):
         self._wait_for_pause(t + 1, column)
 
     def _wait_for_pause(self, t: int, column: int) -> None:
-        """Leaves the environment alone from step t on."""
+        """Leaves the environment idle from step t on."""
         self._waiting[column] = True
         stand_still(select_envs(self.arrays, slice(column, column + 1)), t)
 
@@ -189,7 +188,7 @@ class BatchSimulator(EnvBatch):
         self._wait_for_pause(t, column)
 
     def _replace(self, column: int) -> None:
-        """Builds and starts a new environment; raises RunError if that fails at once, too."""
+        """Builds and starts a new environment. Raises RunError if that one fails, too."""
         with contextlib.suppress(Exception):
             self.simulators[column].close()
         if self._native is not None:
@@ -229,7 +228,7 @@ class BatchSimulator(EnvBatch):
             self._pending[column] = env_state["pending"]
             self._score[column], self._length[column] = env_state["score"], env_state["length"]
             self._counts[column] = env_state["counts"]
-        if state[0]["generators"]:  # last, as restoring a simulator may draw
+        if state[0]["generators"]:  # last, since restoring a simulator may draw random numbers
             self.generators.set_state(state[0]["generators"])
         return restarted
 

@@ -1,7 +1,7 @@
 """Defines batches of environments whose arrays lie on a device, and presents a batch of one as a single environment.
 
-docs/environments.md describes such batches: `reset` and `step` are those of gymnasium's vector environments, on arrays
-[num_envs, ...] with the DLPack protocol. This module imports no torch.
+docs/environments.md describes such batches. `reset` and `step` are as in gymnasium's vector environments, but with
+arrays [num_envs, ...] that support DLPack. This module imports no torch.
 """
 
 from typing import Any
@@ -18,7 +18,7 @@ FINAL_OBSERVATION = ("final_obs", "final_observation")  # names in gymnasium's i
 
 
 def is_device_env(env: Any) -> bool:
-    """Returns whether this is a batch of environments whose arrays have the DLPack protocol and are not numpy's."""
+    """Returns whether env is a batch of environments whose arrays support DLPack and are not NumPy's."""
     if isinstance(env, gymnasium.Env) or not all(hasattr(env, name) for name in ("num_envs", "reset", "step")):
         return False
     returned = env.reset(seed=0)
@@ -34,7 +34,7 @@ def spaces_of(env: Any) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
     )
     if not (isinstance(observation, gymnasium.Space) and isinstance(action, gymnasium.Space)):
         raise UsageError(
-            f"{type(env).__name__} needs single_observation_space and single_action_space, two spaces of gymnasium's"
+            f"{type(env).__name__} needs single_observation_space and single_action_space, both spaces of gymnasium"
         )
     return observation, action
 
@@ -57,13 +57,13 @@ def final_observation(info: Any) -> Any:
 
 
 class OneOfBatch(gymnasium.Env[Any, Any]):
-    """A single environment with numpy arrays, made of a batch of one: to probe, to film, to play by hand."""
+    """A batch of one as a single environment with NumPy arrays, for probing, filming and playing by hand."""
 
     def __init__(self, env: Any, env_id: str):
         if env.num_envs != 1:
             raise UsageError(
-                f"{env_id} was asked for num_envs=1, but returned {env.num_envs} environments; its factory has to take "
-                "the parameter num_envs and return as many"
+                f"{env_id} was asked for num_envs=1, but returned {env.num_envs} environments; its factory must take "
+                "the parameter num_envs and return that many"
             )
         self._env, self._env_id, self.metadata = env, env_id, getattr(env, "metadata", None) or {}
         self.observation_space, self.action_space = spaces_of(env)
@@ -92,7 +92,7 @@ class OneOfBatch(gymnasium.Env[Any, Any]):
 
     def render(self) -> Any:
         if not hasattr(self._env, "render"):
-            raise UsageError(f"{self._env_id} cannot be filmed: what it returns has no method render()")
+            raise UsageError(f"{self._env_id} cannot be filmed: the batch that it returns has no method render()")
         picture = to_numpy(self._env.render())
         return picture[0] if picture.ndim == 4 else picture
 
@@ -107,7 +107,7 @@ def _first_mask(info: Any) -> dict[str, Any]:
 
 
 def array_library(array: Any) -> Any:
-    """Returns an array's module, which has `from_dlpack`, by the array API standard; torch if the array names none."""
+    """Returns an array's module, which has `from_dlpack` (array API standard); torch if the array names no module."""
     if hasattr(array, "__array_namespace__"):
         return array.__array_namespace__()
     import torch
@@ -116,7 +116,7 @@ def array_library(array: Any) -> Any:
 
 
 def to_numpy(array: Any) -> Array:
-    """Returns a numpy copy of an array that has the DLPack protocol, or that numpy understands."""
+    """Converts an array that supports DLPack, or that NumPy can read, to a NumPy array."""
     if not hasattr(array, "__dlpack__") or isinstance(array, np.ndarray):
         return np.asarray(array)
     from torch.utils.dlpack import from_dlpack

@@ -1,4 +1,4 @@
-"""What all batches of environments share: their settings, arrays, seeds and scores, and how a failure is told."""
+"""Defines what all batches of environments share: settings, arrays, seeds, scores and error messages."""
 
 import logging
 import sys
@@ -50,7 +50,7 @@ def select_envs(arrays: dict[str, Array], columns: slice, window: int = 0) -> di
 
 
 def stand_still(arrays: dict[str, Array], t: int) -> None:
-    """Fills steps t ... T - 1 of environments that have stopped: none is valid, and observation t is repeated."""
+    """Marks steps t ... T - 1 of environments that have stopped as not valid, and repeats observation t in them."""
     horizon = len(arrays["reward"])
     history = len(arrays["observation"]) - len(arrays["reset"])
     arrays["observation"][history + t + 1 :] = arrays["observation"][history + t]
@@ -64,15 +64,15 @@ def stand_still(arrays: dict[str, Array], t: int) -> None:
 class BatchConfig:
     """Settings for all environments of a learner.
 
-    reset_mode: "immediate" starts the next game at once; "wait" leaves the environment alone until the pause between
+    reset_mode: "immediate" starts the next game at once; "wait" leaves the environment idle until the pause between
         two rollouts (its samples are not valid until then); "reserve" starts it from a prepared state (Atari only).
     decorrelation_steps: each environment starts with a random number of random actions, at most this many.
-    restart_on_error: the samples of an environment that raises are not valid for the rest of the rollout, and a new one
-        takes its place in the pause; else the run ends.
+    restart_on_error: if an environment raises, its samples are not valid for the rest of the rollout, and a new one
+        replaces it in the pause; otherwise the run ends.
     role: 0 for training, 1 + k for evaluation k, which has its own generators.
     first_env: index in the run of this learner's first environment, for seeds and messages.
     terminal_frames: final_observation holds the true last rows of terminated episodes, too.
-    env_threads: number of threads in each batch for an environment library with its own threads."""
+    env_threads: number of threads per batch, for environment libraries that start threads themselves."""
 
     env: EnvConfig
     seed: int
@@ -85,25 +85,25 @@ class BatchConfig:
     env_threads: int = 1
 
     def seed_of(self, env: int, restarts: int = 0, purpose: int = 0) -> np.random.SeedSequence:
-        """Returns the seed of the learner's environment `env`: of its simulator, or for another purpose.
+        """Returns a seed for the learner's environment `env`: for its simulator (purpose=0), or for another purpose.
 
-        It depends on the index in the run, so that environments do not depend on the numbers of workers and learners.
-        restarts: how often a new environment has taken its place."""
+        It depends on the environment's index in the run, not on the numbers of workers and learners. restarts: how
+        often the environment has been replaced."""
         return np.random.SeedSequence(self.seed, spawn_key=(self.role, self.first_env + env, restarts, purpose))
 
     def for_evaluation(self, role: int) -> "BatchConfig":
-        """Returns the settings for whole games of the same environments."""
+        """Returns the settings for an evaluation in the same environments."""
         reset_mode = "immediate" if self.reset_mode == "wait" else self.reset_mode
         return replace(self, role=role, decorrelation_steps=0, reset_mode=reset_mode, terminal_frames=False)
 
 
 class EnvBatch(ABC):
-    """A batch of k environments, the learner's first_env ... first_env + k - 1; the base class of such batches.
+    """The base class of batches of k environments: the learner's first_env ... first_env + k - 1.
 
-    arrays: those of rollout_layout, cut to these k columns and without a window. heartbeat: called with an
+    arrays: the arrays of rollout_layout, reduced to these k columns, without a window. heartbeat: called with an
     environment's index before each of its steps. The order of calls is `start`, then for each rollout `begin`,
     `step(0)` ... `step(T - 1)`, `pause`. If an environment fails, methods raise RunError with its index in the run and
-    its seed (unless restart_on_error)."""
+    the run's seed (unless restart_on_error)."""
 
     def __init__(
         self,
@@ -119,7 +119,7 @@ class EnvBatch(ABC):
         self._pending = np.zeros((self.num_envs, *observation.shape[2:]), observation.dtype)
         self._action, self._reward, self._ages = arrays["action"], arrays["reward"], arrays["age"]
         self._random_action: Any = None  # the last random action of the environment that is starting
-        # Lists, or arrays that whole batches read and write.
+        # Lists; batches that are stepped in one call replace them by arrays.
         self._counts: Any = [True] * self.num_envs  # False if the game began with random actions: no score
         self._failed: Any = [False] * self.num_envs  # it raised; the pause builds a new environment
         self._waiting: Any = [True] * self.num_envs  # it does not step; _pending gets the first row of its next game
@@ -133,9 +133,9 @@ class EnvBatch(ABC):
         """Starts every game and plays its random number of random actions."""
 
     def begin(self) -> None:
-        """Starts a rollout: environments that waited for the pause show the first row of their next game in row 0.
+        """Starts a rollout. Environments that waited for the pause show the first row of their next game in row 0.
 
-        All later rows get the most frequent values, so that a step writes only what differs."""
+        All later rows get the most frequent values, so a step only writes what differs."""
         arrays = self.arrays
         for name in ("reward", "terminated", "truncated", "game_length"):
             arrays[name][:] = 0
@@ -163,9 +163,9 @@ class EnvBatch(ABC):
 
     @abstractmethod
     def set_state(self, state: list[dict[str, Any]]) -> list[int]:
-        """Continues from get_state's result, in place of `start`.
+        """Continues from get_state's result, instead of `start`.
 
-        Returns the environments that could only be restarted, by the learner's index."""
+        Returns the environments that had to be restarted, by the learner's index."""
 
     @abstractmethod
     def close(self) -> None: ...
@@ -204,7 +204,7 @@ class EnvBatch(ABC):
             raise self._failure(column, None) from error
 
     def _failure(self, column: int, action: Any) -> RunError:
-        """Returns an error that says where the one being handled came from, and frees what its calls still hold."""
+        """Returns a RunError that locates the current exception, and frees what that exception's frames hold."""
         action = self._random_action if action is None else action
         self._random_action = None
         what = "while it was built or reset" if action is None else f"at action {action}"

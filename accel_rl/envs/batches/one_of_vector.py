@@ -1,4 +1,4 @@
-"""Presents a vector environment of one as a single environment: to watch it, and to use policies in it."""
+"""Presents a vector environment of one as a single environment, for watching it and for using policies in it."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -15,27 +15,27 @@ VectorEnv = gymnasium.vector.VectorEnv[Any, Any, Any]
 
 
 def is_envpool(envs: VectorEnv) -> bool:
-    """Returns whether EnvPool made this: it takes seeds when it is made, and can reset single environments."""
+    """Returns whether EnvPool made envs: EnvPool takes seeds at construction, and can reset single environments."""
     return any(base.__module__.startswith("envpool.") for base in type(envs.unwrapped).__mro__)
 
 
 def last_observation(info: dict[str, Any], space: Space, env: int) -> Any:
     """Returns a finished game's true last observation, for environments that reset within the step.
 
-    Raises RunError if info has it under none of gymnasium's names."""
+    Raises RunError if info does not have it under any of gymnasium's names."""
     for name in FINAL_OBSERVATION:
         mask = info.get(f"_{name}")
         if name in info and (mask is None or mask[env]):
             return one_of(info[name], space, env)
     raise RunError(
-        'a game has ended, but info["final_obs"] does not hold its last observation, as AutoresetMode.SAME_STEP says; '
-        "add it, or declare another metadata['autoreset_mode']"
+        'a game has ended, but info["final_obs"] does not hold its last observation, as AutoresetMode.SAME_STEP '
+        "requires; add it, or declare another metadata['autoreset_mode']"
     )
 
 
 def overwrites_last(envs: VectorEnv, last: Any, env: int) -> bool:
-    """Returns whether a last observation shares the array of the next game's first one: an environment that reuses its
-    array overwrites it when gymnasium's SyncVectorEnv resets within the step."""
+    """Returns whether a last observation shares memory with the next game's first one. If so, gymnasium's SyncVectorEnv
+    has overwritten it by its reset within the step."""
     newest = getattr(envs.unwrapped, "_env_obs", None)
     return newest is not None and _shares_an_array(last, newest[env])
 
@@ -49,7 +49,7 @@ def _shares_an_array(first: Any, second: Any) -> bool:
 
 
 class OneOfVector(gymnasium.Env[Any, Any]):
-    """A vector environment of one as a single environment. make: returns it for a seed (EnvPool's: for each seed)."""
+    """A vector environment of one as a single environment. make: makes it with a seed (for EnvPool, once per seed)."""
 
     def __init__(self, make: Callable[[int], VectorEnv], seed: int):
         self._make, self._seed = make, seed

@@ -1,4 +1,4 @@
-"""Steps environments that come in batches, in a worker's columns of a rollout; chooses the kind of batch for an id."""
+"""Steps vector environments in a worker's columns of a rollout; chooses the kind of batch for an id."""
 
 import contextlib
 import logging
@@ -26,21 +26,20 @@ OVERWRITES_LAST = (
 
 
 def make_batch(config: BatchConfig, *arguments: Any, **options: Any) -> EnvBatch:
-    """Builds the environments of a batch; takes and raises the same as EnvBatch."""
+    """Builds the kind of batch that config.env needs; takes and raises the same as EnvBatch."""
     return (VectorBatch if is_vector(config.env) else BatchSimulator)(config, *arguments, **options)
 
 
 def check_reset_mode(name: str, env_id: str) -> None:
-    """Raises UsageError for a reset mode that environments in batches do not have."""
+    """Raises UsageError for a reset mode that vector environments do not support."""
     if name == "wait":
         raise UsageError(
-            f"reset_mode=wait leaves single environments alone, which {env_id} cannot, since it comes in batches; use "
-            "immediate"
+            f"reset_mode=wait pauses single environments, but {env_id} steps a whole batch at once; use immediate"
         )
 
 
 class VectorBatch(EnvBatch):
-    """A batch that one call steps, so that no environment can wait for another, and all fail together.
+    """A batch that is stepped in one call, so no environment can wait for another, and all fail together.
 
     A step that only resets an environment is not valid; the row after it shows the new game. All environments begin
     with decorrelation_steps random actions."""
@@ -136,7 +135,7 @@ class VectorBatch(EnvBatch):
             logger.warning(OVERWRITES_LAST, self.config.env.env_id)
 
     def _replace(self) -> None:
-        """Builds and starts new environments; raises RunError if they fail at once, too."""
+        """Builds and starts new environments. Raises RunError if these fail, too."""
         with contextlib.suppress(Exception):
             self._envs.close()
         self._envs = self._guarded(0, self._build)

@@ -1,4 +1,4 @@
-"""Simulates environments in batches: gymnasium's vector environments and EnvPool, whatever they do when games end."""
+"""Simulates gymnasium's vector environments and EnvPool's, in whichever autoreset mode they have."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,7 +20,7 @@ from accel_rl.envs.spec import Array, EnvConfig
 from accel_rl.errors import RunError, UsageError
 
 _AT_THE_END = {
-    AutoresetMode.NEXT_STEP: "after a game, a step that only resets is no sample",
+    AutoresetMode.NEXT_STEP: "the step after a game only resets, and is not a sample",
     AutoresetMode.SAME_STEP: "resets within a game's last step",
     AutoresetMode.DISABLED: "reset one by one after their games",
 }
@@ -40,12 +40,12 @@ class VectorOutcome(NamedTuple):
 
 
 class VectorSimulator:
-    """A simulator of k environments, which one call steps.
+    """A simulator of k environments that one call steps.
 
-    seeds: one per environment; a batch that takes a single seed receives the first. num_threads: for a library with its
-    own threads. Observations, actions, masks (whose sources must be known) and checks are those of GymSimulator.
-    Methods raise RunError for values that do not fit the declared spaces or autoreset mode, the constructor UsageError
-    for unsupported environments."""
+    seeds: one per environment; a batch that takes a single seed gets the first. num_threads: for libraries that start
+    threads themselves. Observations, actions, masks and checks are as in GymSimulator, but the sources of masks must be
+    known. Methods raise RunError for values that do not fit the declared spaces or autoreset mode. The constructor
+    raises UsageError for unsupported environments."""
 
     def __init__(self, config: EnvConfig, seeds: Sequence[np.random.SeedSequence], num_threads: int = 1):
         self.num_envs = len(seeds)
@@ -172,7 +172,7 @@ class VectorSimulator:
         np.copyto(self.spec.mask_in(rows), pack(found), where=np.broadcast_to(which, self.num_envs)[:, None])
 
     def _last_mask(self, observation: Any, infos: Any, env: int) -> Array:
-        """Returns the mask [A] of a game's last observation. infos: those of all environments' last steps."""
+        """Returns the mask [A] of a game's last observation. infos: the infos of all environments' last steps."""
         mask, source = None, self._observed.mask_source
         if source == "observation":
             mask = observation[KEY]
@@ -191,7 +191,7 @@ class VectorSimulator:
         if array.shape != (self.num_envs,) or array.dtype.kind not in "biuf":
             raise RunError(
                 f"{name} is of shape {array.shape} and type {array.dtype}, but must be numbers of shape "
-                f"({self.num_envs},), one of each environment"
+                f"({self.num_envs},), one for each environment"
             )
         return array
 
@@ -199,7 +199,7 @@ class VectorSimulator:
         seeds = "a seed for each" if self._takes_seeds or self._is_envpool else "one seed for all of a worker's"
         return (
             f"{type(self._envs.unwrapped).__name__}: {_AT_THE_END[self._mode]}; {seeds}; all take decorrelation_steps "
-            "random actions at the start; states cannot be saved, so that a resumed run starts new games"
+            "random actions at the start; states cannot be saved, so a resumed run starts new games"
         )
 
 

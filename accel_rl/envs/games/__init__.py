@@ -1,1 +1,1 @@
-"""Atari games on either emulator, from screens to the frames, rewards and ends that a policy sees."""
+"""Atari games on either emulator: from screens to the frames, rewards and episode ends that a policy sees."""

@@ -57,14 +57,14 @@ def games() -> dict[str, str]:
 
 
 def game_name(env_id: str) -> str | None:
-    """Returns the game that "pong" or "ALE/Pong-v5" names, or None if it is no Atari game."""
+    """Returns the game that an id such as "pong" or "ALE/Pong-v5" names; None if it is not an Atari game."""
     if env_id in games():
         return env_id
     return next((name for name, ale_id in games().items() if ale_id == env_id), None)
 
 
 # Games whose saved states cannot replace a reset: tests/envs/test_start_states.py compares trajectories of all games.
-# Their resets depend on the game before, so no fixed set of states has their distribution:
+# Resets of these depend on the previous game, so no fixed set of states has their distribution:
 RESET_REMEMBERS = frozenset(
     [
         "crossbow",
@@ -99,7 +99,7 @@ def why_no_reserve(game: str, options: AtariOptions) -> str | None:
 
 
 def atari_spec(options: AtariOptions, num_actions: int) -> EnvSpec:
-    """Returns a game's spec: its actions, and stacks of grey frames or single frames in colour."""
+    """Returns a game's spec: its actions, and stacks of gray frames or single frames in color."""
     shape = (3, *options.frame_shape) if options.color else options.frame_shape
     frames = gymnasium.spaces.Box(0, 255, shape, np.uint8)
     return EnvSpec(frames, gymnasium.spaces.Discrete(num_actions), 0 if options.color else options.frame_stack)
@@ -127,7 +127,7 @@ def start_states(game: str, options: AtariOptions) -> list[list[Start]]:
 class AtariSimulator:
     """A simulator of one Atari game.
 
-    seed: decides the number of no-ops at the start of each game, and the sticky actions: these are drawn here, since
+    seed: decides the number of no-ops at the start of each game, and the sticky actions. These are drawn here, since
     the emulator's saved states do not hold the action to repeat. reserve: a reset restores a prepared state, which
     takes 50 microseconds instead of 5 milliseconds (see start_states and why_no_reserve)."""
 
@@ -218,7 +218,7 @@ class AtariSimulator:
             if terminated:
                 last_frame = self._last_frame
                 np.copyto(last_frame, row)
-                self._frames.write(ale, row)  # the maximum with the screen before would mix two episodes
+                self._frames.write(ale, row)  # the maximum with the previous screen would mix two episodes
             over = bool(ale.game_over())  # the button presses can lose a game, too
         return Outcome(reward, float(score), terminated or over, cut and not terminated, over or cut, last_frame)
 
@@ -233,7 +233,7 @@ class AtariSimulator:
         return sum(self._act(press) for press in self._start_presses)
 
     def render(self) -> Array:
-        """Returns the screen in colour [210, 160, 3]."""
+        """Returns the screen in color [210, 160, 3]."""
         return self.ale.getScreenRGB()
 
     def get_state(self) -> Any:
@@ -256,7 +256,7 @@ class AtariSimulator:
 
         if is_native_state(state):
             state = to_ale(state, unseen_frames=self.options.frame_skip - 2)
-        # The emulator's screen stays stale until its next frame, but each step draws its screens anew.
+        # The emulator's screen stays stale until its next frame, but each step draws new screens.
         self.ale.restoreState(state["emulator"])
         self._rng.bit_generator.state = state["rng"]
         self._pressed = ale_py.Action(state["pressed"])

@@ -11,10 +11,10 @@ from accel_rl.errors import UsageError
 
 
 class AtariEnv(gymnasium.Env[Array, int]):
-    """A gymnasium environment around one simulator. On the native one it can be copied and pickled.
+    """A gymnasium environment around one simulator. With the native simulator, it can be copied and pickled.
 
-    Observations are stacks [S, H, W] uint8, oldest frame first; in colour single frames [3, H, W]. After a lost life
-    that ended the episode, `reset` begins the next life, else a new game. info: "score" (raw reward of the step),
+    Observations are stacks [S, H, W] uint8, oldest frame first; in color, single frames [3, H, W]. `reset` begins the
+    next life if the loss of a life ended the episode, otherwise a new game. info: "score" (raw reward of the step),
     "lives", "game_over"."""
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 15}
@@ -32,7 +32,7 @@ class AtariEnv(gymnasium.Env[Array, int]):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
         if options:
-            raise UsageError(f"reset takes no options, but {', '.join(map(repr, options))}; make_env takes the game's")
+            raise UsageError(f"reset takes no options, but {', '.join(map(repr, options))}; make_env takes them")
         super().reset(seed=seed)
         if seed is not None:
             self._simulator = make_atari(self._config, np.random.SeedSequence(seed))
@@ -57,7 +57,7 @@ class AtariEnv(gymnasium.Env[Array, int]):
         return self._observation.copy(), outcome.reward, outcome.terminated, outcome.truncated, info
 
     def _show(self, frame: Array) -> None:
-        """Takes the newest frame into the observation."""
+        """Adds the newest frame to the observation."""
         if self._simulator.spec.frame_stack:
             self._observation[:-1] = self._observation[1:]
             self._observation[-1] = frame

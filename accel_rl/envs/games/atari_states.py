@@ -1,7 +1,7 @@
 """Converts saved states of Atari games between the two simulators: ale-py's (atari.py) and the native one (native.py).
 
-A conversion is tested before it is trusted: both emulators play some frames and resets from there, and must agree. ale-
-py's states hold no pictures, so lines that a short frame does not reach look as in a new process.
+Each conversion is tested: both emulators play some frames and resets from the converted state, and must agree. States
+of ale-py hold no pictures, so lines that a short frame does not reach look as in a new process.
 """
 
 import functools
@@ -25,7 +25,7 @@ State = dict[str, Any]
 
 TRIALS, TRIAL_FRAMES = 3, 20  # a reset before each trial but the first
 _GENERATOR = slice(words.AGENT_GENERATOR, words.AGENT_GENERATOR + GENERATOR_WORDS)
-# Words of the agent that plays, and their names in a state of AtariSimulator's
+# The agent's words in a state, and their names in a state of AtariSimulator
 _AGENT = {words.PRESSED: "pressed", words.AGENT_LIVES: "lives", words.AGENT_STEPS: "steps", words.NUM_STARTS: "resets"}
 _REMEMBERED = [words.SCORE, words.LIVES, words.TERMINAL, *range(words.MEMORY, words.BEFORE)]
 
@@ -37,7 +37,7 @@ def is_native_state(state: State) -> bool:
 def pack(rom: str, console: Array, pictures: Array) -> State:
     """Returns the native simulator's state of an environment.
 
-    rom: its MD5. console: int32 [STATE_WORDS]. pictures: uint8, both one after the other."""
+    rom: the ROM's MD5. console: int32 [STATE_WORDS]. pictures: uint8, both pictures one after the other."""
     compressed = {"words": zlib.compress(console.tobytes(), 1), "pictures": zlib.compress(pictures.tobytes(), 1)}
     return {"rom": rom, "layout": words.LAYOUT, **compressed}
 
@@ -48,7 +48,7 @@ def unpack(state: State) -> tuple[str, Array, Array]:
     if state["layout"] != words.LAYOUT:
         raise UsageError(
             f"a state of the native simulator has layout {state['layout']}, this version reads {words.LAYOUT}: "
-            "continue with the version of accel_rl that has written the checkpoint"
+            "continue with the version of accel_rl that wrote the checkpoint"
         )
     try:
         console, pictures = zlib.decompress(state["words"]), zlib.decompress(state["pictures"])
@@ -106,7 +106,7 @@ def _inexact(game: str, written_by: str, wanted: str) -> UsageError:
 
 
 def _remembers(game: str, saved: bytes, s: Array) -> bool:
-    """Returns whether ale-py's state agrees with our words on everything besides the hardware."""
+    """Returns whether ale-py's state agrees with our words on everything except the hardware."""
     atari = _new_console(game)
     atari.load_ale_state(0, saved)
     is_equal = (atari.words(0)[_REMEMBERED] == s[_REMEMBERED]).all()
@@ -114,7 +114,7 @@ def _remembers(game: str, saved: bytes, s: Array) -> bool:
 
 
 def _plays_equally(game: str, saved: bytes, atari: BatchAtari, unseen_frames: int = 0) -> bool:
-    """Returns whether ale-py, in a new process, plays like atari; both take the same random actions."""
+    """Returns whether a new emulator of ale-py plays like atari; both take the same random actions."""
     if not game_of(game).saved:
         return False
     ale = _open_ale(game)
@@ -138,7 +138,7 @@ def _plays_equally(game: str, saved: bytes, atari: BatchAtari, unseen_frames: in
 
 
 def _new_console(game: str) -> BatchAtari:
-    """Returns a console after it is switched on."""
+    """Returns a console that has just been switched on."""
     atari, state = _consoles(game)
     atari.set_state(state)
     return atari

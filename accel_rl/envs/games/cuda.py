@@ -1,6 +1,6 @@
 """Plays many consoles of an Atari game on an NVIDIA GPU by the rules of the native simulator; nothing leaves the GPU.
 
-Each console goes on as in NativeBatch (native.py), word by word. Only its starts are always prepared ones.
+Each console plays exactly as in NativeBatch (native.py), word for word, but always starts from a prepared state.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -24,25 +24,25 @@ from accel_rl.envs.games.atari_states import pack
 from accel_rl.envs.games.native import NativeBatch, read_state, start_states
 from accel_rl.errors import RunError, UsageError
 
-PIXEL_BLOCK = 128  # threads of a block of the kernels for pixels
-CHUNK = 256  # consoles that are switched on, or saved, together in the host's memory
+PIXEL_BLOCK = 128  # threads per block in the kernels for pixels
+CHUNK = 256  # consoles that are switched on, or saved, together in host memory
 NO_ACTION = -1  # a console with this action stays as it is
 
 _KERNELS = (kernels.show_pictures, *agent_kernels.AGENT_KERNELS)
 
 
 def console_bytes(lines: int) -> int:
-    """Returns the bytes that a console takes: its state, its pictures, and the last screen's lines in grey."""
+    """Returns the bytes that a console takes: its state, its pictures, and the last screen's lines in gray."""
     return 4 * STATE_WORDS + 3 * PICTURE + 2 * LINE_PIXELS * lines
 
 
 class CudaGames:
-    """Consoles with one Atari game on a device, one for each seed, which play by options.
+    """Consoles on a device that play one Atari game, one console per seed.
 
-    seeds: as for NativeBatch. device: a GPU, or the CPU, where the kernels run thread by thread. order: that of the
-    threads on a CPU (see Launcher). events: int32 [n], the last step's events of steps.py. scores, rewards: int32 [n],
-    raw and the learner's. Each step overwrites all three. Raises UsageError for options that do not fit, or if the
-    driver refuses the kernels."""
+    seeds: as for NativeBatch. device: a GPU, or the CPU, where the kernels run thread by thread. order: the order of
+    the threads on a CPU (see Launcher). events: int32 [n], the last step's events, as in steps.py. scores, rewards:
+    int32 [n], the raw rewards and the learner's. Each step overwrites all three. Raises UsageError for unsupported
+    options, or if the driver refuses the kernels."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class CudaGames:
         starts = start_states(game, options)
         self._copies = len(starts[0])
         consoles = np.stack([start.words for same in starts for start in same])
-        # As in NativeBatch.reset_one: lines that a short frame does not reach still show the game before.
+        # As in NativeBatch.reset_one: lines that a short frame does not reach still show the previous game.
         consoles[:, words.DRAWN_END : words.DRAWN_END + 2], consoles[:, words.PAINTED : words.PAINTED + 2] = 0, 1
         frames = np.stack([start.frame.reshape(-1) for same in starts for start in same])
 
@@ -89,10 +89,10 @@ class CudaGames:
         self._start_games(frames)
 
     def step(self, actions: Tensor, frames: Tensor, last_frames: Tensor) -> None:
-        """Plays a step in each console; the next game starts where one is over.
+        """Plays a step in each console, and starts the next game where one has ended.
 
         actions: int32 [n], indices or NO_ACTION. Writes the newest frames, uint8 [n, *frame], and to last_frames the
-        true last frame of this step: that of an ended game or life, else the newest one. The host does not wait."""
+        step's true last frames: of the ended game or life, otherwise the newest. The host does not wait."""
         n, pictures, last_pictures = self.num_envs, self._pictures, self._last_pictures
         self._launch["play_agents"](
             *(n, n, actions, self._states, self._rom, self._screens, self._screens.view(torch.int32), self._rules),
@@ -105,13 +105,13 @@ class CudaGames:
     def get_states(self) -> Iterator[dict[str, Any]]:
         """Yields each console's state, as NativeBatch.get_env_state returns it."""
         consoles = separate(self._states, self.num_envs).cpu().numpy()
-        with ThreadPoolExecutor() as pool:  # most of the time is zlib's, which needs no lock
+        with ThreadPoolExecutor() as pool:  # most of the time is spent in zlib, without Python's lock
             for at in range(0, self.num_envs, CHUNK):
                 screens = self._screens[at : at + CHUNK, : 2 * PICTURE].cpu().numpy()
                 yield from pool.map(partial(pack, self.rules.md5), consoles[at : at + CHUNK], screens)
 
     def set_states(self, states: Sequence[dict[str, Any]]) -> None:
-        """Continues from states of either simulator on the CPU, or of get_states. Raises UsageError for others."""
+        """Continues from states of get_states, or of either simulator on the CPU. Raises UsageError for any other."""
         consoles = np.zeros((self.num_envs, STATE_WORDS), np.int32)
         for at in range(0, self.num_envs, CHUNK):
             found = [read_state(state, self.rules) for state in states[at : at + CHUNK]]
@@ -147,7 +147,7 @@ class CudaGames:
 
 
 def check_options(game: str, frame_shape: tuple[int, int], height: int) -> None:
-    """Raises UsageError for frames that the GPU's kernels do not make. height: the screen's."""
+    """Raises UsageError for frame sizes that the GPU's kernels do not support. height: the screen's height."""
     rows, columns = frame_shape
     if rows > height or columns > LINE_PIXELS:
         raise UsageError(
@@ -159,6 +159,6 @@ def check_options(game: str, frame_shape: tuple[int, int], height: int) -> None:
 def _switched_on(
     game: str, options: AtariOptions, seeds: Sequence[np.random.SeedSequence]
 ) -> Iterator[np.ndarray[Any, Any]]:
-    """Yields the states of consoles that are switched on, int32 [.., STATE_WORDS]."""
+    """Yields the states of consoles that have just been switched on, int32 [.., STATE_WORDS]."""
     for at in range(0, len(seeds), CHUNK):
         yield NativeBatch(game, options, seeds[at : at + CHUNK])._states

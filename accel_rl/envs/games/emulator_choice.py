@@ -1,6 +1,6 @@
-"""Chooses which emulator simulates an Atari game: the project's own (native, on a GPU cuda) or ale-py's (ale).
+"""Chooses which emulator simulates an Atari game: the project's own (native, or cuda on a GPU) or ale-py's (ale).
 
-Runs are equal bit by bit where the table of `accel_rl.emulator.verify` shows no difference between the two."""
+Runs are bit-identical if the table of `accel_rl.emulator.verify` shows no difference between the two."""
 
 import functools
 import importlib.metadata
@@ -38,12 +38,12 @@ def check_wrappers(config: EnvConfig) -> None:
 
 
 def check_simulator(config: EnvConfig) -> None:
-    """Raises UsageError for an unknown simulator, or for a choice of one if this is no Atari game."""
+    """Raises UsageError for an unknown simulator, or if one is chosen for anything but an Atari game."""
     if config.simulator not in SIMULATORS:
         raise unknown("simulator", config.simulator, SIMULATORS)
     if config.simulator != "auto" and game_name(config.env_id) is None:
         raise UsageError(
-            f"simulator={config.simulator} is a setting of Atari games, but {config.env_id} is none "
+            f"simulator={config.simulator} is a setting of Atari games, but {config.env_id} is not one "
             "(`accel-rl list envs`); omit it"
         )
 
@@ -51,9 +51,9 @@ def check_simulator(config: EnvConfig) -> None:
 def choose_simulator(config: EnvConfig) -> tuple[str, str]:
     """Returns the simulator of an Atari game, native, cuda or ale, and the reason for the choice.
 
-    auto is native where that is exact and can run, else ale. Raises UsageError for an unknown preset or option, and for
-    native or cuda where they cannot run: if Numba cannot compile them (now, if it never did), or for settings beyond
-    their range."""
+    auto is native if that is exact and can run, otherwise ale. Raises UsageError for an unknown preset or option, and
+    for native or cuda if they cannot run here: Numba cannot compile them (it does so now, if it never did), or a
+    setting is out of their range."""
     check_simulator(config)
     game, options = str(game_name(config.env_id)), make_options(config.preset, config.options)
     if config.simulator == "ale":
@@ -75,7 +75,7 @@ def is_native(config: EnvConfig) -> bool:
 
 
 def runs_grid_twin() -> bool:
-    """Returns whether the kernels of simulator=cuda may run on a CPU, thread by thread, to test them."""
+    """Returns whether the kernels of simulator=cuda may run on a CPU, thread by thread, for tests."""
     return bool(os.environ.get(GRID_TWIN))
 
 
@@ -108,7 +108,7 @@ def make_atari(
 
 
 def make_native_batch(config: EnvConfig, seeds: Sequence[np.random.SeedSequence], reserve: bool) -> NativeBatch:
-    """Returns one environment of an Atari game per seed, which the native simulator steps together."""
+    """Returns one environment of an Atari game per seed; the native simulator steps them together."""
     return NativeBatch(str(game_name(config.env_id)), make_options(config.preset, config.options), seeds, reserve)
 
 
@@ -120,7 +120,7 @@ def describe_native() -> str:
 
 @functools.cache
 def find_problem() -> str | None:
-    """Returns why the native simulator cannot run here, or None if it can. Compiles it if it never was."""
+    """Returns why the native simulator cannot run here, or None if it can. Compiles it if necessary."""
     try:
         check_numba()
         make_native("pong", AtariOptions(), np.random.SeedSequence(0))
@@ -130,7 +130,7 @@ def find_problem() -> str | None:
 
 
 def is_ale_state(state: Any) -> bool:
-    """Returns whether an environment's saved state is one of ale-py's simulator."""
+    """Returns whether an environment's saved state comes from ale-py's simulator."""
     return isinstance(state, dict) and "emulator" in state
 
 

@@ -1,4 +1,4 @@
-"""Makes the network's frames from an emulator's screens, in greyscale or in colour."""
+"""Makes the network's frames from an emulator's screens, in grayscale or in color."""
 
 import ale_py
 import cv2
@@ -9,11 +9,11 @@ from accel_rl.envs.spec import Array
 
 cv2.setNumThreads(0)
 
-MAX_CROPPED_ROWS = 8  # rows at the bottom that may be dropped so that the frame is an exact half of the screen
+MAX_CROPPED_ROWS = 8  # rows that may be dropped at the bottom to make the frame exactly half the screen
 
 
 class FrameMaker:
-    """A maker of frames from one game's screens: [H, W] uint8 in greyscale, [3, H, W] in colour (red, green, blue).
+    """A maker of frames from one game's screens: [H, W] uint8 in grayscale, [3, H, W] in color (red, green, blue).
 
     Each channel is downsized separately, by area means. screen_shape, frame_shape: height, width."""
 
@@ -33,11 +33,11 @@ class FrameMaker:
             self._resizers = [ScreenResizer() for _ in range(num_channels)]
 
     def keep(self, ale: ale_py.ALEInterface) -> None:
-        """Reads the screen, which `write` can combine with the next one."""
+        """Keeps the screen for `write`, which can combine it with the next one."""
         self._read(ale, self._screen_before)
 
     def write(self, ale: ale_py.ALEInterface, row: Array, with_kept: bool = False) -> None:
-        """Writes the current screen's frame; with_kept: that of its pixel-wise maximum with the kept screen."""
+        """Writes the frame of the current screen, or (with_kept) of its pixel-wise maximum with the kept screen."""
         self._read(ale, self._screen)
         if with_kept:
             np.maximum(self._screen, self._screen_before, out=self._screen)

@@ -1,6 +1,6 @@
 """Runs Atari games on the project's own emulator: one compiled call steps many environments.
 
-The rules of a step are in emulator/steps.py. With the same seed, frames, rewards, lives, ends and random numbers are
+The rules of a step are in emulator/steps.py. With the same seed, frames, rewards, lives, ends and random numbers equal
 those of AtariSimulator (atari.py).
 """
 
@@ -27,7 +27,7 @@ from accel_rl.errors import RunError, UsageError
 
 GENERATOR = slice(words.AGENT_GENERATOR, words.AGENT_GENERATOR + GENERATOR_WORDS)
 RANDOM_NOOPS = -1
-# A prepared start leaves these unchanged: the generators, and the number of games.
+# A prepared start leaves these unchanged: the generators, the number of games, and which picture is painted.
 _KEPT = np.r_[
     words.SYSTEM_GENERATOR : words.SYSTEM_GENERATOR + 625,
     words.ACTION_GENERATOR : words.ACTION_GENERATOR + 625,
@@ -153,13 +153,13 @@ class NativeBatch(Consoles):
         return Start(self._states[0].copy(), frame)
 
     def rebuild(self, env: int, seed: np.random.SeedSequence) -> None:
-        """Replaces an environment by a new one."""
+        """Replaces an environment with a new one."""
         rng = np.random.default_rng(seed)
         self._power_on(np.arange(self.num_envs) == env, int(rng.integers(2**31 - 1)))
         self._states[env, GENERATOR] = to_words(rng)
 
     def get_env_state(self, env: int) -> dict[str, Any]:
-        """Returns all that decides an environment's future."""
+        """Returns everything that decides an environment's future."""
         return pack(self.rules.md5, self._states[env], self._screens[env, : 2 * steps.PICTURE])
 
     def set_env_state(self, env: int, state: dict[str, Any]) -> None:
@@ -180,7 +180,7 @@ class NativeBatch(Consoles):
         self.stepping[env] = True
 
     def _call_single(self, order: int, count: int = 0) -> int:
-        """Runs one of core.py's orders for an agent's game on the environments in `stepping`, as single ones."""
+        """Runs one of core.py's orders for an agent's game on the chosen environment (`_choose`)."""
         key = order, count, False
         if key not in self._calls:
             self._calls[key] = self._bind_frames(order, count, self._frames, self._single_rewards, self._single_ages)
@@ -196,7 +196,7 @@ class NativeBatch(Consoles):
         if not plan.enlarges:
             return command
 
-        stepping = self.stepping  # self would make a cycle: it holds this call
+        stepping = self.stepping  # a reference to self, which holds this call, would make a cycle
 
         def call() -> int:
             result = command()
@@ -254,7 +254,7 @@ class NativeSimulator:
         return self._batch.step_one(self._env, action, row)
 
     def render(self) -> Array:
-        """Returns the screen in colour [210, 160, 3]."""
+        """Returns the screen in color [210, 160, 3]."""
         return self._batch.screen(self._env)
 
     def get_state(self) -> Any:

@@ -21,11 +21,11 @@ TILE_OF_WORD = TILE_OF_WORD.repeat(5)
 
 
 class ScreenResizer:
-    """A resizer for a sequence of screens, which remembers the last one. Each result depends on its own screen only."""
+    """A resizer for a sequence of screens that remembers the last one. Each result depends only on its own screen."""
 
     def __init__(self) -> None:
         self._screen = np.zeros(SCREEN, np.uint8)
-        self._frame = np.zeros(FRAME, np.uint8)  # that screen, resized
+        self._frame = np.zeros(FRAME, np.uint8)  # the resized _screen
         self._words = self._screen.reshape(-1).view(np.uint64)
         self._frame_strips = self._frame.reshape(-1, 21)
         self._changed = np.zeros(self._words.shape, bool)

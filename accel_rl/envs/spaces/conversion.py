@@ -1,8 +1,8 @@
 """Translates between gymnasium's spaces and arrays: observations become rows, actions what the environment expects.
 
-Observations in a Box or Discrete stay as they are, pictures with channels first (see pictures.py). MultiDiscrete,
+Box and Discrete observations stay as they are, but pictures get their channels first (see pictures.py). MultiDiscrete,
 MultiBinary, Dict and Tuple become one flat float32 row (`gymnasium.spaces.flatten`), without parts that cannot be
-learned from, such as texts. Actions are of the same types; those of a Dict or Tuple are one flat row for policies (see
+learned from, such as texts. Actions have the same types; for policies, Dict and Tuple actions are one flat row (see
 spec.py: stored_action).
 """
 
@@ -29,7 +29,7 @@ _NESTED = (spaces.Dict, spaces.Tuple)
 
 
 class LeftOut(Space):
-    """A placeholder for a part of observations that cannot be learned from; kind: the name of its type, as "Text"."""
+    """A placeholder for a part of observations that cannot be learned from. kind: its type's name, such as "Text"."""
 
     def __init__(self, kind: str):
         super().__init__()
@@ -43,9 +43,9 @@ class LeftOut(Space):
 
 
 class Part(NamedTuple):
-    """A space that has no parts, and its numbers in the flat row.
+    """A space without parts of its own, and its columns in the flat row.
 
-    name: "camera", "arm/joints", or a number for a Tuple's parts; "" for a space that has no parts."""
+    name: such as "camera", "arm/joints", or a number for a Tuple's parts; "" if it is the whole space."""
 
     name: str
     space: Space
@@ -139,7 +139,7 @@ def remaining(observation: Any, space: Space) -> Any:
 
 
 def layout(space: Space) -> str:
-    """Describes the parts, shapes, types and choices of a space: all that must stay the same. Bounds may change."""
+    """Describes what must stay the same in a space: parts, shapes, types and choices. Bounds may change."""
     if isinstance(space, _NESTED):
         return f"{type(space).__name__}({', '.join(f'{key}: {layout(child)}' for key, child in _children(space))})"
     if isinstance(space, spaces.Box):
@@ -153,7 +153,7 @@ def _name(dtype: np.dtype[Any]) -> str:
 
 
 def check_action_space(space: Space, env_id: str, name: str = "") -> None:
-    """Raises UsageError for a space that is unsupported or leaves no choice; name: that of an action's part."""
+    """Raises UsageError for a space that is unsupported or leaves no choice. name: the action's part."""
     if isinstance(space, _NESTED) and len(space.spaces):
         for key, child in _children(space):
             check_action_space(child, env_id, _join(name, key))
@@ -193,7 +193,7 @@ def row_space(space: Space) -> Space:
 
 
 def make_spec(space: Space, action_space: Space, mask_sources: tuple[str, ...] = ()) -> EnvSpec:
-    """Returns the spec of an environment with this `learnable` space, without masks, and these actions."""
+    """Returns the spec of an environment with this `learnable` space (without its mask) and this action space."""
     rows = row_space(remaining_space(space))
     if mask_sources and rows.dtype == np.bool_:  # a mask's numbers do not fit into booleans
         rows = spaces.Box(0, 1, rows.shape, np.uint8)
@@ -273,8 +273,8 @@ def to_rows(observation: Any, spec: EnvSpec) -> tuple[NDArray[Any], bool]:
 def to_policy_rows(observation: Any, masks: Any, spec: EnvSpec) -> tuple[NDArray[Any], bool]:
     """Returns a policy's rows [N, *row], and whether the observation is a batch; see `to_rows`.
 
-    masks: that of the observation, or those of a batch; None: the observation has them. Raises ValueError for an
-    observation or masks that do not fit spec."""
+    masks: the observation's mask, or the masks of a batch; None: the observation contains them. Raises ValueError for
+    an observation or masks that do not fit spec."""
     if not spec.mask_sources:
         if masks is not None:
             raise ValueError("the policy was trained without action masks; omit action_masks")
@@ -300,7 +300,7 @@ def to_policy_rows(observation: Any, masks: Any, spec: EnvSpec) -> tuple[NDArray
 
 
 def _batch_mismatch(observations: Any, space: Space) -> str | None:
-    """Describes why this is no batch of observations: arrays with one more axis, for a Dict or Tuple in each part."""
+    """Describes why this is not a batch of observations: arrays with one more axis, in each part of a Dict or Tuple."""
     first, leaf = observations, space
     while isinstance(leaf, _NESTED):
         key, leaf = next(iter(_children(leaf)))
@@ -315,7 +315,7 @@ def _batch_mismatch(observations: Any, space: Space) -> str | None:
 def find_mismatch(observation: Any, space: Space, name: str = "") -> str | None:
     """Describes what is wrong with an observation's structure, shapes and types; returns None if nothing is.
 
-    Does not check a Box's bounds, nor whether its numbers are finite: that is faster in the row."""
+    Does not check a Box's bounds, nor whether its numbers are finite: it is faster to check the row."""
     if not isinstance(space, _NESTED):
         return _leaf_misfit(observation, space, name)
     names = space.spaces.keys() if isinstance(space, spaces.Dict) else range(len(space.spaces))
@@ -383,7 +383,7 @@ def to_env_action(action: Any, space: Space) -> Any:
 
 
 def random_action(row: NDArray[Any], spec: EnvSpec) -> Any:
-    """Draws an action in a policy's format, by the space's own generator, among those that the row's mask allows."""
+    """Draws an action that the row's mask allows, in a policy's format, with the space's generator."""
     space = spec.action_space
     if not spec.mask_sources:
         return from_env_action(space.sample(), space)

@@ -20,7 +20,7 @@ from accel_rl.errors import UsageError
 
 Space = gymnasium.Space[Any]
 
-MOST_NUMBERS = 2**25  # in an observation: five pictures of 1080 x 1920 in colour
+MOST_NUMBERS = 2**25  # in an observation: five pictures of 1080 x 1920 in color
 MOST_LEVELS = 32  # nesting depth of Dict and Tuple spaces
 
 
@@ -72,7 +72,7 @@ def from_json(value: Any) -> Space:
 def _size(value: Any, level: int = 0) -> int:
     """Returns how many numbers a described space holds, as one row. Raises UsageError if it is no description."""
     if level > MOST_LEVELS:
-        raise UsageError(f"spaces lie inside each other more than {MOST_LEVELS} levels deep")
+        raise UsageError(f"spaces are nested more than {MOST_LEVELS} levels deep")
     match value:
         case {"type": "Box" | "MultiBinary", "shape": [*lengths]} if all(map(_is_natural, lengths)):
             return math.prod(lengths)

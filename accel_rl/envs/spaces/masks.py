@@ -1,7 +1,7 @@
 """Reads action masks from environments, and packs them into the rows that policies see.
 
 A mask has a number for each logit or action value: for the n actions of a Discrete space, or for those of all choices
-of a MultiDiscrete space, one choice after the other. It is stored as bits, 8 in a number, behind the observation's
+of a MultiDiscrete space, one choice after the other. It is stored as bits, 8 per number, after the observation's
 numbers in the same row.
 """
 
@@ -25,7 +25,7 @@ SOURCES = {
     "info": 'info["action_mask"]',
     "observation": 'observation["action_mask"]',
 }
-"""Possible sources of masks; the first that an environment has is used."""
+"""Possible sources of masks; the first one that an environment has is used."""
 
 
 def nums_choices(space: gymnasium.Space[Any]) -> list[int]:
@@ -40,7 +40,7 @@ def nums_choices(space: gymnasium.Space[Any]) -> list[int]:
 def find_sources(env: gymnasium.Env[Any, Any], seed: int | None, env_id: str) -> tuple[str, ...]:
     """Returns the sources of an environment's masks, the one in use first; () without masks.
 
-    Resets the environment. Raises UsageError for masks of actions that are no finite choices."""
+    Resets the environment. Raises UsageError for masks of actions that are not finite choices."""
     space, info = env.observation_space, None
     with contextlib.suppress(Exception):  # the environment's code may raise anything, which a run's first reset reports
         _, info = env.reset(seed=seed)
@@ -73,7 +73,7 @@ def space_without_mask(space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
 
 
 def without_mask(observation: Any) -> Any:
-    """Returns an observation, or a batch of them, without its mask, as `space_without_mask` has it."""
+    """Returns an observation, or a batch of them, without its mask, as in `space_without_mask`."""
     if not isinstance(observation, Mapping) or KEY not in observation:
         return observation
     rest = {key: part for key, part in observation.items() if key != KEY}
@@ -113,7 +113,7 @@ def _parts(mask: Any) -> list[Any]:
 
 
 def last_mask(mask: Any, space: gymnasium.Space[Any]) -> Mask:
-    """Returns the mask [A] of a game's last observation; one that is missing or allows nothing allows everything."""
+    """Returns the mask [A] of a game's last observation. If it is missing or allows nothing, the result allows all."""
     try:
         found = flat_mask(mask, space)
     except ValueError:
@@ -132,7 +132,7 @@ def pack(mask: Mask) -> NDArray[np.uint8]:
 
 
 def random_allowed(mask: Any, space: gymnasium.Space[Any]) -> Any:
-    """Draws an action that a mask [A] allows, by the space's own generator; actions are counted from 0."""
+    """Draws an action that a mask [A] allows, with the space's generator; actions are counted from 0."""
     chosen = [space.np_random.choice(np.flatnonzero(part)) for part in _split(mask, space)]
     return np.reshape(chosen, space.shape) if isinstance(space, spaces.MultiDiscrete) else chosen[0]
 

@@ -32,16 +32,16 @@ def not_finite(value: float) -> str:
 
 
 def all_finite(numbers: NDArray[Any]) -> bool:
-    """Returns whether all numbers are finite: for a few of them three times as fast as `np.isfinite(numbers).all()`."""
+    """Returns whether all numbers are finite; for few numbers, three times as fast as `np.isfinite(numbers).all()`."""
     return 0 not in np.isfinite(numbers).tobytes()
 
 
 class Observed:
     """An extractor of the learnable parts of observations: it removes their mask and the parts that are left out.
 
-    observation_space, action_space: those of one environment. mask_sources: where its masks are, the one in use first.
-    space: that of the remaining parts. spec: that of their rows, with masks behind. mask_source: in use, or None.
-    Raises UsageError for unsupported spaces."""
+    observation_space, action_space: one environment's. mask_sources: where its masks are, the one in use first. space:
+    the space of the remaining parts. spec: describes their rows, which end with the masks. mask_source: the one in use,
+    or None. Raises UsageError for unsupported spaces."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Observed:
         return observation if self.space is self._declared_space else remaining(observation, self._declared_space)
 
     def write(self, found: NDArray[Any], seen: NDArray[Any]) -> NDArray[np.bool_] | None:
-        """Copies converted observations into rows. Returns which numbers there are not finite, or None."""
+        """Copies converted observations into rows. Returns a mask of the numbers that are not finite, or None."""
         if found.dtype == seen.dtype:
             seen[...] = found
         else:
@@ -94,7 +94,7 @@ class Observed:
 
 
 def _ignoring_overflow(write: RowWriter) -> RowWriter:
-    """Returns a writer without numpy's warning of numbers beyond float32's range, which the caller reports."""
+    """Returns a writer without NumPy's warning about numbers beyond float32's range: the caller reports them."""
 
     def write_quietly(observation: Any, row: NDArray[Any]) -> bool:
         with np.errstate(over="ignore"):

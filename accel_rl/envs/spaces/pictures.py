@@ -1,6 +1,6 @@
 """Finds the pictures among observations, their channel axis, and the range of their numbers.
 
-Pictures are arrays of three axes, [H, W, C] or [C, H, W], of uint8 or floating-point numbers; grey arrays [H, W] of
+Pictures are arrays of three axes, [H, W, C] or [C, H, W], of uint8 or floating-point numbers; gray arrays [H, W] of
 uint8; and stacks of pictures, [S, H, W, C] or [S, C, H, W], whose S x C channels become those of one picture.
 """
 
@@ -28,7 +28,7 @@ def is_picture(space: gymnasium.Space[Any]) -> bool:
 def is_channels_last(shape: tuple[int, ...]) -> bool:
     """Returns whether pictures of this shape are [H, W, C].
 
-    The sides of square pictures show it; in others, the channels come first if that axis is the shortest."""
+    Square pictures show it by their equal sides. In others, channels come first if the first axis is the shortest."""
     first, second, third = shape
     if (first == second) != (second == third):
         return first == second
@@ -36,7 +36,7 @@ def is_channels_last(shape: tuple[int, ...]) -> bool:
 
 
 def channels_first(pictures: NDArray[Any], batch_axes: int = 0) -> NDArray[Any]:
-    """Returns a picture of any shape above as [C, H, W], behind batch_axes axes of a batch; a view where possible."""
+    """Returns a picture of any shape above as [C, H, W], after batch_axes axes of a batch; a view if possible."""
     batch, shape = pictures.shape[:batch_axes], pictures.shape[batch_axes:]
     if len(shape) > 2 and is_channels_last(shape[-3:]):
         pictures = np.moveaxis(pictures, -1, -3)

@@ -7,7 +7,7 @@ def cell_grid(frame: tuple[int, ...], cell: int) -> tuple[int, int]:
     """Returns how many cells (h, w) of cell x cell pixels pixel control divides a frame (H, W) into.
 
     Both numbers are even, for the deconvolution. Half of the rest is cropped at each side, an odd pixel at the bottom
-    or right: 84x84 pixels have 20x20 cells, 104x80 have 26x20. Raises UsageError for less than 4x4 cells."""
+    or right: 84x84 pixels have 20x20 cells, 104x80 have 26x20. Raises UsageError for fewer than 4x4 cells."""
     cells = tuple(size // (2 * cell) * 2 for size in frame)
     if min(cells) < 4:
         raise UsageError(

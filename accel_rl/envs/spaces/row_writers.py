@@ -1,4 +1,4 @@
-"""Writes observations that are as declared into rows, several times as fast as conversion.py, which judges the rest."""
+"""Writes observations that match their space into rows, several times as fast as conversion.py, which does the rest."""
 
 from collections.abc import Callable
 from typing import Any
@@ -48,7 +48,7 @@ def _choice_writer(space: Space) -> RowWriter:
 
 
 def _part_writer(space: Space, start: int, dtype: np.dtype[Any]) -> RowWriter:
-    """Returns the writer of a space whose first number is row[start]; dtype: that of the numbers of all parts."""
+    """Returns the writer of a space whose first number is row[start]. dtype: the common type of all parts."""
     if isinstance(space, spaces.Dict):
         names = space.spaces.keys()
         return _nested_writer(space.spaces, start, dtype, lambda seen: isinstance(seen, dict) and seen.keys() == names)

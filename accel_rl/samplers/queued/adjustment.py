@@ -1,20 +1,20 @@
 """Decides how many agents, predictors and trainers run: dynamic adjustment (GA3C, section 4.3).
 
-GA3C changes one of the three numbers by +-1 at random every minute, and keeps the change if more trainings per second
-follow. Here, too, one number changes at a time and the objective decides, but the search is made for noisy machines:
+GA3C changes one of the three numbers by +-1 at random every minute, and keeps the change if trainings per second
+increase. Here, too, one number changes at a time and the objective decides, but the search is made for noisy machines:
 
 * Windows have equal lengths. The first part of each lets the machine settle and does not count.
 * A change with a gain of more than CLEAR_GAIN is accepted at once. Any other change is undone, and the accepted
-  configuration is measured again. The change is compared with the mean of the windows before and after it, so that a
-  steady drift cancels. Its gain must exceed the usual difference of two windows of one configuration, which the search
+  configuration is measured again. The change is compared with the mean of the windows before and after it, so a
+  steady drift cancels. Its gain must exceed the usual difference between windows of one configuration, which the search
   measures on the way. A gain that is smaller but not negative is measured again, at most MOST_TRIALS times. The more
   measurements there are, the smaller the mean gain that suffices.
 * A rejected change is undone. The next change is compared with a new measurement of the accepted configuration, not
   with an old or lucky one.
-* The number of agents doubles or halves as long as that pays, and then changes by smaller and smaller shares;
+* The number of agents doubles or halves as long as that pays off, and then changes by smaller and smaller shares;
   predictors and trainers change by one. The kind of change that was accepted last is tried first, others at random.
-* Once nothing pays, the configuration rests for 1, 2, 4, ... up to LONGEST_REST windows before all changes are tried
-  again. A rest ends early if the objective moves by more than CLEAR_GAIN.
+* Once no change pays off, the configuration rests for 1, 2, 4, ... up to LONGEST_REST windows before all changes are
+  tried again. A rest ends early if the objective moves by more than CLEAR_GAIN.
 * If more than MEMORY_CEILING of the memory is in use, the accepted counts become upper limits (GUNREAL, section 3.2). A
   change under trial that exceeds them is undone.
 """
@@ -37,7 +37,7 @@ LEAST_NOISE = 0.005
 LEAST_SHARE = 1 / 8  # the smallest change of the number of agents, relative to it
 LONGEST_REST = 32  # windows
 MEMORY_CEILING = 0.95  # GUNREAL, section 3.2
-TINY = 1e-9  # in place of an objective of 0, which has no logarithm
+TINY = 1e-9  # replaces an objective of 0, which has no logarithm
 
 
 class Counts(NamedTuple):
@@ -60,11 +60,11 @@ class Window(NamedTuple):
 
 MOVES = tuple((name, sign) for name in Counts._fields for sign in (1, -1))
 Measured = Generator[Counts, float, float]
-"""A part of the search: yields a window's counts, is sent its log objective; returns that of the accepted counts."""
+"""A part of the search: yields a window's counts, receives its log objective; returns that of the accepted counts."""
 
 
 class Adjuster:
-    """Decides how many agents, predictors and trainers should run, by the speed of the current numbers.
+    """Decides how many agents, predictors and trainers should run, from the speed of the current numbers.
 
     counts: the numbers that should run now; accepted: the best ones so far; limits: the largest allowed ones; the least
     is 1. history: all windows so far. Raises UsageError if start is not within the limits."""
@@ -82,7 +82,7 @@ class Adjuster:
         self._share, self._rest_windows = 1.0, 1
         self.counts = start
         self._window_start_s: float | None = None
-        self._settled: tuple[float, float] | None = None  # time and total from which on the window counts
+        self._settled: tuple[float, float] | None = None  # time and total when the window began to count
         self._start_search()
 
     # ---- windows ----
@@ -137,7 +137,7 @@ class Adjuster:
                 baseline = yield from self._rest(baseline)
 
     def _choose_move(self) -> tuple[str, int] | None:
-        """Returns an allowed change that is not rejected: the last accepted one, or a random one; None if none is."""
+        """Returns an allowed change that is not rejected: the last accepted one, or a random one; None without any."""
         while True:
             moves = [move for move in MOVES if self._allowed(new := self._apply(move)) and new not in self._rejected]
             if self._last_move in moves:
@@ -200,7 +200,7 @@ class Adjuster:
     # ---- checkpoints ----
 
     def get_state(self) -> dict[str, Any]:
-        """Returns the search's state without its windows, since a resumed run measures its machine anew."""
+        """Returns the search's state without its windows, since a resumed run measures its machine again."""
         return {
             "accepted": list(self.accepted),
             "rejected": sorted(list(counts) for counts in self._rejected),
@@ -212,7 +212,7 @@ class Adjuster:
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Continues from get_state's result, with its accepted counts cut to the current limits."""
+        """Continues from get_state's result, with its accepted counts clipped to the current limits."""
         self.accepted = Counts(*map(min, self.limits, state["accepted"]))
         self._rejected = {Counts(*counts) for counts in state["rejected"]}
         self._last_move = state["last_move"] and tuple(state["last_move"])

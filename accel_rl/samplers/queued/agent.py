@@ -5,7 +5,7 @@ reward. Its stage says what it does next:
 
     SLOT    waits for a free slot, begins a segment there, and asks for the action of its first row
     ACT     waits for the action of row t, and takes it. Then the segment goes on, or ends:
-              after T steps   the request for the next segment's first row also brings the value behind this segment
+              after T steps   the request for the next segment's first row also brings the value after this segment
               terminated      the agent hands it over at once
               truncated       FINAL: the agent first waits for the value of the true last observation
 """
@@ -36,7 +36,7 @@ class AgentSetup:
 
     auxiliary: the prediction queue of each auxiliary task that has one; replay: the settings of its replay for these
     tasks. replies, free: semaphores that count the answers to its requests, and its free slots. starts: the agent
-    plays at once, since the run goes on already; otherwise it waits for a message."""
+    plays at once, since the run is in progress; otherwise it waits for a message."""
 
     index: int
     spec: EnvSpec
@@ -74,12 +74,12 @@ class Agent:
         self._pollers = {
             semaphore.fd: make_poller(control.fileno(), semaphore.fd) for semaphore in (setup.replies, setup.free)
         }
-        self._silent_poller = make_poller(setup.replies.fd)  # ignores messages, but notices a learner that has gone
+        self._silent_poller = make_poller(setup.replies.fd)  # ignores messages, but notices if the learner is gone
         self._silent_poller.register(control.fileno(), 0)
         self._stage = SLOT
         self._slot, self._t, self._previous = -1, 0, -1
         self._ended_at = 0  # number of steps of the last segment
-        self._is_cut_off = False  # True: a resumed run had to start the environment anew
+        self._is_cut_off = False  # True: a resumed run had to restart the environment
         self._last_action = self._arrays["previous_action"][0, 0].copy() * 0
         self._last_reward = 0.0
         self._replay: AgentReplay | None = None
@@ -141,7 +141,7 @@ class Agent:
         arrays["previous_reward"][slot, t] = self._last_reward
 
     def _step(self) -> None:
-        """Takes the action of row t; then the segment goes on or ends."""
+        """Takes the action of row t; then the segment continues or ends."""
         arrays, step, slot, t = self._arrays, self._step_arrays, self._slot, self._t
         action = step["action"][0, 0] = arrays["action"][slot, t]
         self._batch.step(0)
@@ -223,12 +223,12 @@ class Agent:
         self._setup.trainings.put([slot])
 
     def _predict(self, task: str) -> None:
-        """Asks for the value behind the sequence that was drawn for an auxiliary task, and waits for it."""
+        """Asks for the value after the sequence that was drawn for an auxiliary task, and waits for it."""
         self._setup.auxiliary[task].put([self._request_number])
         self._wait(self._setup.replies, answers=False)
 
     def _wait(self, semaphore: Semaphore, answers: bool = True) -> None:
-        """Waits for a token. Meanwhile it answers the learner's messages, or leaves them for the next wait."""
+        """Waits for a token. answers: replies to the learner's messages meanwhile, rather than at the next wait."""
         if semaphore.try_acquire():
             return
         start = time.perf_counter_ns()
@@ -237,7 +237,7 @@ class Agent:
         while not semaphore.try_acquire():
             ready = [fd for fd, _ in poller.poll()]
             if self._control.fileno() in ready and semaphore.fd not in ready:
-                message = self._control.recv()  # raises EOFError if the learner has gone
+                message = self._control.recv()  # raises EOFError if the learner is gone
                 if answers and message == "get_state":
                     self._control.send(("done", self.get_state()))
         self._heartbeat()
@@ -270,9 +270,9 @@ class Agent:
         }
 
     def set_state(self, state: dict[str, Any]) -> bool:
-        """Continues from get_state's result, in place of `start`.
+        """Continues from get_state's result, instead of `start`.
 
-        Returns whether the environment had to start anew. Then `run` drops the segment in progress."""
+        Returns whether the environment had to be restarted. If so, `run` drops the segment in progress."""
         self._slot, self._t, self._previous, self._ended_at = state["place"]
         self._last_action, self._last_reward = state["last"]
         self._stage = state["stage"]
@@ -288,7 +288,7 @@ class Agent:
 
     def _drop_unfinished(self) -> None:
         """Drops the steps whose future was lost with the environment: those of the segment in progress, and the last
-        step of a full segment that still lacks the value behind it."""
+        step of a full segment that still lacks the value after it."""
         if self._previous >= 0:
             slot, stage = self._slot, self._stage
             self._slot, self._t = self._previous, self._setup.horizon - 1

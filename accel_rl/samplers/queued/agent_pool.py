@@ -73,7 +73,7 @@ class AgentPool:
         return self._pool.children
 
     def set_members(self, agents: Collection[int]) -> None:
-        """Makes these the agents, before `start`; their environments are built when this returns."""
+        """Sets which agents there are, before `start`; their environments are built when this returns."""
         for agent in self.processes.keys() - {*agents}:
             self._pool.remove(agent)
         self.num_wanted = len(agents)
@@ -83,7 +83,7 @@ class AgentPool:
         self._collect_replies("built", new)
 
     def start(self, states: dict[int, Any] | None = None) -> list[int]:
-        """Lets all agents play, from these states if any. Returns the agents whose environments start anew."""
+        """Lets all agents play, from these states if any. Returns the agents whose environments were restarted."""
         for agent in self.processes:
             self.processes[agent].send(states and states[agent])
         restarted = self._collect_replies("done", self.processes)
@@ -200,7 +200,7 @@ class AgentPool:
         return [agent for agent in self.processes if self._signs.silent_s(agent) > self._limit(agent)[0]]
 
     def _answered(self) -> list[int]:
-        """Returns the agents that have an answer which they have not read yet."""
+        """Returns the agents that have an unread answer."""
         agent_of = {self.replies[agent].fd: agent for agent in self.processes}
         return [agent_of[fd] for fd, _ in make_poller(*agent_of).poll(0)]
 
@@ -213,8 +213,8 @@ class AgentPool:
         """Replaces an agent that has failed. Raises its error instead if environments are not restarted, or if it had
         not begun to play.
 
-        The segments that it has handed over stay; its unfinished segment is lost. An agent that was to retire gets no
-        successor."""
+        The segments that it has handed over are kept; its unfinished segment is lost. A retiring agent is only
+        removed."""
         self.processes[agent].kill()
         if not self._batch.restart_on_error or agent in self.starting:
             raise error

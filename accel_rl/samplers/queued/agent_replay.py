@@ -1,8 +1,8 @@
 """The replay that an agent keeps for the auxiliary tasks. Imports no torch.
 
 With each segment, the agent draws a sequence for pixel control, one for value replay, and a window for reward
-prediction. It asks the learner for the value behind each sequence, and computes the targets. Draws and targets are
-those of replay/sequences.py and algos/auxiliary_tasks.py, for which the learner keeps the replay.
+prediction. It asks the learner for the value after each sequence, and computes the targets. Draws and targets are as in
+replay/sequences.py and algos/auxiliary_tasks.py, where the learner keeps the replay.
 Source: Shirahata et al. 2018 (GUNREAL), section 3 and Algorithm 6.
 """
 
@@ -42,11 +42,11 @@ class AgentReplayConfig:
 def auxiliary_layout(spec: EnvSpec, config: AgentReplayConfig) -> Layout:
     """Returns the arrays that hold one segment's draws, as "task/name"; h = max(frame_stack - 1, 0).
 
-    pixel_control and value_replay have: rows [h + L + 1, *row], the observations before each step and after the last
-    one, behind h rows of history, which are blank where they are older than the episode; action [L, *A] (pixel_control
-    only); target [L] or [L, cells]; num_steps [], how many of the L steps count; bootstrap [] or [cells], which a
-    predictor writes. reward_prediction has: rows [h + 3, *row]; reward_class [], as in
-    `algos.auxiliary_tasks.reward_class`; num_steps [], 1 or 0. If nothing was drawn, num_steps is 0.
+    pixel_control and value_replay have: rows [h + L + 1, *row], h rows of history (blank where they are older than the
+    episode), then the observations before each step and after the last one; action [L, *A] (pixel_control only);
+    target [L] or [L, cells]; num_steps [], how many of the L steps count; bootstrap [] or [cells], which a predictor
+    writes. reward_prediction has: rows [h + 3, *row]; reward_class [], as in `algos.auxiliary_tasks.reward_class`;
+    num_steps [], 1 or 0. If nothing was drawn, num_steps is 0.
 
     Trainers merge all but bootstrap into `Rollout.auxiliary`. There, columns follow time in rows, action and target
     (arrays with at least two axes), and come first in num_steps and reward_class."""
@@ -70,12 +70,12 @@ def auxiliary_layout(spec: EnvSpec, config: AgentReplayConfig) -> Layout:
 
 
 def predicted_tasks(config: AgentReplayConfig | None) -> list[str]:
-    """Returns the tasks that ask for the values behind their sequences."""
+    """Returns the tasks that ask for the values after their sequences."""
     return [task for task in (config.tasks if config else ()) if task != "reward_prediction"]
 
 
 def last_observations(spec: EnvSpec, arrays: dict[str, Array], task: str, slots: Sequence[int]) -> Array:
-    """Returns the observations [b, *O] behind the sequences in these slots, whose values are asked for.
+    """Returns the observations [b, *O] after the sequences in these slots, whose values are requested.
 
     arrays: the arrays of `auxiliary_layout`, with a slot axis in front."""
     rows, num_steps = arrays[f"{task}/rows"], arrays[f"{task}/num_steps"]
@@ -116,7 +116,7 @@ class AgentReplay:
     ) -> None:
         """Stores copies of a step.
 
-        row: the newest row before the step; age: its number of rows since the episode's first one; reset: a new game
+        row: the newest row before the step; age: number of rows from the episode's first one to it; reset: a new game
         starts at it. action, reward: as the learner sees them. last_row: the true last row if the step ends an
         episode."""
         slot = self._num_appended % self._num_rows
@@ -129,7 +129,7 @@ class AgentReplay:
         self._age[slot] = age
         self._terminated[slot] = terminated
         self._done[slot] = is_done = terminated or truncated
-        self._valid[slot] = min(age, self._history) <= self._num_appended  # else part of its stack was never stored
+        self._valid[slot] = min(age, self._history) <= self._num_appended  # False: part of its stack was never stored
         if is_done:
             self._last_rows[slot] = np.array(last_row, self._rows.dtype)
         self._num_appended += 1
@@ -138,7 +138,7 @@ class AgentReplay:
 
     @property
     def is_full(self) -> bool:
-        """Whether `size` steps can be drawn. The newest step cannot, since the row behind it is not stored yet."""
+        """True if `size` steps can be drawn. The newest step cannot, since the row after it is not stored yet."""
         return self._num_steps == self.config.size
 
     @property
@@ -168,7 +168,7 @@ class AgentReplay:
     def draw(self, slot: dict[str, Array], predict: Callable[[str], None]) -> None:
         """Draws for each task, and writes into `slot`: views of one slot of the arrays of `auxiliary_layout`.
 
-        predict(task): returns once the learner has written the value behind the task's sequence into <task>/bootstrap;
+        predict(task): returns once the learner has written the value after the task's sequence into <task>/bootstrap;
         it is not called if the sequence ends with a termination. If nothing can be drawn, num_steps is 0."""
         for task in self.config.tasks:
             slot[f"{task}/num_steps"][...] = 0
@@ -210,8 +210,8 @@ class AgentReplay:
         write_returns(slot[f"{task}/target"], reward, bootstrap, discount)
 
     def _draw_window(self, slot: dict[str, Array]) -> None:
-        """Draws three valid steps of one episode. With probability 1/2 the last reward is zero, and else it is not.
-        If only one kind exists, the window is of that kind."""
+        """Draws three valid steps of one episode. The last reward is zero with probability 1/2, otherwise nonzero. If
+        only one kind of window exists, draws that kind."""
         stop = self._first + self._num_steps
         if self._num_steps < WINDOW:
             return
@@ -236,7 +236,7 @@ class AgentReplay:
         return self._first + int(candidates[self._rng.integers(len(candidates))]) if len(candidates) else None
 
     def _write_rows(self, rows: Array, start: int, count: int) -> None:
-        """Writes `count` rows from start on, behind their history, which is blank where it is older than the episode.
+        """Writes the history of row `start`, blank where it is older than the episode, then `count` rows from there on.
 
         All rows belong to one episode, so later stacks have nothing else to blank."""
         history = self._history
@@ -246,7 +246,7 @@ class AgentReplay:
     # ---- checkpoints ----
 
     def get_state(self) -> dict[str, Any]:
-        """Returns the state of all later draws, picklable; not during a draw."""
+        """Returns the picklable state that decides later draws; must not be called during a draw."""
         written = min(self._num_appended, self._num_rows)
         arrays = {name: array[:written].copy() for name, array in vars(self).items() if isinstance(array, np.ndarray)}
         return {
@@ -287,7 +287,7 @@ def pixel_change(rows: Array, cell: int) -> Array:
 
 
 def write_returns(target: Array, reward: Array, bootstrap: Array, discount: float) -> None:
-    """Writes  R_i = r_i + discount R_{i+1}  into target[:n], with `bootstrap` behind the last of n rewards."""
+    """Writes  R_i = r_i + discount R_{i+1}  into target[:n], with `bootstrap` after the last of n rewards."""
     return_ = bootstrap
     for i in range(len(reward) - 1, -1, -1):
         target[i] = return_ = reward[i] + np.float32(discount) * return_

@@ -1,7 +1,7 @@
 """Merges segments of several agents into a batch, which is the trainers' work (GA3C, section 4.1; Algorithm 5).
 
-A batch has a column for each segment. Columns behind the last segment, and rows behind a segment's end, are padding:
-they are not valid, and hold remains of earlier batches.
+A batch has a column for each segment. Columns after the last segment, and rows after a segment's end, are padding: they
+are not valid, and hold remains of earlier batches.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ from accel_rl.rollout import Game, RecurrentInputs, Rollout
 from accel_rl.samplers.queued.predictor import PredictionServer
 from accel_rl.samplers.queued.slots import Ending
 
-PER_ROW = ("observation", "age", "reset", "action", "reward")  # of the slots, in every batch
+PER_ROW = ("observation", "age", "reset", "action", "reward")  # the slots' arrays that every batch has
 
 
 def num_columns(min_steps: int, horizon: int) -> int:
@@ -74,7 +74,7 @@ class SegmentBatch:
         arrays["observation"][: h + n + 1, c] = slots["observation"][slot, : h + n + 1]
         for name in ("age", "reset"):
             arrays[name][: n + 1, c] = slots[name][slot, : n + 1]
-        arrays["age"][n + 1 :, c] = h  # old enough that nobody blanks padding
+        arrays["age"][n + 1 :, c] = h  # old enough not to be blanked
         for name in ("action", "reward"):
             arrays[name][:n, c] = slots[name][slot, :n]
         arrays["valid"][:n, c], arrays["valid"][n:, c] = True, False

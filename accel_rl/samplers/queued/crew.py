@@ -54,7 +54,7 @@ class Crew:
     # ---- threads ----
 
     def set_numbers(self, num_predictors: int, num_trainers: int) -> None:
-        """Starts or ends predictors (of each kind) and trainers until the numbers are these."""
+        """Starts or ends predictors (of each kind) and trainers until there are this many."""
         gone = self._resize(self._predictors, num_predictors, "predictor", self._predict)
         for task, loops in self._auxiliary_predictors.items():
             work = partial(self._predict_auxiliary, task)
@@ -148,7 +148,7 @@ class Crew:
             self._server.serve(agents[first : first + self._prediction_batch])
 
     def serve_auxiliary(self, task: str, most: int) -> None:
-        """Answers at most `most` requests for the values behind the sequences of an auxiliary task."""
+        """Answers at most `most` requests for the values after an auxiliary task's sequences."""
         requests = self._pool.auxiliary[task].get(most)
         if agents := sorted(agents_of(requests, self._pool.arrays["status"])):
             self._server.serve_auxiliary(task, agents)
@@ -192,7 +192,7 @@ class Crew:
                 watch()
                 wait_for_any([pool.predictions, *pool.auxiliary.values()], POLL_S)
                 for task in pool.auxiliary:
-                    self.serve_auxiliary(task, 1)  # one by one: larger batches, and their rounding, depend on time
+                    self.serve_auxiliary(task, 1)  # one by one: the rounding of larger batches depends on time
                 self._held += pool.predictions.get(pool.max_agents)
             self.queued.extend(sorted(pool.trainings.get(len(pool.arrays["state"]))))
             while self.queued:

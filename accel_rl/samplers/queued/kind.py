@@ -1,6 +1,6 @@
-"""The queued sampler as a kind of sampler: its settings, its limits, and what it needs of the algorithm.
+"""The queued sampler as a kind of sampler: its settings, its limits, and what it requires of the algorithm.
 
-Importing this imports neither torch nor NumPy.
+Importing this module imports neither torch nor NumPy.
 """
 
 import math
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from accel_rl.samplers.queued.agent_replay import AgentReplayConfig
     from accel_rl.settings.resolve import Config
 
-ADJUSTED_AGENTS = 256  # the default maximum where their number is adjusted
+ADJUSTED_AGENTS = 256  # the default maximum if their number is adjusted
 MOST_AGENTS_PER_CPU, MOST_QUEUE_THREADS = 16, 8  # limits of the tuner's search
 FILES_PER_AGENT, SPARE_FILES = 3, 100  # an agent has two semaphores and a connection; a run has other files, too
 AGENT_BYTES = 8 << 20  # memory of an agent's process alone, measured with Pong
 
 
 class Queued(SamplerKind):
-    """Agents in processes of their own, with queues to predictors and to trainers (docs/queues.md)."""
+    """A sampler with agents in separate processes, and queues to predictors and trainers (docs/queues.md)."""
 
     Settings = QueueSettings
     title = "the queued sampler"
@@ -52,7 +52,7 @@ class Queued(SamplerKind):
         return run.sampling_threads or 1, run.learning_threads or min(max(1, num_cpus // 2), MAX_LEARNING_THREADS)
 
     def columns(self, config: "Config") -> tuple[int, int]:
-        """Returns the full-length segments of a batch, twice: there is one learner."""
+        """Returns the number of full-length segments in a batch, twice, since there is one learner."""
         return (-(-min_training_batch(config) // config.run.horizon),) * 2
 
     def check(self, config: "Config", algo: "Algo", tasks: "AuxiliaryTasks | None") -> None:
@@ -116,7 +116,7 @@ class Queued(SamplerKind):
         return {"envs": agents, "predictors": threads, "trainers": threads}
 
     def fixed_for_tuning(self, config: "Config") -> dict[str, Any]:
-        """Returns the present size of a batch for any number of agents, and counts that are not adjusted."""
+        """Returns settings that keep the current size of a batch for any number of agents, and turn adjustment off."""
         return {"min_training_batch": min_training_batch(config), "dynamic_adjustment": False}
 
     def note_on_envs(self, config: "Config", is_tuned: bool) -> str:
@@ -185,14 +185,14 @@ def _check_number_of_agents(config: "Config") -> None:
 
 
 def _check_algorithm(algo: "Algo") -> None:
-    """Raises UsageError for settings of the algorithm that segments cannot serve."""
+    """Raises UsageError for settings of the algorithm that do not work with segments."""
     settings = algo.settings
     if getattr(settings, "normalize_returns", False):
         raise UsageError(
             "normalize_returns=True needs all steps of each environment in order, but sampler=queued learns from "
             "segments as they arrive; use --no-normalize-returns, or --sampler alternating"
         )
-    # A batch has any number of samples, of which there must be as many as minibatches.
+    # A batch can have any number of samples, but needs at least as many as minibatches.
     segments, minibatches = algo.local_envs, getattr(settings, "minibatches", 1)
     num_items, what = (segments, "segments") if algo.policy.state_size else (segments * algo.horizon, "samples")
     if num_items < minibatches:

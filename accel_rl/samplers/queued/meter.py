@@ -36,7 +36,7 @@ class Meter:
         predictions_per_second, trainings_per_second: rates of predictions and of learned batches. prediction_batch,
         training_segments: mean sizes. prediction_queue, training_queue: mean lengths when a batch is taken.
         policy_lag, policy_lag_95, policy_lag_max: batches learned between choosing an action and learning from its
-        step; mean, 95th percentile and maximum over steps. All but the rates are missing if there was no batch."""
+        step; mean, 95th percentile and maximum over steps. Means are left out if there was no batch to measure."""
         seconds = max(time.perf_counter() - self._since, 1e-9)
         batches, predictions = counts.batches - self._before[0], counts.predictions - self._before[1]
         self._before = (counts.batches, counts.predictions)

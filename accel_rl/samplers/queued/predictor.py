@@ -63,7 +63,7 @@ class PolicyCopies:
         copy = unused or self._copy()
         copy_module(self._policy, copy.policy)
         if (device := next(self._policy.parameters()).device).type == "cuda":
-            torch.cuda.current_stream(device).synchronize()  # predictors act on streams of their own
+            torch.cuda.current_stream(device).synchronize()  # predictors act on other streams
         copy.version = version
         with self._lock:
             self._others.append(self._newest)
@@ -95,7 +95,7 @@ class PredictionServer:
     """A server of batches of requests: it reads observations from the slots, acts, and writes the actions there.
 
     arrays: the arrays of `slots.shared_layout`. replies: a semaphore for each agent. generator: draws the policy's
-    noise, on `device`. Data for learning alone stay in this process, as NumPy arrays: outputs (name ->
+    noise, on `device`. Data only for learning stay in this process, as NumPy arrays: outputs (name ->
     [slots, T, ...]), version [slots, T], bootstrap_value [slots], and a recurrent policy's state [slots, T + 1, S]."""
 
     def __init__(
@@ -147,7 +147,7 @@ class PredictionServer:
 
     @torch.inference_mode()
     def serve_auxiliary(self, task: str, agents: list[int]) -> None:
-        """Answers these agents' requests for the values behind the sequences that they have drawn, as one batch."""
+        """Answers these agents' requests for the values after the sequences that they have drawn, as one batch."""
         slots = self.arrays["status"][agents, Status.DRAWN_INTO].tolist()
         observation = torch.from_numpy(last_observations(self.spec, self.arrays, task, slots))
         with self.copies.newest() as copy, self._own_stream():
@@ -157,9 +157,9 @@ class PredictionServer:
             self.replies[agent].release()
 
     def _own_stream(self) -> AbstractContextManager[Any]:
-        """Makes a CUDA stream of this thread's own the current one.
+        """Makes this thread's own CUDA stream the current one.
 
-        On the default stream, which threads share, their work would wait for each other's and for learning. No other
+        On the default stream, which threads share, predictors would wait for each other and for learning. No other
         order is needed: published copies are complete, and predictors wait for their results."""
         if self.device.type != "cuda":
             return nullcontext()
@@ -174,7 +174,7 @@ class PredictionServer:
         slot, row, previous = (status[:, column] for column in (Status.SLOT, Status.ROW, Status.PREVIOUS))
         is_final = status[:, Status.IS_FINAL] != 0
         observation = self._observations(slot, row).to(self.device)
-        with self._lock:  # the generator is one for all predictors
+        with self._lock:  # all predictors share one generator
             noise = copy.policy.draw_noise(1, len(agents), self.generator)[0]
         inputs = self._recurrent_inputs(agents, slot, row, is_final)
         action, outputs, state = copy.policy.act(observation, noise, inputs)
@@ -182,7 +182,7 @@ class PredictionServer:
         follows = previous >= 0
         self.bootstrap_value[previous[follows]] = value[follows]
         self.bootstrap_value[slot[is_final]] = value[is_final]
-        # An episode that was truncated takes no further action.
+        # A truncated episode takes no further action.
         chosen = ~is_final
         slot, row = slot[chosen], row[chosen]
         for name, each in outputs.items():

@@ -35,7 +35,7 @@ from accel_rl.samplers.queued.settings import QueueSettings
 from accel_rl.samplers.queued.slots import SlotState, shared_layout
 
 WATCH_S = 0.1  # time between two checks of the agents
-MOST_THREADS = 16  # adjustment starts at most so many predictors, and trainers: the paper tried no more
+MOST_THREADS = 16  # the most predictors, and trainers, that adjustment starts: the paper tried no more
 
 
 class QueuedSampler:
@@ -107,7 +107,7 @@ class QueuedSampler:
         From now on, predictors act with the policy's current parameters. Raises UsageError for a hook, since agents do
         not take their steps together."""
         if hook.on_step:
-            raise UsageError("sampler=queued has no steps between which to learn; use --sampler alternating")
+            raise UsageError("sampler=queued cannot learn between the steps of a rollout; use --sampler alternating")
         self._steps_done = self._steps_done if first_step is None else first_step
         self._start()
         if self._learned:
@@ -132,7 +132,7 @@ class QueuedSampler:
         raise UsageError("sampler=queued keeps no window of earlier steps; use --sampler alternating")
 
     def evaluate(self, games: GamesToPlay, index: int, greedy: bool, policy: Policy | None = None) -> list[Game]:
-        """Returns whole games, which an AlternatingSampler with workers of its own plays while agents pause."""
+        """Returns whole games, which a separate AlternatingSampler plays while agents pause."""
         num_envs = self.config.evaluation_envs + self.config.evaluation_envs % 2
         num_workers = default_workers(num_envs, read_topology().num_busy)
         config = replace(
@@ -156,7 +156,7 @@ class QueuedSampler:
         self.pool.close()
 
     def _start(self, states: dict[int, Any] | None = None) -> list[int]:
-        """Starts agents, from these states if any, and threads; returns the agents whose environments start anew."""
+        """Starts threads, and agents, from these states if any. Returns agents whose environments were restarted."""
         if self._started:
             return []
         self._started = True
@@ -247,7 +247,7 @@ class QueuedSampler:
             }
 
     def set_state(self, state: dict[str, Any]) -> list[int]:
-        """Continues from get_state's result, before the first rollout; returns the environments that start anew."""
+        """Continues from get_state's result, before the first rollout. Returns the environments that were restarted."""
         arrays, slots = self.pool.arrays, list(state["slots"])
         arrays["restarts"][: len(state["restarts"])] = state["restarts"]
         self.pool.set_members(state["agents"])

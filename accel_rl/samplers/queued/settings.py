@@ -10,7 +10,7 @@ class QueueSettings:
     """Settings for --sampler queued only. Its agents are the environments of --envs."""
 
     predictors: int = setting(
-        2, "queued: threads that choose actions for the agents whose observations wait", least=1, most=999
+        2, "queued: threads that choose the agents' actions from waiting observations", least=1, most=999
     )
     trainers: int = setting(
         2, "queued: threads that merge the agents' segments into batches to learn from", least=1, most=1024
@@ -18,18 +18,18 @@ class QueueSettings:
     prediction_batch: int = setting(128, "queued: most observations that a predictor takes at once", least=1)
     min_training_batch: int | None = setting(
         None,
-        "queued: steps of a batch to learn from, at least (default: envs x horizon); twice as many segments as full "
-        "ones would need are enough in any case",
+        "queued: fewest steps in a batch to learn from (default: envs x horizon); a batch is also complete with twice "
+        "as many segments as it would need if all were full",
         least=1,
     )
     training_queue: int = setting(3, "queued: segments of each agent that may wait to be merged", least=1)
     dynamic_adjustment: bool = setting(
         False, "queued: change the numbers of agents, predictors and trainers while running, and keep what is faster"
     )
-    adjustment_interval_s: float = setting(60.0, "queued: seconds between two such changes", above=0, most=MOST_SECONDS)
+    adjustment_interval_s: float = setting(60.0, "queued: seconds between two adjustments", above=0, most=MOST_SECONDS)
     adjustment_objective: str = setting(
         "trainings",
-        "queued: what such a change is to raise, per second: trainings (batches learned) or predictions (steps)",
+        "queued: what adjustment maximizes, per second: trainings (batches learned) or predictions (steps)",
         choices=("trainings", "predictions"),
     )
     max_agents: int | None = setting(

@@ -19,22 +19,22 @@ from accel_rl.envs.spec import Array, EnvSpec
 from accel_rl.hardware.shared_memory import Layout, make_poller
 
 RECORD = np.dtype("<i4")  # a queue's entry
-QUEUE_LENGTH = 2**12 // RECORD.itemsize  # entries of a pipe of one page, the least; most pipes have 16
+QUEUE_LENGTH = 2**12 // RECORD.itemsize  # entries in the smallest pipe, of one page; most pipes have 16 pages
 MOST_AGENTS = 1024
 MOST_GENERATIONS = 2**20
 
 
 class SlotState(IntEnum):
-    """Who may touch a slot. FREE: its agent, which may begin a segment; WRITING: its agent; QUEUED: the trainers."""
+    """Access to a slot. FREE: its agent, which may begin a segment; WRITING: its agent; QUEUED: the trainers."""
 
     FREE, WRITING, QUEUED = range(3)
 
 
 class Ending(IntEnum):
-    """How a segment has ended, and what follows its last step.
+    """The end of a segment, and what follows its last step.
 
-    FULL: it has T steps; the value behind it came with the next prediction. TERMINATED: nothing follows. TRUNCATED: the
-    true last observation follows, whose value was asked for. CUT: the agent retires, or its environment has failed; row
+    FULL: it has T steps; the value after it came with the next prediction. TERMINATED: nothing follows. TRUNCATED: the
+    true last observation follows, whose value was requested. CUT: the agent retires, or its environment has failed; row
     num_steps follows, whose value came with its prediction."""
 
     FULL, TERMINATED, TRUNCATED, CUT = range(4)
@@ -45,8 +45,8 @@ class Status(IntEnum):
 
     HEARTBEAT counts its signs of life. IS_WAITING: it waits for the learner; WAITED_NS: its waits so far. SLOT, ROW:
     the row that it asks about; PREVIOUS: the full segment that gets the value of that row, or -1; IS_FINAL: it asks for
-    the value alone, of a truncated episode's last observation. DRAWN_INTO: the slot whose draws its request for an
-    auxiliary task is about. RETIRES: the learner asks it to end. GENERATION counts the processes with its number.
+    the value alone, of a truncated episode's last observation. DRAWN_INTO: the slot with the draws that its request for
+    an auxiliary task is about. RETIRES: the learner asks it to end. GENERATION counts the processes with its number.
     """
 
     HEARTBEAT, IS_WAITING, WAITED_NS, SLOT, ROW, PREVIOUS, IS_FINAL, DRAWN_INTO, RETIRES, GENERATION = range(10)
@@ -132,7 +132,7 @@ def request(agent: int, generation: int) -> int:
 
 
 def agents_of(requests: list[int], status: Array) -> list[int]:
-    """Returns the agents of these requests, in order, without those whose process was replaced since."""
+    """Returns the agents of these requests, in order, without those whose process has been replaced since."""
     found = (divmod(number, MOST_AGENTS) for number in requests)
     return [agent for generation, agent in found if status[agent, Status.GENERATION] % MOST_GENERATIONS == generation]
 

@@ -40,7 +40,7 @@ class Gate:
 
 
 class Loop(threading.Thread):
-    """A thread that calls work() repeatedly, until `stop` or the first exception, with which it calls on_error."""
+    """A thread that calls work() repeatedly, until `stop` or the first exception, which it passes to on_error."""
 
     def __init__(self, name: str, work: Callable[[], None], on_error: Callable[[BaseException], None]):
         super().__init__(name=name, daemon=True)

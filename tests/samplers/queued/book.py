@@ -1,4 +1,4 @@
-"""Queued samplers for tests, a policy that tells what it saw, and a book of every step handed over."""
+"""Queued samplers for tests, a policy that reports what it saw, and a book of every step handed over."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,8 +20,8 @@ NUM_ACTIONS = 5
 
 
 class Telling(nn.Module):
-    """Acts at random; its value is a function of the observation of Numbered. It records what it saw, and what its
-    parameters were, which are all equal."""
+    """Acts at random, with a value that is a function of Numbered's observation. It records what it saw, and its
+    parameters, which are all equal."""
 
     state_size = 0
 
@@ -44,7 +44,7 @@ class Telling(nn.Module):
 
 
 def value_of(observation: Tensor) -> Tensor:
-    """Returns the value that Telling has of observations [..., 3]; whatever the batch, bit for bit."""
+    """Returns Telling's value of observations [..., 3], the same bit for bit in any batch."""
     return observation[..., 0] * 0.001 + observation[..., 1] * 0.7 + observation[..., 2] * 17.3
 
 
@@ -78,7 +78,7 @@ Place = tuple[int, int, int]  # id of an environment, its game, its step
 
 @dataclass
 class Book:
-    """Every segment that a sampler of Numbered has handed over, checked by itself; `check` looks at all together.
+    """Every segment that a sampler of Numbered has handed over, checked by itself; `check` checks all together.
 
     segments: from each segment's first place to its number of steps."""
 
@@ -88,7 +88,7 @@ class Book:
     num_games: int = 0
 
     def add(self, rollout: Any) -> None:
-        """Checks each segment of a rollout against the environment's rules, and writes it down."""
+        """Checks each segment of a rollout against the environment's rules, and records it."""
         T, n = rollout.horizon, rollout.num_segments
         assert 0 < n <= rollout.num_envs and not rollout.valid[:, n:].any()
         assert rollout.num_steps == int(rollout.valid.sum())
@@ -122,7 +122,7 @@ class Book:
         self.num_ended += ends
 
     def add_state(self, state: dict[str, Any]) -> None:
-        """Writes down what a sampler's state holds: batches, and what waits in the training queue."""
+        """Records the segments that a sampler's state holds, in batches and in the training queue."""
         for batch in (*state["complete"], *state["partly_filled"]):
             arrays = batch["arrays"]
             for column in range(batch["counts"][0]):
@@ -158,7 +158,7 @@ class Book:
 def free_tokens(sampler: QueuedSampler) -> list[tuple[int, int]]:
     """Returns for each agent how many of its slots are free, and how many its semaphore announces.
 
-    All agents stand still meanwhile: one that begins a segment takes the token first, and then the slot."""
+    All agents stand still meanwhile, since one that begins a segment takes the token first, and then the slot."""
     found = []
     with sampler.crew.paused():
         sampler.pool.get_states(sampler.crew.check)  # given by agents that wait, and nobody answers them now

@@ -41,7 +41,7 @@ class Machine:
         self.adjuster, self.surface, self.noise, self.drift = adjuster, surface, noise, drift
         self.memory = memory or (lambda counts: 0.5)
         self.counts, self.now_s, self.total = adjuster.counts, 1000.0, 0.0
-        self.luck = 1.0  # noise and drift of the present window, as a factor
+        self.luck = 1.0  # noise and drift of the current window, as a factor
         self._rng = random.Random(5)
 
     def run(self, num_windows: int) -> list[Window]:
@@ -76,7 +76,7 @@ def many_cores(counts: Counts) -> float:
 
 
 def two_cores(counts: Counts) -> float:
-    """Saturates with a few agents; more threads than two only get in each other's way."""
+    """Returns a rate that saturates with a few agents; more threads than two only get in each other's way."""
     agents, predictors, trainers = counts
     crowded = (1 - 0.005 * max(0, agents - 8)) * (1 - 0.04 * (predictors - 1)) * (1 - 0.04 * abs(trainers - 2))
     return 500 * (1 - math.exp(-agents / 1.2)) * crowded
@@ -97,7 +97,7 @@ def best_of_grid(surface: Surface) -> float:
 @pytest.mark.parametrize(("surface", "windows"), [(many_cores, 60), (two_cores, 30), (hill, 80)])
 @pytest.mark.parametrize("noise", [0.0, 0.03])
 def test_it_climbs_from_one_of_each(surface: Surface, windows: int, noise: float) -> None:
-    """The search climbs to 90 % of the best objective and stays there, in spite of noise."""
+    """The search climbs to 90% of the best objective and stays there despite noise."""
     best = best_of_grid(surface)
     for seed in range(5):
         running = machine(surface, noise=noise, seed=seed)
@@ -143,14 +143,14 @@ def test_windows_are_equally_long_and_settle_first() -> None:
             ends.append(now_s)
             since = 0.0
         now_s, since = now_s + 0.25, since + 0.25
-        total += since > 0.9 * SETTLING * INTERVAL_S  # all is at a standstill for the first part of a window
+        total += since > 0.9 * SETTLING * INTERVAL_S  # nothing happens in the first part of a window
     assert {window.objective for window in adjuster.history} == {4.0}
     assert {end - start for start, end in itertools.pairwise(ends)} == {INTERVAL_S}
     assert [window.seconds for window in adjuster.history] == ends[1:]
 
 
 def test_a_pause_spoils_no_window() -> None:
-    """An interruption starts the window again, so a pause does not count."""
+    """An interruption restarts the window, so a pause does not count."""
     adjuster = Adjuster(ONE, MANY, 0, INTERVAL_S)
     for now_s in (0.0, 25.0, 50.0):
         adjuster.advance(now_s, now_s, 0.5)
@@ -169,13 +169,13 @@ def test_full_memory_fixes_the_counts_as_limits_and_takes_back_what_raised_them(
     while adjuster.limits == MANY:
         running.run(1)
     assert adjuster.limits == adjuster.accepted and adjuster.limits.agents == 16
-    assert all(window.counts.agents <= 20 for window in adjuster.history)  # it has gone back at once
+    assert all(window.counts.agents <= 20 for window in adjuster.history)  # it was taken back at once
     running.run(50)
     assert adjuster.accepted.agents == 16 and adjuster.limits.agents == 16
 
 
 def test_it_rests_once_nothing_pays_and_wakes_up_when_the_machine_changes() -> None:
-    """The search rests once nothing pays, and climbs again after the machine has changed."""
+    """The search rests once no change pays, and climbs again after the machine has changed."""
     running = machine(two_cores)
     running.run(1000)
     windows = running.run(300)
@@ -198,7 +198,7 @@ COUNTS = st.builds(Counts, st.integers(1, 40), st.integers(1, 4), st.integers(1,
 def test_whatever_is_measured(
     start: Counts, room: tuple[int, int, int], seed: int, windows: list[tuple[float, float]]
 ) -> None:
-    """For any measurements, counts stay within limits, change one at a time, and rejected changes go back."""
+    """For any measurements, counts stay within limits and change one at a time, and rejected changes are undone."""
     limits = Counts(*(number + more for number, more in zip(start, room, strict=True)))
     adjuster = Adjuster(start, limits, seed, INTERVAL_S)
     now_s = total = 0.0

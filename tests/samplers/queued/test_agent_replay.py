@@ -45,7 +45,7 @@ def make_replay(config: AgentReplayConfig, spec: EnvSpec, seed: int = 0) -> Agen
 
 
 class Drawer:
-    """Draws into one slot; the value that it predicts depends on what it is shown."""
+    """Draws into one slot, and predicts a value that depends on the observation."""
 
     def __init__(self, replay: AgentReplay):
         self.replay, self.spec = replay, replay.spec
@@ -79,7 +79,7 @@ def row_of(shown: Array, rows: list[Any]) -> int:
 
 
 def check_sequence(task: str, drawer: Drawer, env: AgentEnv, oracle: SequenceReplay) -> int:
-    """Compares what was drawn with the learner's sequence from the same start and its targets; returns the start."""
+    """Compares a drawn sequence with the learner's from the same start, targets included; returns the start."""
     slot, spec, config = drawer.slot, drawer.spec, drawer.replay.config
     history, n = max(spec.frame_stack - 1, 0), int(slot[f"{task}/num_steps"])
     rows = slot[f"{task}/rows"]
@@ -153,7 +153,7 @@ def rollout_with_finals(env: AgentEnv, first: int, horizon: int) -> Any:
 def test_draws_are_those_of_the_learners_replay(
     kind: str, size: int, length: int, num_steps: int, longest: int, largest_reward: int, seed: int
 ) -> None:
-    """Sequences, windows and targets of an agent's replay equal a list of steps and the learner's replay."""
+    """Sequences, windows and targets of an agent's replay equal those of a list of steps and the learner's replay."""
     env = AgentEnv(np.random.default_rng(seed), SPECS[kind], longest, largest_reward=largest_reward)
     env.play(num_steps)
     config = config_of(env.spec, size, length, waits=False)
@@ -210,7 +210,7 @@ def test_a_replay_that_is_not_part_of_a_checkpoint_begins_in_the_middle_of_an_ep
     drawer = Drawer(replay)
     for _ in range(30):
         slot = drawer.draw()
-        assert row_of(slot["value_replay/rows"][2], env.rows) == 12  # the first with its stack, and three rows behind
+        assert row_of(slot["value_replay/rows"][2], env.rows) == 12  # the first with its stack, and three rows after it
         assert row_of(slot["reward_prediction/rows"][-1], env.rows) == 14
 
 

@@ -1,4 +1,4 @@
-"""Tests that no step is lost or doubled while agents, predictors and trainers come, go, die and are resumed."""
+"""Tests that no step is lost or duplicated while agents, predictors and trainers come, go, die and are resumed."""
 
 import os
 import pickle
@@ -23,7 +23,7 @@ MAX_AGENTS = 5
 NONE = (0, 0, 0)
 
 Change = tuple[int, str, tuple[int, int, int]]
-"""Batches before it, counts or kill or resume, and the numbers that go with it."""
+"""The number of batches before it; counts, kill or resume; and its numbers."""
 
 
 def make(folder: Path | None, **options: Any) -> QueuedSampler:
@@ -46,14 +46,14 @@ def kill_one(sampler: QueuedSampler, number: int) -> None:
 
 
 def finish(sampler: QueuedSampler, book: Book) -> dict[int, int]:
-    """Writes down what has not been learned from yet, and checks the book."""
+    """Records the segments that have not been learned from yet, and checks the book."""
     book.add_state(sampler.get_state())
     sampler.crew.check()
     return book.check()
 
 
 def churn(schedule: list[Change], horizon: int, min_training_batch: int, places: int) -> None:
-    """Plays a schedule: before each change, so many batches are learned from."""
+    """Plays a schedule of changes, each after its number of batches."""
     book = Book()
     options: dict[str, Any] = {"training_queue": places, "horizon": horizon, "trainers": 2}
     options |= {"min_training_batch": min_training_batch, "predictors": 2}
@@ -111,7 +111,7 @@ def test_a_retired_agent_leaves_nothing_behind(tmp_path: Path) -> None:
         retired = {int(file.name): int(file.read_text()) for file in tmp_path.iterdir()}
         taken = finish(sampler, book)
         assert {identity: taken.get(identity, 0) for identity in retired} == retired
-        assert len(retired) == 6  # nearly always one of them in mid-segment, which is chance
+        assert len(retired) == 6  # nearly always one of them in mid-segment, by chance
         assert all(free == tokens for free, tokens in free_tokens(sampler))
 
 
@@ -133,6 +133,6 @@ def test_environments_without_a_state_lose_only_what_was_unfinished(deterministi
                 Book().add(sampler.collect())
             assert all(free == tokens for free, tokens in free_tokens(sampler))
             states = sampler.pool.arrays["state"].reshape(3, -1)
-            assert ((states == 1).sum(1) <= 2).all()  # the present segment, and one whose last value is to come
+            assert ((states == 1).sum(1) <= 2).all()  # the current segment, and one that waits for its last value
     finally:
         sampler.close()

@@ -1,6 +1,6 @@
-"""Tests of a queued sampler whose agents, environments, predictors or trainers fail: its message, and what is left.
+"""Tests of a queued sampler whose agents, environments, predictors or trainers fail: its message and its remains.
 
-Whole runs: tests/samplers/test_faults.py."""
+tests/samplers/test_faults.py tests whole runs."""
 
 import sys
 import threading
@@ -63,7 +63,7 @@ class Failing(Telling):
 
 
 def assert_ends(sampler: Any) -> None:
-    """Asserts that the error arrives, and again, and that no thread is left; the sampler has not begun yet."""
+    """Asserts that the error arrives twice, and that no thread is left; the sampler has not begun yet."""
     num_threads = threading.active_count()
     with closing(sampler):
         for _ in range(2):

@@ -54,7 +54,7 @@ def test_what_cannot_work_is_refused(settings: dict[str, Any], message: str) -> 
 
 
 def test_a_deterministic_run_adjusts_nothing() -> None:
-    """A preset's dynamic adjustment gives way to --deterministic."""
+    """--deterministic turns off a preset's dynamic adjustment."""
     config = resolve({"algo": "gunreal", "env": "pong", "device": "cpu", "deterministic": True})
     assert not settings_of(config).dynamic_adjustment
 

@@ -137,9 +137,9 @@ def test_predictors_of_a_resumed_run_act_with_its_parameters() -> None:
 
 RMSPROP = {"optimizer": "rmsprop", "optimizer_options": {"epsilon": 0.1}}  # a smaller one magnifies rounding
 ON_GPU: dict[str, dict[str, Any]] = {
-    "ga3c": {**CARTPOLE, "learning_rate": 0.05, "steps": 100},  # large steps: old parameters show
+    "ga3c": {**CARTPOLE, "learning_rate": 0.05, "steps": 100},  # large steps make old parameters show
     "a2c lstm": {**CARTPOLE, **A2C, **LSTM, "steps": 150},
-    # The order of several minibatches is drawn over the padding, too, on a GPU.
+    # On a GPU, the order of several minibatches includes the padding.
     "ppo": {**CARTPOLE, **PPO, "minibatches": 1, "normalize_observations": True, "steps": 150},
     "vtrace": {**PONG, **VTRACE, **RMSPROP, "network": "ga3c", "steps": 150},
 }
@@ -154,7 +154,7 @@ def test_a_run_is_that_of_the_cpu(case: str, tmp_path: Path) -> None:
     assert_learned_alike(settings, there, here, 1e-5)
 
 
-@pytest.mark.gpu(real=True)  # the fake one is a part of the main thread, where predictors do not run
+@pytest.mark.gpu(real=True)  # the fake GPU is in the main thread, where predictors do not run
 @pytest.mark.parametrize("case", ["vectors", "pixels"])
 def test_predictors_on_a_gpu_act_with_what_was_published(case: str) -> None:
     """Each action on a GPU is computed with the parameters of the version that it names."""

@@ -142,10 +142,10 @@ def test_the_lag_of_a_scripted_schedule() -> None:
     server.copies.publish(1)
     ask(server, [0], [0], 1)
     server.copies.publish(2)
-    ask(server, [0, 1], [0, 2], 1)  # agent 0 asks again, and is told anew
+    ask(server, [0, 1], [0, 2], 1)  # agent 0 asks again, and gets a new answer
     ask(server, [0], [0], 2)
     server.copies.publish(4)
-    ask(server, [0], [1], 0, previous=0)  # the value behind the segment comes with the next one's first action
+    ask(server, [0], [1], 0, previous=0)  # the value after the segment comes with the next one's first action
     for slot, num_steps, ending in ((0, 3, Ending.FULL), (2, 2, Ending.TERMINATED)):
         arrays["num_steps"][slot], arrays["ending"][slot] = num_steps, ending
         arrays["state"][slot] = SlotState.QUEUED

@@ -39,12 +39,12 @@ class Segment:
     action: list[Tensor] = field(default_factory=list)
     reward: list[float] = field(default_factory=list)
     version: list[int] = field(default_factory=list)
-    ends: bool = False  # at a terminal
+    ends: bool = False  # at a terminal state
     value_behind: Tensor | None = None
 
 
 class PlainAgent:
-    """Algorithm 3, cut where it waits. observation: the one it has put into the prediction queue."""
+    """Algorithm 3, split where it waits. observation: the one that it has put into the prediction queue."""
 
     def __init__(self, config: Any, index: int):
         seed = np.random.SeedSequence(config.run.seed, spawn_key=(0, index, 0, 0))
@@ -52,9 +52,9 @@ class PlainAgent:
         self.row = np.zeros(config.spec.row_shape, config.spec.row_dtype)
         self.num_frames, self.frames = max(config.spec.frame_stack, 1), list[Tensor]()
         self.is_pixels = config.spec.frame_stack > 0
-        self.full: Segment | None = None  # it waits for the value behind it
+        self.full: Segment | None = None  # a full segment, which waits for the value after it
         self.is_final = False
-        self.slots = set[int]()  # the taken ones
+        self.slots = set[int]()  # those taken
         self.index = index
         self._start_game()
         self._start_segment()
@@ -74,7 +74,7 @@ class PlainAgent:
         return torch.stack(self.frames[-self.num_frames :]) if self.is_pixels else self.frames[-1]
 
     def receive(self, action: Tensor, value: Tensor, version: int) -> list[Segment]:
-        """Goes on with the answer; returns what is put into the training queue until it asks again."""
+        """Continues with the answer; returns the segments put into the training queue until it asks again."""
         handed_over = []
         if self.full:
             self.full.value_behind = value
@@ -108,12 +108,12 @@ class PlainAgent:
 
 
 class Reference:
-    """Algorithms 4 and 5 in turn: a prediction for all agents that wait, then batches from all that is queued."""
+    """Algorithms 4 and 5 in turn: a prediction for all waiting agents, then batches of all queued segments."""
 
     def __init__(self, config: Any):
         self.config, self.policy = config, build_algo(config).policy
         self.flat = FlatParameters(self.policy)
-        self.acting = deepcopy(self.policy)  # products round by where weights lie in memory, and if they are packed
+        self.acting = deepcopy(self.policy)  # rounding depends on where weights lie and if they are packed
         expect_changes(self.acting)
         self.optimizer = build_optimizer(config)
         self.state = self.optimizer.init(self.flat.values)
@@ -181,7 +181,7 @@ def plain_loss(logits: Tensor, value: Tensor, action: Tensor, return_: Tensor, v
 
 
 def train(config: Any, num_updates: int) -> tuple[Tensor, list[dict[str, float]]]:
-    """Returns the parameters after so many updates, and the sampler's metrics of each batch."""
+    """Returns the parameters after `num_updates` updates, and the sampler's metrics of each batch."""
     algo = build_algo(config)
     update = build_update(config, algo.policy)
     algo.setup(config.run.seed, None)  # type: ignore[arg-type]
