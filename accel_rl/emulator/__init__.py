@@ -1,4 +1,4 @@
-"""An Atari 2600 equal to ale-py's, bit by bit, for many environments at once. It needs no other part of accel_rl."""
+"""An Atari 2600 equal to ale-py's, bit for bit, for many environments at once. It needs no other part of accel_rl."""
 
 import importlib
 from typing import TYPE_CHECKING, Any

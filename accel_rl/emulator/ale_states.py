@@ -1,9 +1,9 @@
 """Reads, writes and converts ale-py's saved states, `ALEInterface.cloneState().__getstate__()`.
 
-They are sequences of 32-bit words and of strings that begin with their length. Each part of the console begins with
-its name. This makes ale-py an oracle for every register: change a word, restore the state, run a frame, compare. The
-values that the game's rules remember follow the cartridge. Random generators are texts: the system's is among its
-words, the actions' follows the rules if the state was saved with it.
+They are sequences of 32-bit words and of strings that begin with their length. Each part of the console begins with its
+name. This makes ale-py an oracle for every register: change a word, restore the state, run a frame, compare. The
+variables of the game's rules follow the cartridge. Random generators are text: the system's is among its words, the
+actions' follows the rules if the state was saved with it.
 """
 
 import re
@@ -72,9 +72,9 @@ _DPC_WORDS = ("TOP", "BOTTOM", "COUNTER", "FLAG", "IS_MUSIC")  # eight of each
 _DPC = {f"{name}{i}": getattr(dpc, name) + i for name in _DPC_WORDS for i in range(8)}
 _DPC["RANDOM"] = dpc.RANDOM
 _BESIDES_HARDWARE = ("LEFT_PADDLE", "RIGHT_PADDLE", "FRAME", "EPISODE_FRAME")
-_FRACTION_UNIT = 10**8  # ale-py's MUSIC_FRACTION counts these parts of a step
+_FRACTION_UNIT = 10**8  # parts of a step, which ale-py's MUSIC_FRACTION counts
 _GENERATOR = re.compile(rb"\d+( \d+){%d}" % (GENERATOR_WORDS - 1))
-_LENGTH = 24  # offset of the length of what follows, without the paddles at the end
+_LENGTH = 24  # offset of the length of the remaining data, without the paddles at the end
 _LATCHES = (1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 15, 14)  # bits of COLLISIONS, in ale-py's order
 _PF0, _PF1, _PF2 = 0x0D, 0x0E, 0x0F
 _NEVER = 2**31 - 1
@@ -93,7 +93,7 @@ class AleState:
         """Finds the position of each word in the data."""
         self._add(_HEAD, 0)
         self.md5 = self._data[_LENGTH + 8 : _LENGTH + 40].decode("ascii")
-        """Of the ROM."""
+        """MD5 of the ROM."""
         self._system_text = self._add(_SYSTEM, self._find("System", 0)) + 4
         at = self._add(_CPU, self._find("M6502Low", self._system_text))
         self._ram = self._find("M6532", at) + 4
@@ -144,12 +144,12 @@ class AleState:
 
     @property
     def saved(self) -> list[int]:
-        """The values that the game's rules have saved; flags are 1 or 0."""
+        """Returns the saved variables of the game's rules; flags are 1 or 0."""
         values = struct.unpack(f"<{(self._saved_end - self._saved) // 4}i", self._data[self._saved : self._saved_end])
         return [{_TRUE - 2**32: 1, _FALSE - 2**32: 0}.get(value, value) for value in values]
 
     def save(self, index: int, value: int) -> None:
-        """Changes one of the values that the game's rules have saved."""
+        """Changes one of the saved variables of the game's rules."""
         at = self._saved + 4 * index
         is_flag = struct.unpack_from("<I", self._data, at)[0] in (_TRUE, _FALSE)
         word = (_TRUE if value else _FALSE) if is_flag else int(value) & 0xFFFFFFFF
@@ -180,12 +180,12 @@ class AleState:
 
     @property
     def ram(self) -> np.ndarray:
-        """The RIOT's RAM; writing to it changes the state."""
+        """Returns the RIOT's RAM; writing to it changes the state."""
         return np.frombuffer(self._data, "<u4", 128, self._ram)
 
     @property
     def cartridge_ram(self) -> np.ndarray | None:
-        """The cartridge's RAM (F8SC, F6SC), or None; writing to it changes the state."""
+        """Returns the cartridge's RAM (F8SC, F6SC), or None; writing to it changes the state."""
         return None if self._cartridge_ram is None else np.frombuffer(self._data, "<u4", 128, self._cartridge_ram)
 
     def __bytes__(self) -> bytes:
@@ -195,8 +195,8 @@ class AleState:
 def copy_from_ale(s: np.ndarray, state: AleState) -> None:
     """Sets the hardware's words to those of a state that ale-py saved between two frames.
 
-    The cartridge must be in the console already. A few games' states are incomplete: ale-py does not save that a
-    player's first copy is hidden for the rest of a line."""
+    The cartridge must be in the console already. The states of a few games are incomplete, because ale-py does not save
+    that a player's first copy is hidden for the rest of a line."""
     for theirs, ours in _SAME.items():
         if theirs in state:
             s[getattr(words, ours)] = state[theirs]
@@ -235,7 +235,7 @@ def copy_from_ale(s: np.ndarray, state: AleState) -> None:
 
 
 def copy_to_ale(s: np.ndarray, state: AleState) -> None:
-    """Copies the hardware's words into one of ale-py's states of the same game; the rest of it stays.
+    """Copies the hardware's words into an ale-py state of the same game; the rest of it stays.
 
     ale-py restores the numbers of an E0 cartridge's slices only, not their contents."""
     for theirs, ours in _SAME.items():
@@ -277,7 +277,7 @@ def copy_to_ale(s: np.ndarray, state: AleState) -> None:
 
 
 def copy_game_from_ale(s: np.ndarray, state: AleState, saved: tuple[int | None, ...]) -> None:
-    """Copies the words outside the hardware: paddles, counters, generators, and what the rules remember.
+    """Copies the words outside the hardware: paddles, counters, generators, and the rules' variables.
 
     saved: see GameRules. A generator that the state does not hold stays as it is."""
     for name in _BESIDES_HARDWARE:

@@ -1,11 +1,11 @@
-"""Adds and subtracts as the 6507 does, in binary and in decimal mode."""
+"""Adds and subtracts like the 6507, in binary and decimal mode."""
 
 from accel_rl.emulator.compiled import i32, jit
 
 
 @jit
 def add(a, value, carry, decimal):
-    """Returns the sum of two bytes and the carry, and its flags C and V."""
+    """Returns the sum of two bytes and the carry, and the flags C and V."""
     total = i32(a + value + carry)
     carry_out = i32(total >> 8)
     if decimal:
@@ -18,7 +18,7 @@ def add(a, value, carry, decimal):
 
 @jit
 def subtract(a, value, carry, decimal):
-    """Returns the difference of two bytes and the borrow, and its flags C and V."""
+    """Returns the difference of two bytes and the borrow, and the flags C and V."""
     if not decimal:
         return add(a, i32(value ^ 0xFF), carry, i32(0))
     difference = i32(_from_decimal(a) - _from_decimal(value) - 1 + carry)
@@ -32,7 +32,7 @@ def subtract(a, value, carry, decimal):
 
 @jit
 def _from_decimal(byte):
-    """Returns the number that two decimal digits write; digits above 9 count as they are."""
+    """Returns the value of a byte of two decimal digits; digits above 9 keep their value."""
     return i32(10 * (byte >> 4) + (byte & 15))
 
 

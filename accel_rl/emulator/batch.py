@@ -25,8 +25,8 @@ from accel_rl.errors import UsageError
 class BatchState(NamedTuple):
     """A copy of everything that decides how a batch continues.
 
-    md5: the ROM's. words: int32 [num_envs, STATE_WORDS]. pictures: uint8 [num_envs, 2 * PICTURE]. checksum: that of
-    words and pictures, since damaged words would crash the interpreter."""
+    md5: the ROM's. words: int32 [num_envs, STATE_WORDS]. pictures: uint8 [num_envs, 2 * PICTURE]. checksum: of words
+    and pictures, since damaged words would crash the interpreter."""
 
     md5: str
     words: Ints
@@ -42,18 +42,18 @@ class BatchState(NamedTuple):
 class BatchAtari(Consoles):
     """Steps num_envs copies of one Atari 2600 game, each frame equal to ale-py's.
 
-    game: a name as in ale-py (pong, ALE/Pong-v5), or the path of a ROM, which is recognised by its MD5. seed: the seed
+    game: a name as in ale-py (pong, ALE/Pong-v5), or the path of a ROM, which is recognized by its MD5. seed: the seed
     of sticky actions, like ale-py's `random_seed`: one number, or one for each environment. Negative numbers are
     allowed; -1 gives other sticky actions each time. mode, difficulty: ale-py's numbers; None: the game's first mode,
-    and 0. repeat_action_probability: that of sticky actions. max_episode_frames: truncates a game after this many
-    frames, with its reset counted as ale-py counts it; 0: never. frame_skip: frames of a step, which repeat its action.
+    and 0. repeat_action_probability: of sticky actions. max_episode_frames: truncates a game after this many frames,
+    which include its reset, as in ale-py; 0: never. frame_skip: frames per step, all with the step's action.
     full_action_space: actions are ale-py's 18, in its order, instead of indices into `actions`. draw: each step writes
     its last frame to `arrays.frames`. arrays: the arrays to write; None: new ones.
 
-    A batch can be pickled, and copied by copy.deepcopy; the copy has its own arrays.
+    A batch can be pickled, and copied by copy.deepcopy; the copy has separate arrays.
 
-    Batches share nothing, and a step releases Python's lock, so several threads may each step a batch.
-    Raises UsageError for an unknown game, ROM, mode, difficulty or option, or if Numba is missing or too old."""
+    Batches share nothing, and a step releases the GIL, so several threads may each step a batch. Raises UsageError for
+    an unknown game, ROM, mode, difficulty or option, or if Numba is missing or too old."""
 
     def __init__(
         self,
@@ -85,15 +85,14 @@ class BatchAtari(Consoles):
         self._choose_mode(mode, difficulty)
 
     def set_mode(self, mode: int | None = None, difficulty: int | None = None) -> None:
-        """Chooses the mode and difficulty of the games that later resets begin; None: the game's own mode
-        and difficulty 0, as in ale-py.
+        """Sets the mode and difficulty for later resets; None: the game's first mode and difficulty 0, as in ale-py.
 
         Raises UsageError for a number that the game does not have."""
         self._choose_mode(mode, difficulty)
 
     def reset(self, mask: Bools | None = None) -> BatchArrays:
-        """Starts a new game in each environment, or in those that the mask names. As in ale-py, the RAM keeps what the
-        last game has left there. Returns the arrays, with the frames drawn if the batch draws.
+        """Starts a new game in each environment, or in those that the mask names. As in ale-py, the RAM keeps the last
+        game's contents. Returns the arrays, with the frames drawn if the batch draws.
 
         mask: bool [num_envs]. Raises UsageError for anything else."""
         if mask is not None:
@@ -104,10 +103,10 @@ class BatchAtari(Consoles):
         return self.arrays
 
     def step(self, actions: npt.ArrayLike, draw: bool | None = None) -> BatchArrays:
-        """Plays one step in each environment. Where the game has ended, nothing changes and the reward is 0.
+        """Plays one step in each environment. If its game has ended, nothing changes and the reward is 0.
 
-        actions: integers [num_envs], indices into `self.actions`. draw: whether to write the frames (None: as the batch
-        does). Returns the arrays. Raises UsageError for an action that does not exist."""
+        actions: integers [num_envs], indices into `self.actions`. draw: write the frames (None: if the batch draws).
+        Returns the arrays. Raises UsageError for an action that does not exist."""
         draws = self.draw if draw is None else draw
         self._command(STEP, actions=self._check(actions), count=self.frame_skip, draw=draws)
         return self.arrays
@@ -125,7 +124,7 @@ class BatchAtari(Consoles):
         return BatchState.of(self.rules.md5, self._states.copy(), self._screens[:, : 2 * PICTURE].copy())
 
     def set_state(self, state: BatchState) -> None:
-        """Restores what `get_state` has returned.
+        """Restores a state that `get_state` returned.
 
         Raises UsageError for a state of another game or number of environments, and for one that was modified."""
         if state.md5 != self.rules.md5:
@@ -141,10 +140,9 @@ class BatchAtari(Consoles):
         """Continues an environment from one of ale-py's saved states, `ALEInterface.cloneState().__getstate__()`.
 
         ale-py saves no picture: lines that a short frame does not reach show those of `screen` [height, 160], or of the
-        frames before. The generator of sticky actions stays as it is if the state was saved without `include_rng`. What
-        some games' rules remember but ale-py does not save stays, too. ale-py's states of Q*bert, Tetris and 3-D
-        Tic-Tac-Toe lack a frame that is half drawn. Raises UsageError for anything but a state of a game on this kind
-        of cartridge."""
+        frames before. The generator of sticky actions does not change if the state was saved without `include_rng`, nor
+        do variables of the rules that ale-py does not save. ale-py's states of Q*bert, Tetris and 3-D Tic-Tac-Toe lack
+        a half-drawn frame. Raises UsageError for anything but a state of a game on this kind of cartridge."""
         mask = self._only(env)
         s, ale_state = self._states[env], self._read_ale_state(state)
         self._paint_both(env)
@@ -155,7 +153,7 @@ class BatchAtari(Consoles):
         lives = int(s[words.LIVES])
         copy_game_from_ale(s, ale_state, self.rules.saved)  # some values cannot be computed a second time
         if s[words.TERMINAL]:
-            s[words.LIVES] = lives  # ale-py saves the lives that are left, but shows 0
+            s[words.LIVES] = lives  # ale-py saves the remaining lives, but shows 0
         s[TRUNCATED] = 0 < s[words.MAX_EPISODE_FRAMES] <= s[words.EPISODE_FRAME]
         if screen is not None:
             self._screens[env].reshape(3, PICTURE_LINES, LINE_PIXELS)[:2, : len(screen)] = screen
@@ -163,8 +161,8 @@ class BatchAtari(Consoles):
     def save_ale_state(self, env: int, state: bytes) -> bytes:
         """Returns one of ale-py's saved states with an environment's hardware, for `ALEState.__setstate__`.
 
-        state: a state of the same game that ale-py has saved. Pictures are lost, and so are the action that a sticky
-        action would repeat and the rules' values that ale-py does not save. Raises UsageError like `load_ale_state`."""
+        state: a state of the same game that ale-py has saved. Not saved are pictures, the action that a sticky action
+        would repeat, and the rules' variables that ale-py does not save. Raises UsageError like `load_ale_state`."""
         self._only(env)
         ale_state = self._read_ale_state(state)
         copy_game_to_ale(self._states[env], ale_state, self.rules.saved)
@@ -193,7 +191,7 @@ class BatchAtari(Consoles):
         return ale_state
 
     def _check(self, actions: npt.ArrayLike) -> Ints:
-        """Returns ale-py's numbers of these actions."""
+        """Returns ale-py's numbers for these actions."""
         chosen = np.asarray(actions)
         if chosen.shape != (self.num_envs,) or chosen.dtype.kind not in "iu":
             raise UsageError(f"actions must be {self.num_envs} integers, not {chosen.dtype} {list(chosen.shape)}")

@@ -55,7 +55,7 @@ def write_bus(s, rom, screen, address, value):
 
 @jit
 def read_zero(s, screen, address, cycles, bus):
-    """Reads a byte of page zero (RAM or the TIA) at a given time, in place of s[CYCLES]."""
+    """Reads a byte of page zero (RAM or the TIA) at the time `cycles`, instead of s[CYCLES]."""
     if address & 0x80:
         return s[RAM + (address & 0x7F)]
     s[CYCLES] = cycles
@@ -65,7 +65,7 @@ def read_zero(s, screen, address, cycles, bus):
 
 @jit
 def read_pointer(s, screen, address, cycles, bus):
-    """Reads an address of two bytes from page zero; returns its low and its high byte."""
+    """Reads a two-byte address from page zero; returns its low and its high byte."""
     low = read_zero(s, screen, address, cycles, bus)
     return low, read_zero(s, screen, i32((address + 1) & 0xFF), cycles, low)
 
@@ -84,7 +84,7 @@ def push(s, rom, screen, value, count):
 @jit
 def pull(s, rom, screen, count):
     """Pulls the given number of bytes from the stack; returns them as one number, the first byte highest."""
-    byte = read_bus(s, rom, screen, i32(0x100 | s[SP]), i32(0))  # the processor reads once while it increments SP
+    byte = read_bus(s, rom, screen, i32(0x100 | s[SP]), i32(0))  # the processor reads once as it increments SP
     value = i32(0)
     while count > 0:
         count = i32(count - 1)
@@ -96,8 +96,8 @@ def pull(s, rom, screen, count):
 
 @jit
 def plain_window(s, address):
-    """Returns the part of the cartridge around an address where reading has no side effect: its first address (13
-    bits), the number of addresses from which three bytes can be read, and the offset from an address to the ROM."""
+    """Returns the range around a cartridge address where reads have no side effect: its first address (13 bits), the
+    number of addresses from which three bytes can be read, and the offset from an address to the ROM."""
     place = i32(address & 0x1FFF)
     slot = i32(place >> 10 & 3)
     first, end = i32(0x1000 + s[PLAIN_FIRST]), i32(0x1000 + s[PLAIN_END])
@@ -110,6 +110,6 @@ def plain_window(s, address):
 
 @jit
 def branch(pc, distance, cycles):
-    """Returns the target of a branch and the time of its arrival: one cycle later, two on another page."""
+    """Returns the target of a branch and its arrival time: one cycle later, two on another page."""
     target = i32((pc + (distance ^ 0x80) - 0x80) & 0xFFFF)
     return target, i32(cycles + (1 if (target ^ pc) & 0xFF00 == 0 else 2))

@@ -1,4 +1,4 @@
-"""Emulates cartridges: a ROM in 4 KB of address space; a larger ROM has circuits that switch banks.
+"""Emulates cartridges: a ROM in 4 KB of address space. A larger ROM has circuits that switch banks.
 
 A kind is named as in Kevin Horton's "Mostly Inclusive Atari 2600 Mapper / Selected Hardware Document": 2K, 4K; F8 and
 F6 switch banks of 4 KB; SC adds RAM; E0 switches slices of 1 KB; FE takes the bank from address bit 13; DPC: dpc.py.
@@ -13,8 +13,8 @@ from accel_rl.errors import UsageError
 
 KINDS = ("2K", "4K", "F8", "F8SC", "F6", "F6SC", "E0", "FE", "DPC")
 KIND_2K, KIND_4K, KIND_F8, KIND_F8SC, KIND_F6, KIND_F6SC, KIND_E0, KIND_FE, KIND_DPC = range(9)
-# By kind: the number of banks that hot spots select (the last one at 0xFF9); the bank at power on; whether there is
-# RAM; the addresses between which reading has no side effect.
+# By kind: the number of banks that hot spots select (the last one at 0xFF9); the bank at power on; 1 if there is RAM;
+# the addresses between which reads have no side effect.
 BANKS = np.array([0, 0, 2, 2, 4, 4, 0, 0, 2], np.int32)
 FIRST_BANK = np.array([0, 0, 1, 1, 0, 0, 0, 0, 1], np.int32)
 HAS_RAM = np.array([0, 0, 0, 1, 0, 1, 0, 0, 0], np.int32)
@@ -23,7 +23,7 @@ END_PLAIN = np.array([0x1000, 0x1000, 0xFF8, 0xFF8, 0xFF6, 0xFF6, 0xFE0, 0, 0xFC
 
 
 def identify(rom: bytes) -> str:
-    """Returns the kind of cartridge that a ROM needs, by its size and its program.
+    """Returns the kind of cartridge that a ROM needs, from its size and its program.
 
     Raises UsageError if it is none of KINDS."""
     size = len(rom)
@@ -36,7 +36,7 @@ def identify(rom: bytes) -> str:
         raise UsageError(f"no cartridge of {size} bytes is supported: only {sizes} ({', '.join(KINDS)})")
     banks = [rom[start : start + 4096] for start in range(0, size, 4096)]
     kind = "F8" if size == 8192 else "F6"
-    if all(bank[:128] == bank[128:256] for bank in banks):  # no program lies in the RAM's two windows
+    if all(bank[:128] == bank[128:256] for bank in banks):  # the RAM's two windows hold no program
         return kind + "SC"
     bank_switches = _count_accesses(rom, 0xFF8, 0xFF9)
     if kind == "F8" and _count_accesses(rom, 0xFE0, 0xFF7) > max(1, bank_switches):
@@ -63,7 +63,7 @@ def prepare(rom: bytes) -> np.ndarray:
 
 @jit
 def reset_cartridge(s):
-    """Switches a cartridge of the kind s[CARTRIDGE] on; leaves the RAM of F8SC and F6SC as it is."""
+    """Powers on a cartridge of kind s[CARTRIDGE]; leaves the RAM of F8SC and F6SC as it is."""
     kind = s[CARTRIDGE]
     s[PLAIN_FIRST] = FIRST_PLAIN[kind]
     s[PLAIN_END] = END_PLAIN[kind]

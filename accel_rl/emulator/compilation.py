@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def compile_function(function: "EntryFunction", types: ArgumentTypes) -> tuple[bytes, bool]:
-    """Returns the object file of a function and all its callees, and whether the function returns an int."""
+    """Returns the object file of a function with all its callees, and whether the function returns an int."""
     import llvmlite.binding as llvm
     import numba
     from numba.core import sigutils
@@ -38,8 +38,8 @@ def compile_function(function: "EntryFunction", types: ArgumentTypes) -> tuple[b
 def _optimize_only_the_whole() -> Callable[[Any], None]:
     """Returns an optimizer for the whole module, and keeps Numba from optimizing each function by itself.
 
-    Numba would spend two thirds of the time on optimizing each function with its callees and on their machine code.
-    This changes Numba for the rest of this process."""
+    Otherwise Numba would spend two thirds of the time on optimizing each function with its callees and on their machine
+    code. This changes Numba for the rest of this process."""
     from numba.core import codegen
 
     def finalize(library: Any, _name: str) -> int:
@@ -57,7 +57,7 @@ def _optimize_only_the_whole() -> Callable[[Any], None]:
 def _make_private(module: Any, entry: str) -> None:
     """Makes all functions but one private to their module.
 
-    Then LLVM copies a function with one caller into it, and drops exceptions, which none raises."""
+    Then LLVM inlines functions with one caller, and drops exception handling, since no function raises any."""
     for function in module.functions:
         if not function.is_declaration and function.name != entry:
             function.linkage = "internal"

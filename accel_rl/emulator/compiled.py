@@ -1,6 +1,6 @@
 """Marks the functions that Numba compiles, and runs them.
 
-One convention for all of them, so that a CPU and later a GPU run the same source:
+All of them follow one convention, so that CPUs and GPUs run the same source:
 
 * Everything that changes is in the state (state.py), an array of int32 that functions receive as `s`.
 * Numbers are int32 and are wrapped explicitly: `i32(...)` around every result that is kept, `& 0xFF` where the
@@ -26,9 +26,9 @@ OPTIONS = {"error_model": "numpy", "_nrt": False, "no_cpython_wrapper": True, "n
 
 
 class JitFunction:
-    """A function that only compiled functions call; Numba treats it as its own.
+    """A function that only compiled functions call; Numba treats it like a function of its own.
 
-    in_kernels: the function that kernels of a GPU call in its place; None: this one."""
+    in_kernels: the function that GPU kernels call instead; None: this one."""
 
     in_kernels: "JitFunction | None" = None
     makes_kernels = False  # whether this process compiles kernels
@@ -60,7 +60,7 @@ class EntryFunction(JitFunction):
         self._compiled: dict[ArgumentTypes, MachineCode] = {}
 
     def sources(self) -> str:
-        """Returns the text of the modules that it depends on, besides those of this folder."""
+        """Returns the source text of modules outside this folder that it depends on."""
         return Path(self.__wrapped__.__code__.co_filename).read_text()
 
     def __call__(self, *arguments: Any) -> Any:
@@ -69,7 +69,7 @@ class EntryFunction(JitFunction):
     def bind(self, *arguments: Any) -> Callable[[], Any]:
         """Returns a call of the function with these arguments, which costs about a microsecond each time.
 
-        The call reads the arrays' contents at its own time: they are held, not copied."""
+        The arrays are referenced, not copied, so each call reads their current contents."""
         arguments = tuple(_flat_picture(argument) for argument in arguments)
         types = tuple(_type_of(argument) for argument in arguments)
         if types not in self._compiled:
@@ -80,8 +80,8 @@ class EntryFunction(JitFunction):
 def address(array: Any) -> Any:
     """Returns an array without its shape, in compiled functions only; its indices are those of the array.
 
-    A call passes it in one register, but an array as seven words or more on the stack. Those would cost a fifth of a
-    frame and a third of the compilation, so entries pass on state, ROM and pictures without shapes."""
+    A call passes it in one register, but an array as seven or more words on the stack. That would cost a fifth of a
+    frame and a third of the compilation, so entries pass state, ROM and pictures on without shapes."""
     raise NotImplementedError
 
 

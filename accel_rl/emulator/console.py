@@ -1,8 +1,8 @@
 """Emulates the console around the chips, as ale-py drives it: power on, reset, frames, actions.
 
-`power_on`, `begin_reset` and `begin_action` say which frames are due, and `run_due_frames` runs them. It is the only
-loop over frames, so that the processor is compiled once. A reset is a program: an array of steps that Python makes from
-a game's facts.
+`power_on`, `begin_reset` and `begin_action` decide which frames are due, and `run_due_frames` runs them. It has the
+only loop over frames, so the processor is compiled once. A reset is a program: an array of steps that Python builds
+from the game's section of games.ini.
 """
 
 import numpy as np
@@ -62,14 +62,14 @@ _PAL_LINES = 286  # a frame with at least this many lines is a PAL frame
 # A step of a reset: [operation, three arguments]
 STEP_WORDS = 4
 PRESS = 0  # [action, switches pressed, frames]: frames that ale-py does not count
-PLAY = 1  # [action, switches pressed, frames]: frames that it counts
+PLAY = 1  # [action, switches pressed, frames]: frames that ale-py counts
 JUMP_UNLESS = 2  # [word | mask << 12, value, steps to jump]: jumps unless s[RAM + word] & mask equals the value
-RESET_RULES = 3  # [mode]: resets what the rules remember
-STICKY_PLAY = 4  # [action, switches pressed, frames]: as PLAY, but sticky: the last action may repeat
-RANDOM_PRESS = 5  # [action, switches pressed, frames]: as PRESS, for 0 to 255 more frames
+RESET_RULES = 3  # [mode]: resets the rules' variables
+STICKY_PLAY = 4  # [action, switches pressed, frames]: like PLAY, but the last action may repeat (sticky)
+RANDOM_PRESS = 5  # [action, switches pressed, frames]: like PRESS, for 0 to 255 more frames
 _DETECT = 6  # frames that reveal the television's standard
 _NO_STEP = 2**30
-NO_LIMIT = 2**31 - 1  # instructions
+NO_LIMIT = 2**31 - 1  # a number of instructions that no frame reaches
 DONE, FAILED, STOPPED = range(3)
 _MAX_FRAMES = 20_000  # a reset that takes longer has failed: the game does not react to its switches
 
@@ -78,7 +78,8 @@ _MAX_FRAMES = 20_000  # a reset that takes longer has failed: the game does not 
 def power_on(s, rom, screen, action_seed, system_seed):
     """Switches the console on for the first time. Its settings must be in s, with all other words 0.
 
-    RAM is random. Frames are due then: their lines reveal the television's standard. `begin_reset` follows them."""
+    RAM is random. Then frames are due, whose numbers of lines reveal the television's standard; call `begin_reset`
+    after them."""
     seed_generator(s, ACTION_GENERATOR, action_seed)
     seed_generator(s, SYSTEM_GENERATOR, system_seed)
     for byte in range(128):
@@ -96,8 +97,8 @@ def power_on(s, rom, screen, action_seed, system_seed):
 def begin_reset(s, rom, screen):
     """Starts a new game: the frames of the game's reset program are due.
 
-    The timer and a cartridge's RAM are random and, in some games, how long Select is pressed. The other RAM stays as
-    the last game has left it."""
+    The timer, a cartridge's RAM and, in some games, the time that Select is pressed are random. The other RAM keeps the
+    last game's contents."""
     if s[OPERATION] == _DETECT:
         _set_standard(s)
         _reset_chips(s, rom, screen)
@@ -110,14 +111,14 @@ def begin_reset(s, rom, screen):
 
 @jit
 def begin_action(s, action):
-    """Sets the player's action (0..17), or by chance the last one again; a frame is due.
+    """Sets the player's action (0..17), or randomly repeats the last one; a frame is due.
 
     When the game is over, no frame is due and the reward is 0."""
     s[REWARD] = 0
     _set_step(s, _NO_STEP, STICKY_PLAY, action, 0, 1)
     if s[TERMINAL] or s[TRUNCATED]:
         s[FRAMES_DUE] = 0
-        _sticky_action(s, action)  # ale-py draws here, too
+        _sticky_action(s, action)  # ale-py also draws here
 
 
 @jit
@@ -148,7 +149,7 @@ def run_due_frames(s, rom, screen, rules, program, max_instructions):
 
 @jit
 def _next_frame(s, rules, program):
-    """Executes the program until a frame is due; returns False at its end."""
+    """Executes the program until a frame is due; returns False at the program's end."""
     for _ in range(_MAX_FRAMES):
         if s[FRAMES_DUE] > 0 or s[STEP] >= program.shape[0]:
             break
@@ -171,9 +172,9 @@ def _next_frame(s, rules, program):
 
 @jit
 def _sticky_action(s, action):
-    """Returns the action, or by chance the last one."""
+    """Returns the action, or randomly the last one."""
     repeats = draw(s, ACTION_GENERATOR) <= u32(s[REPEAT_LIMIT]) and s[REPEATS]
-    draw(s, ACTION_GENERATOR)  # for a second player, who does nothing
+    draw(s, ACTION_GENERATOR)  # for a second player, who never acts
     if not repeats:
         s[LAST_ACTION] = action
     return s[LAST_ACTION]

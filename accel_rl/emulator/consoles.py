@@ -29,7 +29,7 @@ Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int32]
 
 MOST = 2**31 - 1  # the state's words are int32
-TIME_SEED = -1  # ale-py's seed that gives other sticky actions each time
+TIME_SEED = -1  # with this seed, ale-py draws other sticky actions each time
 _ACTION_GENERATOR = slice(words.ACTION_GENERATOR, words.ACTION_GENERATOR + GENERATOR_WORDS)
 # Words that a reset neither writes nor reads (the agent's), or rarely (the generator of sticky actions).
 _KEPT_BY_RESET = np.r_[words.PRESSED : words.RULES, _ACTION_GENERATOR]
@@ -39,7 +39,7 @@ NO_AGENT = (
     *(_INTS, _BYTES, _INTS, _BYTES[None], _BYTES[None]),
     *(np.zeros(1, np.float32), np.zeros(1, np.int64), _INTS[None], _INTS),
 )
-"""In place of the arrays of an agent's game, for orders that have no use for them."""
+"""Placeholders for the arrays of an agent's game, for orders that do not use them."""
 
 
 @dataclass
@@ -68,7 +68,7 @@ class BatchArrays:
 
     @property
     def terminated(self) -> Bools:
-        """Returns which games have ended by themselves."""
+        """Returns which games are over."""
         return np.asarray(self.ends[0])
 
     @property
@@ -86,7 +86,7 @@ def check_array(name: str, array: npt.NDArray[Any], dtype: npt.DTypeLike, shape:
 
 
 class Consoles:
-    """The num_envs consoles of a batch, switched on, with one game's cartridge.
+    """The num_envs consoles of a batch, powered on, with one game's cartridge.
 
     Arguments are those of BatchAtari. Raises UsageError for an unknown game, ROM or option, or if Numba is missing or
     too old."""
@@ -115,10 +115,10 @@ class Consoles:
         rom = read_rom(game)
         self.rules = rules_for(hashlib.md5(rom).hexdigest())
         self.actions = tuple(range(NUM_ACTIONS)) if full_action_space else self.rules.actions
-        """ale-py's numbers of the actions that `step` takes as 0, 1, ..."""
+        """ale-py's numbers for the actions 0, 1, ... of `step`"""
         legal = self.rules.legal_actions
         self.action_numbers = np.array([number if number in legal else 0 for number in self.actions], np.int32)
-        """The same, 0 for those that this game does not know."""
+        """The same, with 0 for actions that have no effect in this game"""
         kind = KINDS.index(identify(rom))
         height = self.rules.height
         self.arrays = arrays or BatchArrays(
@@ -129,7 +129,7 @@ class Consoles:
         )
         self.arrays.check(num_envs, height)
         self.rom = prepare(rom)
-        """The cartridge's bytes, uint8; 2 KB stand there twice."""
+        """The cartridge's bytes, uint8; a 2 KB ROM is repeated"""
         self._states = np.zeros((num_envs, STATE_WORDS), np.int32)
         self._screens = np.zeros((num_envs, 3 * PICTURE), np.uint8)  # steps.py uses the third one
         self._mask, self._numbers = np.ones(num_envs, np.bool_), np.zeros(num_envs, np.int32)
@@ -139,7 +139,7 @@ class Consoles:
         self._power_on(np.ones(num_envs, np.bool_), seeds)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns what a copy keeps: everything but the bound calls, which write to this object's arrays."""
+        """Returns the attributes to copy: all but the bound calls, which write to this object's arrays."""
         return {**self.__dict__, "_calls": {}}
 
     @property
@@ -150,23 +150,23 @@ class Consoles:
     def screens(self) -> Bytes:
         """Returns the last frame of each environment, uint8 [num_envs, height, 160]: palette indices.
 
-        It draws the frames that no step has drawn."""
+        Frames that no step has drawn are drawn now."""
         self._command(LOOK, draw=True)
         return self.arrays.frames.copy()
 
     def screen(self, env: int) -> Bytes:
-        """Returns the last frame of one environment in colour, uint8 [height, 160, 3].
+        """Returns the last frame of one environment in color, uint8 [height, 160, 3].
 
         Raises UsageError if there is no such environment."""
         self._command(LOOK, self._only(env), draw=True)
         return np.asarray(self.palette(env)[self.arrays.frames[env]])
 
     def palette(self, env: int = 0) -> Bytes:
-        """Returns the colour of each index, uint8 [256, 3]: `palette()[screens()]` are pictures in RGB."""
+        """Returns the color of each index, uint8 [256, 3]: `palette()[screens()]` are RGB pictures."""
         return rgb_palette(bool(self._states[env, words.PAL]))
 
     def grey_palette(self, env: int = 0) -> Bytes:
-        """Returns the grey value of each index, uint8 [256]."""
+        """Returns the gray value of each index, uint8 [256]."""
         return grey_palette(bool(self._states[env, words.PAL]))
 
     def words(self, env: int) -> Ints:
@@ -174,8 +174,7 @@ class Consoles:
         return np.asarray(self._states[env])
 
     def _choose_mode(self, mode: int | None = None, difficulty: int | None = None) -> None:
-        """Chooses the mode and difficulty of the games that later resets begin; None: the game's own mode
-        and difficulty 0, as in ale-py.
+        """Sets the mode and difficulty for later resets; None: the game's first mode and difficulty 0, as in ale-py.
 
         Raises UsageError for a number that the game does not have."""
         rules = self.rules
@@ -196,9 +195,9 @@ class Consoles:
         return np.isin(np.arange(self.num_envs), envs)
 
     def _power_on(self, mask: Bools, seeds: npt.ArrayLike) -> None:
-        """Switches consoles on and resets them, as ale-py's loadROM does.
+        """Powers consoles on and resets them, as ale-py's loadROM does.
 
-        It runs one console and copies it: consoles differ in their seeds only."""
+        It runs one console and copies it, since consoles differ only in their seeds."""
         envs = np.flatnonzero(mask)
         self._states[envs[0]] = self._settings
         self._command(POWER_ON, self._mask_of(envs[:1]))
@@ -208,7 +207,7 @@ class Consoles:
         self._reset(mask)
 
     def _reset(self, mask: Bools | None) -> None:
-        """Starts games. Of equal consoles, as after `_power_on`, it resets one and copies the result."""
+        """Starts games. If consoles are equal, as after `_power_on`, it resets one and copies the result."""
         envs = np.arange(self.num_envs) if mask is None else np.flatnonzero(mask)
         first, others = envs[:1], envs[1:]
         deciding = self._states[np.ix_(envs, _DECIDES_RESET)]
@@ -234,7 +233,7 @@ class Consoles:
             raise RunError(f"environment {failed}: {self.rules.name} did not get ready within its reset")
 
     def _make_settings(self, kind: int, repeat_action_probability: float, max_episode_frames: int) -> Ints:
-        """Returns a state with only the words set that never change."""
+        """Returns a state in which only the words that never change are set."""
         repeated_draws = math.ceil(float(np.float32(repeat_action_probability)) * 2**32)
         settings: dict[int, Any] = {
             words.CARTRIDGE: kind,
@@ -278,7 +277,7 @@ class Consoles:
 
 
 def _seeded_generator(seed: int) -> Ints:
-    """Returns the words of mt19937.py's generator for a seed of 32 bits; TIME_SEED gives a random one."""
+    """Returns the words of mt19937.py's generator for a 32-bit seed; TIME_SEED gives a random one."""
     generator = np.random.RandomState(None if seed == TIME_SEED else seed % 2**32).get_state(legacy=False)
     return np.append(generator["state"]["key"], np.uint32(SIZE)).astype(np.int32)
 
@@ -295,7 +294,7 @@ def check_integers(least: int, **values: Any) -> None:
 
 
 def read_rom(game: str | Path) -> bytes:
-    """Returns the bytes of a ROM: ale-py's by the name of its game (pong, ALE/Pong-v5), or those of a file."""
+    """Returns the bytes of ale-py's ROM of a game (pong, ALE/Pong-v5), or of a ROM file."""
     by_id = {f"ale/{name.replace('_', '')}-v5": name for name in known_games()}
     game = by_id.get(str(game).lower(), game)
     if str(game) not in known_games():

@@ -31,7 +31,7 @@ DIRECTIONS = np.array(_DIRECTIONS, np.int32)  # closed contacts by action, in al
 FIRE_ACTIONS = 1 << 1 | 0xFF << 10  # one bit for each action
 
 RESET_SWITCH, SELECT_SWITCH = 0x01, 0x02
-_COLOUR_AND_UNUSED_BITS = 0x3F  # nothing pressed, a colour television
+_COLOUR_AND_UNUSED_BITS = 0x3F  # nothing pressed, a color television
 PADDLE_MIN = 27450  # ohms
 PADDLE_STEP = 23000  # ohms per frame
 

@@ -1,4 +1,4 @@
-"""Steps the consoles of a batch. Python calls only this function, so that the processor is compiled once."""
+"""Steps the consoles of a batch. Python calls only this function, so the processor is compiled once."""
 
 from accel_rl.emulator.compiled import address, entry, i32, jit
 from accel_rl.emulator.console import DONE, NO_LIMIT, SYSTEM_SEED, begin_action, begin_reset, power_on, run_due_frames
@@ -87,7 +87,7 @@ def _console_command(order, count, draw, s, rom, screen, rules, program, action,
             break
         elif order == LOOK:
             break
-        elif order == STEP:  # also after the game's end, since ale-py still draws for sticky actions
+        elif order == STEP:  # also after the game's end, since ale-py still draws sticky actions
             begin_action(s, action)
         else:
             if not s[INSTRUCTIONS_LEFT]:

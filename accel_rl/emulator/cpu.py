@@ -1,7 +1,7 @@
 """Emulates the 6507: fetches instructions and executes the most frequent ones; execution.py executes the others.
 
-About 19 of 20 instructions of the benchmarked games are executed here. Registers are local variables here, and lengths
-and cycles are constants.
+About 19 of 20 instructions of the benchmarked games are executed here, with registers in local variables, and lengths
+and cycles as constants.
 """
 
 import numpy as np
@@ -21,23 +21,24 @@ u32 = np.uint32
 
 @jit
 def run(s, rom, screen, max_instructions, end_cycle=None, lanes=None):
-    """Runs the program until the frame ends (s[STOP] is set), this many instructions are executed or, on a GPU, a time
-    is reached. There, these lanes of a warp (cuda/warps.py) wait for each other before each instruction."""
+    """Runs the program until the frame ends (s[STOP] is set) or max_instructions are executed.
+
+    On a GPU, it also stops at end_cycle, and the `lanes` of a warp (cuda/warps.py) meet before each instruction."""
     a, x, y, pc, carry = s[A], s[X], s[Y], s[PC], s[C]
-    result = i32(s[N] << 8 | (1 - s[Z]))  # N is its bit 7 or 8; Z says that its lower eight bits are 0
+    result = i32(s[N] << 8 | (1 - s[Z]))  # N is bit 7 or 8; Z is set if the lower eight bits are 0
     cycles = s[CYCLES]
     window, window_size, to_rom = i32(0), u32(0), i32(0)  # see plain_window; valid until its slice is switched
     slice_word, slice_start = i32(SLICE), i32(0)
     max_instructions = left = i32(0 if s[STOP] else max_instructions)
     while end_cycle is not None or left > 0:
-        if end_cycle is not None:  # Numba leaves it out where it is None
+        if end_cycle is not None:  # Numba removes this branch if it is None
             goes_on = left > 0 and cycles < end_cycle
             lanes = lanes_with(lanes, goes_on)
             if not goes_on:
                 break
         left = i32(left - 1)
 
-        # Fetch three bytes at once where reading has no side effect.
+        # Fetch three bytes at once if reads have no side effect.
         place = i32(pc & 0x1FFF)
         if u32(place - window) < window_size:
             at = u32(place + to_rom)
@@ -56,7 +57,7 @@ def run(s, rom, screen, max_instructions, end_cycle=None, lanes=None):
             slice_start = s[slice_word]
 
         # Every instruction has at least one byte and two cycles. The rest is a constant in each case below, so that the
-        # host can fetch the next instruction before it has executed this one.
+        # host can fetch the next instruction before it executes this one.
         pc, cycles = i32(pc + 1), i32(cycles + 2)
         is_rare = False
 

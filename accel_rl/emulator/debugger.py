@@ -44,7 +44,7 @@ def disassemble(code: bytes, address: int) -> str:
 
 
 class Debugger(cmd.Cmd):
-    """A debugger that runs environment 0 of a batch by commands. actions: those of the frames to come."""
+    """A command-line debugger of environment 0 of a batch. actions: for the coming frames."""
 
     prompt = "> "
 
@@ -147,7 +147,7 @@ class Debugger(cmd.Cmd):
         return int(self._atari.words(0)[getattr(words, name) + offset])
 
     def _position(self) -> tuple[int, int]:
-        """Returns the line of the frame and the clock in it."""
+        """Returns the current line of the frame, and the clock within it."""
         return divmod(3 * self._word("CYCLES") + self._word("LEFT_OVER"), 228)
 
     def _instruction(self) -> str:

@@ -1,9 +1,9 @@
-"""Emulates David Crane's Display Processor Chip in Pitfall II (US patent 4,644,495), as ale-py has it.
+"""Emulates David Crane's Display Processor Chip in Pitfall II (US patent 4,644,495), as ale-py does.
 
-Eight data fetchers read 2 KB of graphics backwards. In the cartridge's address space, fetcher n gives its next byte at
-0x08 + n, the same at 0x10 + n if its flag is set (else 0), and the flag at 0x38 + n. The flag is set when the counter's
-low byte equals the fetcher's top, and cleared when it equals the bottom. Fetchers 5 to 7 can make music instead: their
-counters run by themselves, and the flags are three square waves. A shift register makes random numbers.
+Eight data fetchers read 2 KB of graphics backwards. In the cartridge's address space, fetcher n returns its next byte
+at 0x08 + n, the same at 0x10 + n if its flag is set (else 0), and the flag at 0x38 + n. The flag is set when the
+counter's low byte equals the fetcher's top, and cleared when it equals the bottom. Fetchers 5 to 7 can make music
+instead: their counters run by themselves, and the flags are three square waves. A shift register makes random numbers.
 """
 
 import numpy as np
@@ -16,13 +16,13 @@ TOP, BOTTOM, COUNTER, FLAG, IS_MUSIC = range(CARTRIDGE_RAM, CARTRIDGE_RAM + 40, 
 RANDOM = CARTRIDGE_RAM + 40
 
 GRAPHICS = 0x2000  # offset in the ROM, after two banks
-# The oscillator of 15,750 Hz takes so many steps in so many cycles of the 1.1931817 MHz processor.
+# The 15,750 Hz oscillator makes MUSIC_STEPS steps in MUSIC_PERIOD cycles of the 1.1931817 MHz processor.
 MUSIC_STEPS, MUSIC_PERIOD = 1890, 143183
 
 
 @jit
 def reset_dpc(s):
-    """Switches the chip on."""
+    """Powers the chip on."""
     for word in range(TOP, RANDOM):
         s[word] = 0
     s[RANDOM] = 1
@@ -71,7 +71,7 @@ def dpc_write(s, offset, value):
         s[FLAG + fetcher] = 0
     elif offset < 0x50:
         s[BOTTOM + fetcher] = value
-    elif offset < 0x58:  # the low byte of the counter, which starts at its top for music
+    elif offset < 0x58:  # the counter's low byte, which starts at the top for music
         s[COUNTER + fetcher] = i32(counter & 0x700 | (s[TOP + fetcher] if s[IS_MUSIC + fetcher] else value))
     elif offset < 0x60:
         s[COUNTER + fetcher] = i32(counter & 0xFF | (value & 7) << 8)

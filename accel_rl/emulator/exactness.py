@@ -1,6 +1,6 @@
-"""Reads the table of the games in which the emulator was compared with ale-py; `verify` writes it.
+"""Reads the table of games in which the emulator was compared with ale-py; `verify` writes it.
 
-Each row names what was compared: the number of frames, the emulator's sources, the version of ale-py."""
+Each row names what was compared: numbers of frames, the emulator's sources, the version of ale-py."""
 
 import csv
 import hashlib
@@ -11,7 +11,7 @@ from typing import Any
 
 FOLDER = Path(__file__).parent
 TABLE = FOLDER / "exactness.csv"
-# Modules that do not decide what a console computes; they have their own tests. All other modules count, also new ones.
+# Modules that do not affect what a console computes; they have their own tests. All others count, including new ones.
 NOT_COMPARED = frozenset({
     *("__init__", "batch", "compilation", "compiled", "debugger", "exactness", "frame_making", "machine_code"),
     *("palette", "pcg64", "play", "vector_chunk", "vector_env", "vector_steps", "verify"),
@@ -45,8 +45,8 @@ def read_table(path: Path = TABLE) -> list[dict[str, Any]]:
 
 
 def source_hash() -> str:
-    """Returns 12 hexadecimal digits that change with the code that decides what the emulator computes. Comments and
-    docstrings do not count."""
+    """Returns 12 hexadecimal digits: a hash of the code that decides what the emulator computes, without comments and
+    docstrings."""
     paths = [path for path in FOLDER.glob("*.py") if path.stem not in NOT_COMPARED]
     digest = hashlib.sha256()
     for path in sorted([*paths, FOLDER / "games.ini"]):

@@ -1,7 +1,7 @@
 """Executes the 6507's less frequent instructions; cpu.py executes the others.
 
-All take the same steps: compute the operand's address, read it, do the operation, write the result. As in ale-py, an
-instruction's cycles pass before it reads or writes.
+All take the same steps: compute the operand's address, read the operand, do the operation, write the result. As in
+ale-py, an instruction's cycles pass before it reads or writes.
 """
 
 import numpy as np

@@ -1,15 +1,15 @@
-"""Makes the frames that a network sees from an emulator's pictures: palette, maximum of two, area means.
+"""Makes a network's frames from an emulator's pictures: palette, maximum of two, area means.
 
-The frames equal those of envs/games/frames.py, which cv2 makes (INTER_AREA), bit for bit. There are three steps. Each
-is repeated only where its input has changed since the environment's last call:
+The frames equal those of envs/games/frames.py, which cv2 makes (INTER_AREA), bit for bit. Each of the three steps is
+repeated only where its input has changed since the environment's last call:
 
 * Both pictures are compared with those of the last call, 8 pixels at a time.
-* Changed pixels become grey values, or red, green and blue: the screen.
+* Changed pixels become gray values, or red, green and blue: the screen.
 * A pixel of the frame is a mean of the screen. Lines and columns have integer weights: 2, 2, 1 of 5, and 21, 19 of 40
-  for 84x84. The weighted sum of a row's lines serves all pixels of that row.
+  for 84x84. The weighted sum of a row's lines is used for all pixels of that row.
 
 cv2 sums in float32. If a mean is so close to a half that rounding errors decide, it is computed again as in cv2: by the
-same operations in the same order. For means of 2x2 pixels cv2 adds integers, too, and rounds halves up.
+same operations in the same order. For means of 2x2 pixels, cv2 also adds integers, and rounds halves up.
 """
 
 from functools import cache
@@ -41,8 +41,8 @@ LINE_TAPS = 4  # lines of the screen per row of the frame
 COLUMN_TAPS = 5  # columns of the screen per column of the frame: at least LEAST_TAPS, some with weight 0
 LINE_TOTAL = 6  # sum of the lines' weights
 COLUMN_TOTAL = 7
-NEAR = 8  # distance from a half below which a mean is computed as in cv2, in halves of a weight; -1: never
-IS_WHOLE = 9  # 1 if pixels of the frame are made of whole pixels with equal weights: cv2 adds integers
+NEAR = 8  # a mean closer to a half, in halves of a weight, is computed as in cv2; -1: never
+IS_WHOLE = 9  # 1 if the frame's pixels are means of whole pixels with equal weights: cv2 adds integers
 FIRST_LINES = 10  # from here on: offsets of the tables in the maker; this table is [HEIGHT]
 LINE_WEIGHTS = 11  # [HEIGHT, LINE_TAPS]
 FIRST_COLUMNS = 12  # [WIDTH]
@@ -56,7 +56,7 @@ SETTINGS = 16
 def make_frame(pictures, newest, before, palette, maker, memory, frame):
     """Writes the frame of one picture, or of the pixel-wise maximum of two.
 
-    pictures: uint8, palette indices. newest, before: where the two pictures begin; before < 0: there is only one.
+    pictures: uint8, palette indices. newest, before: offsets of the two pictures; before < 0: there is only one.
     palette: uint8 [channels * 256]. maker, memory: see FramePlan. frame: uint8 [channels * height * width]."""
     if before < 0:
         before = newest
@@ -173,7 +173,7 @@ def _make_pixels(memory, source, target, maker, line_weights, line_sums, begin, 
     nearest = total
     for column in range(begin, end):
         doubled = i32(2 * sums[column] + total)
-        mean = i32(f32(doubled) * inverse)  # can be one off only where the remainder is near
+        mean = i32(f32(doubled) * inverse)  # can be off by one only if the remainder is near
         rest = i32(doubled - 2 * total * mean)
         nearest = min(nearest, rest, i32(2 * total - rest))
         memory[target + column] = mean
@@ -205,12 +205,12 @@ def _mean_as_cv2(memory, source, maker, line_weights, column_weights, weighted_s
 
 
 class FramePlan:
-    """The plan by which one game's frames are made.
+    """Plans how one game's frames are made.
 
     height: the screen's. frame_shape: height, width. maker: make_frame's settings and tables. memory_size: bytes that
-    make_frame needs for each environment, zero at first. They hold earlier results, but each frame depends on its own
-    pictures only. made_shape: the shape that make_frame writes: the frame's, or the whole screen's if the frame has
-    more lines or columns; then `finish` enlarges it with cv2."""
+    make_frame needs for each environment, zero at first. They hold earlier results, but each frame depends only on its
+    pictures. made_shape: what make_frame writes: the frame's shape, or the whole screen's if the frame has more lines
+    or columns; then `finish` enlarges it with cv2."""
 
     def __init__(self, height: int, frame_shape: tuple[int, int], color: bool):
         self.frame_shape = frame_shape
@@ -222,7 +222,7 @@ class FramePlan:
         self.made_shape = (channels, *made) if color else made
         rows, columns = _weights(lines, made[0]), _weights(LINE_PIXELS, made[1], LEAST_TAPS)
         line_taps, column_taps = rows.weights.shape[1], columns.weights.shape[1]
-        # A float32 operation errs by 2 ** -24 of its result, which is at most 255. A mean has fewer errors than these.
+        # A float32 operation has an error of 2 ** -24 of its result, which is at most 255. A mean has fewer than these.
         total, roundings = rows.total * columns.total, 2 * (line_taps + column_taps)
         near = -1 if halves else int(2 * total * 255 * roundings * 2.0**-24)
         is_whole = lines % made[0] == 0 and LINE_PIXELS % made[1] == 0
@@ -244,7 +244,7 @@ class FramePlan:
 
 
 class Weights(NamedTuple):
-    """The weights of a mean, for each pixel of a shorter line: `taps` pixels from first [n] on, with weights [n, taps]
+    """The weights of the mean for each pixel of a shorter line: `taps` pixels from first [n] on, with weights [n, taps]
     that sum to total."""
 
     first: npt.NDArray[Any]

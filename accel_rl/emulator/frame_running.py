@@ -2,12 +2,12 @@
 
 Frames run without painting, which saves a third of the time. The two pictures take turns: if a frame ends before the
 last displayed line, its picture still shows lines of the frame before the last. A frame can be painted later: the
-starts of the last three frames are kept, and the frame runs a second time from its start.
+starts of the last three frames are kept, and the frame runs again from its start.
 
 * The last frame is painted on request.
-* When a frame is shorter than the one that its picture held, the older one is painted first, once.
+* If a frame is shorter than the one that its picture held, the older one is painted first, once.
 * A frame that has used up its instructions is shown before its end, and continues in the next call. Its first part is
-  painted when its instructions are used up, the rest at once.
+  painted when its instructions are used up, the rest immediately.
 """
 
 from accel_rl.emulator.compiled import i32, jit
@@ -40,8 +40,8 @@ from accel_rl.emulator.tia import PAINT_EAGERLY, end_frame, start_frame
 MAX_INSTRUCTIONS = 25_000  # ale-py's limit per frame
 FRAME_ENDED = 1  # a value of s[STOP]
 
-# A frame's start holds the ports and all that the processor and the chips can change. RAM has two bytes in a word;
-# other words are copied.
+# A frame's start holds the ports and everything that the processor and the chips can change. RAM is packed, two bytes
+# in a word; other words are copied.
 _CPU_WORDS = INSTRUCTIONS + 1
 _PORT_WORDS = CARTRIDGE_RAM - TIMER  # timer, ports, cartridge
 _TIA_WORDS = MASK + 30 - MUSIC_CYCLE
@@ -52,10 +52,10 @@ assert HISTORY + 3 * SLOT_WORDS <= STATE_WORDS
 
 @jit
 def run_frame(s, rom, screen, repaint, max_instructions):
-    """Runs one frame as ale-py counts them: until the TIA ends it or 25,000 instructions are used up.
+    """Runs one frame as ale-py counts frames: until the TIA ends it or 25,000 instructions are used up.
 
     Stops after max_instructions; the next call continues. Returns whether the frame is over. It is painted at once if
-    s[PAINT] is set. With repaint = 1 no frame is run, and the last one is painted unless it was before."""
+    s[PAINT] is set. With repaint = 1, no new frame runs, and the last one is painted unless it already was."""
     wanted = s[PAINT]
     picture = s[FRAME_BUFFER]
     free_slot = i32((s[SLOT] + 1) % 3)
@@ -74,7 +74,7 @@ def run_frame(s, rom, screen, repaint, max_instructions):
     if s[FRAME_GOES_ON]:
         s[PAINT] = PAINT_EAGERLY
 
-    # Frames to run again and paint: 1, the last one; 2, the one before it and then the last.
+    # repaint: frames to run again and paint. 1: the last one; 2: the one before it, then the last.
     while True:
         instructions = i32(min(s[INSTRUCTIONS_LEFT], max_instructions))
         if repaint:

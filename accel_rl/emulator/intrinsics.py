@@ -9,14 +9,14 @@ WORD = 8  # bytes
 def local_ints(count: int) -> Any:
     """Returns the address of a constant number of int32 on the stack, not zeroed. Each call in the source has its own.
 
-    No other address points there, so loops that write to it can be vectorized."""
+    No other pointer aliases it, so loops that write to it can be vectorized."""
     raise NotImplementedError
 
 
 def differing_words(ours: Any, at: int, others: Any, at_others: int, count: int) -> int:
-    """Compares a constant number of words of 8 bytes, at most 31; returns a bit for each that differs, int32.
+    """Compares a constant number of 8-byte words, at most 31; returns a bit for each that differs, int32.
 
-    ours, others: addresses of bytes; the words begin there and at_others bytes later."""
+    ours, others: addresses of bytes. at, at_others: offsets of the words from them."""
     raise NotImplementedError
 
 

@@ -1,4 +1,4 @@
-"""Keeps compiled functions on the disk as object files, and runs them without Numba.
+"""Caches compiled functions on the disk as object files, and runs them without Numba.
 
 Numba compiles a function with all its callees into one LLVM module, in a separate process (compilation.py). The machine
 code is stored under a hash of everything that it depends on. Later processes load it with llvmlite in milliseconds."""
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 ArgumentTypes = tuple[str, ...]  # as Numba writes them: int32[:, ::1], int32
 OLDEST_NUMBA = (0, 61)
-KEPT_S = 30 * 86_400.0  # older machine code may be removed when more is written
+KEPT_S = 30 * 86_400.0  # older machine code may be removed when new code is written
 SYMBOL = "call_with_arguments_in_memory"  # the function of an object file that Python calls
 INSTALL = "pip install 'accel-rl[native]'"
-PROCESSOR = "ACCEL_RL_EMULATOR_CPU"  # environment variable: the processor to compile for, as LLVM names it
+PROCESSOR = "ACCEL_RL_EMULATOR_CPU"  # environment variable: LLVM's name of the processor to compile for
 COMPILATION = "accel_rl.emulator.compilation"
 
 
@@ -49,8 +49,8 @@ class MachineCode:
 
     def bind(self, arguments: tuple[Any, ...]) -> Callable[[], Any]:
         """Returns a function without parameters that calls this one with these arguments."""
-        # Numba passes an array by its fields: two that are unused here, the number of elements, their size, the
-        # address, shape and strides. The result goes to the first argument's address; the second one is unused.
+        # Numba passes an array as fields: two that are unused here, the number of elements, their size, the address,
+        # shape and strides. The result goes to the address in the first argument; the second one is unused.
         result = ctypes.c_int64()
         flat = [ctypes.addressof(result), ctypes.addressof(result)]
         for argument in arguments:
@@ -72,7 +72,7 @@ class MachineCode:
 def load(function: "EntryFunction", types: ArgumentTypes) -> MachineCode:
     """Returns a function's machine code from the disk; compiles and writes it first if needed.
 
-    If the cache is damaged or cannot be written, it says so and compiles. Raises UsageError if Numba is
+    If the cache is damaged or cannot be written, it prints a message and compiles. Raises UsageError if Numba is
     missing or too old."""
     path = _cache_path(function, types)
     code = _read(path)
@@ -122,7 +122,7 @@ def _write(path: Path, data: bytes) -> None:
 def _lock(path: Path) -> Iterator[bool]:
     """Lets one process at a time compile a function; yields whether it waited for another one.
 
-    Where no file can be written or locked, all processes may compile."""
+    If no file can be written or locked, all processes may compile."""
     with contextlib.ExitStack() as stack:
         has_waited = False
         with contextlib.suppress(OSError):
@@ -140,7 +140,7 @@ def _lock(path: Path) -> Iterator[bool]:
 def _compile(function: "EntryFunction", types: ArgumentTypes) -> tuple[bytes, bool]:
     """Runs `compilation.compile_function` in a separate process, and returns its result.
 
-    This process then never holds Numba and its 300 MB. Raises UsageError if that process fails."""
+    So this process never loads Numba and its 300 MB. Raises UsageError if that process fails."""
     version = check_numba()
     _say(f"compiling the Atari emulator ({function.__name__}) for this processor, once (20 to 40 s) ...")
     start = time.perf_counter()
@@ -183,7 +183,7 @@ def _import_llvm() -> Any:
 
 
 def target_machine() -> Any:
-    """Returns the processor as LLVM's target. An engine takes ownership of it, so each needs its own."""
+    """Returns the processor as an LLVM target machine. An engine takes ownership of it, so each needs its own."""
     llvm = _import_llvm()
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
@@ -193,7 +193,7 @@ def target_machine() -> Any:
 
 
 def _processor() -> tuple[str, str]:
-    """Returns LLVM's name and features of the processor to compile for: this one, or the one that PROCESSOR names."""
+    """Returns LLVM's name and features of the processor to compile for: this one, or that of PROCESSOR."""
     llvm = _import_llvm()
     name = os.environ.get(PROCESSOR)
     return (name, "") if name else (llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten())
@@ -213,7 +213,7 @@ def _cache_path(function: "EntryFunction", types: ArgumentTypes) -> Path:
 
 
 def cache_folder() -> Path:
-    """Returns the folder of machine code. Raises UsageError for a user without a home folder, as in some containers."""
+    """Returns the cache's folder. Raises UsageError for a user without a home folder, as in some containers."""
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "accel_rl" / "emulator"
     except RuntimeError:
@@ -225,7 +225,7 @@ def cache_folder() -> Path:
 
 @cache
 def _build_key() -> str:
-    """Returns a hash of what machine code depends on: sources, compilers' versions, processor."""
+    """Returns a hash of the sources, compilers' versions and processor that machine code depends on."""
     parts = [check_numba(), importlib.metadata.version("llvmlite"), sys.version, *_processor()]
     digest = hashlib.sha256("\n".join(parts).encode())
     for path in sorted(Path(__file__).parent.glob("*.py")):

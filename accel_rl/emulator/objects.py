@@ -50,7 +50,7 @@ COPY_2 = np.array([0, 16, 32, 16, 64, 0, 32, 0], np.int32)
 COPY_3 = np.array([0, 0, 0, 32, 0, 0, 64, 0], np.int32)
 PIXEL_WIDTH = np.array([1, 1, 1, 1, 1, 2, 1, 4], np.int32)
 
-# Position resets that differ shortly after HMOVE: register, clocks since HMOVE, clock in the line, position.
+# Special position resets shortly after HMOVE: register, clocks since HMOVE, clock in the line, position.
 LATE_RESETS = np.array(
     [
         (RESM0, 60, 69, 8),
@@ -70,7 +70,7 @@ STAR_SHAPE = np.array([0, 1, 2, 0], np.int32)
 
 
 def _stretched(width: int) -> np.ndarray:
-    """Returns each byte with its bits made width times as wide."""
+    """Returns each byte with every bit repeated width times."""
     byte = np.arange(256, dtype=np.int64)
     wide = np.zeros_like(byte)
     for bit in range(8):
@@ -167,11 +167,11 @@ def _show_playfield(s):
 def motion(cycle, value):
     """Returns how many pixels HMOVE, written at this cycle of a line, moves an object to the right.
 
-    HMOVE gives each object up to 15 extra clocks, one every four clocks. They count only where the line is blank. The
-    blank ends 8 clocks later than usual if HMOVE came in time (Stella Programmer's Guide, page 41). value: the object's
-    HMxx register.
+    HMOVE gives each object up to 15 extra clocks, one every four clocks. They count only during the line's blank, which
+    ends 8 clocks later than usual if HMOVE came in time (Stella Programmer's Guide, page 41). value: the object's HMxx
+    register.
     """
-    clocks = (value >> 4) ^ 8  # extra clocks wanted
+    clocks = (value >> 4) ^ 8  # requested extra clocks
     if cycle == 75:
         cycle = -1  # in time for the next line
     if cycle <= 20:
@@ -196,7 +196,7 @@ def move(s, cycle):
 
 @jit
 def move_stars(s):
-    """Moves missile 0 on every line, as in Cosmic Ark, which changes HMM0 while HMOVE is at work."""
+    """Moves missile 0 on every line, as in Cosmic Ark, which changes HMM0 while HMOVE is active."""
     step = s[COSMIC_ARK_STEP] + 1 & 3
     s[COSMIC_ARK_STEP] = step
     s[COSMIC_ARK_SHAPE] = STAR_SHAPE[step]
@@ -220,9 +220,9 @@ def reset_position(register, line_clock, since_hmove):
 
 @jit
 def hides_copy(s, player, position):
-    """Returns the effect of a RESPx, which moves a player to position, on the rest of the line.
+    """Returns the effect on the rest of the line of a RESPx that moves a player to position.
 
-    0: the first copy is hidden. 1: the copy that is being drawn is finished, then as 0. -1: all copies are shown."""
+    0: the first copy is hidden. 1: the same, after the copy that is being drawn. -1: all copies are shown."""
     size = s[REGISTER + NUSIZ0 + player] & 7
     distance = position - s[POSITION + player]
     if distance < 0:

@@ -1,7 +1,7 @@
 """Decodes the 256 opcodes of the 6507: operation, addressing mode, length and cycles.
 
-Documented operations have the names of MOS Technology's MCS6500 programming manual, the others those of "NMOS 6510
-Unintended Opcodes". Undocumented NOPs read their operand.
+Documented operations are named as in MOS Technology's MCS6500 programming manual, others as in "NMOS 6510 Unintended
+Opcodes". Undocumented NOPs read their operand.
 """
 
 import numpy as np
@@ -118,7 +118,7 @@ for _operation, (_name, *_cells) in enumerate(_ROWS):
         _opcode, _mode = int(_cell[:2], 16), _SHORT_MODES.index(_cell[2:])
         _cycles = _IMPLIED_CYCLES.get(_name, 2) if _mode == IMPLIED else _MODE_CYCLES[_mode]
         if FIRST_WRITE <= _operation < FIRST_OTHER and _mode in (ABSOLUTE_X, ABSOLUTE_Y, INDIRECT_Y):
-            _cycles += 1  # always as if a page was crossed
+            _cycles += 1  # always as for a crossed page
         if FIRST_MODIFY <= _operation < FIRST_OTHER and _mode != IMPLIED:
             _cycles += 2
         OPERATION[_opcode], MODE[_opcode] = _operation, _mode
@@ -127,7 +127,7 @@ CYCLES[0xA7] = 4  # LAX n: one more than on the processor, as in ale-py
 
 
 def opcode_of(operation: str, mode: int) -> int:
-    """Returns the first opcode of an operation in a mode in the tables above; raises KeyError if there is none."""
+    """Returns the first opcode of an operation and mode in the tables above. Raises KeyError if there is none."""
     for name, *cells in _ROWS:
         for cell in cells:
             if name == operation and cell[2:] == _SHORT_MODES[mode]:

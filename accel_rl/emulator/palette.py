@@ -1,6 +1,6 @@
-"""The colours of a picture's indices, as ale-py shows them on a television of either standard.
+"""The colors of a picture's indices, as ale-py shows them on a television of either standard.
 
-An index is the value of a TIA colour register: the hue in bits 4 to 7, the luminance in bits 1 to 3.
+An index is the value of a TIA color register: the hue in bits 4 to 7, the luminance in bits 1 to 3.
 """
 
 import functools
@@ -8,7 +8,7 @@ import functools
 import numpy as np
 import numpy.typing as npt
 
-# A line for each hue, a colour (red, green, blue) for each luminance, measured with a cartridge that shows all.
+# A line for each hue, a color (red, green, blue) for each luminance, measured with a cartridge that shows all of them.
 _NTSC = """
 000000 4a4a4a 6f6f6f 8e8e8e aaaaaa c0c0c0 d6d6d6 ececec
 484800 69690f 86861d a2a22a bbbb35 d2d240 e8e84a fcfc54
@@ -51,16 +51,16 @@ _PAL = """
 def rgb_palette(pal: bool) -> npt.NDArray[np.uint8]:
     """Returns the red, green and blue of each index, uint8 [256, 3].
 
-    Odd indices are grey: the colours that a PAL set loses when a frame has an odd number of lines."""
+    Odd indices are gray: a PAL set loses color when a frame has an odd number of lines."""
     colours = np.frombuffer(bytes.fromhex(_PAL if pal else _NTSC), np.uint8).reshape(128, 3)
     return np.stack([colours, np.repeat(_grey(colours)[:, None], 3, axis=1)], axis=1).reshape(256, 3)
 
 
 @functools.cache
 def grey_palette(pal: bool) -> npt.NDArray[np.uint8]:
-    """Returns the grey value of each index, uint8 [256].
+    """Returns the gray value of each index, uint8 [256].
 
-    In ale-py, the grey of a lost colour is the blue of the next index."""
+    In ale-py, the gray of a lost color is the blue of the next index."""
     rgb = rgb_palette(pal)
     return np.stack([_grey(rgb[::2]), np.roll(rgb[::2, 2], -1)], axis=1).reshape(256)
 

@@ -1,10 +1,10 @@
-"""Generates the same random numbers as numpy's default generator, PCG64, in compiled functions.
+"""Generates the random numbers of NumPy's default generator, PCG64, in compiled functions.
 
 Source: M. O'Neill, "PCG: A Family of Simple Fast Space-Efficient Statistically Good Algorithms for Random Number
 Generation", 2014 (PCG XSL RR 128/64). Bounded numbers are drawn as D. Lemire describes in "Fast Random Integer
-Generation in an Interval", 2019, from halves of 64 bits, the lower half first.
-A generator is 10 words: the state and the increment (four words each, lowest first), a flag that the upper half of the
-last number is still unused, and this half.
+Generation in an Interval", 2019, from halves of 64 bits, the lower half first. A generator is 10 words: the state and
+the increment (four words each, lowest first), a flag that the upper half of the last number is still unused, and that
+half.
 """
 
 from typing import Any
@@ -39,13 +39,13 @@ def draw_64(s, generator):
 
 @jit
 def draw_53(s, generator):
-    """Returns 53 random bits (uint64): numpy's `random()` times 2**53."""
+    """Returns 53 random bits (uint64): NumPy's `random()` times 2**53."""
     return u64(draw_64(s, generator) >> u64(11))
 
 
 @jit
 def draw_below(s, generator, end):
-    """Returns a random integer from 0 to end - 1, as numpy's `integers(end)`; end: 1 to 2**31 - 1."""
+    """Returns a random integer from 0 to end - 1, like NumPy's `integers(end)`; end: 1 to 2**31 - 1."""
     if end == 1:
         return i32(0)  # without a draw
     product = u64(u64(_draw_32(s, generator)) * u64(end))
@@ -89,7 +89,7 @@ def _write(s, word, value):
 
 
 def to_words(generator: np.random.Generator) -> np.ndarray:
-    """Returns the words of a numpy generator, int32 [GENERATOR_WORDS]; raises TypeError if it is not a PCG64."""
+    """Returns the words of a NumPy generator, int32 [GENERATOR_WORDS]; raises TypeError if it is not a PCG64."""
     state: Any = generator.bit_generator.state
     if state["bit_generator"] != "PCG64":
         raise TypeError(f"{state['bit_generator']} is no PCG64")
@@ -99,7 +99,7 @@ def to_words(generator: np.random.Generator) -> np.ndarray:
 
 
 def to_numpy_state(words: np.ndarray) -> dict[str, Any]:
-    """Returns the `state` of numpy's PCG64 that these words stand for."""
+    """Returns the `state` of NumPy's PCG64 that corresponds to these words."""
     numbers = [int(word) for word in words.view(np.uint32)]
     state, increment = (sum(numbers[at + word] << 32 * word for word in range(4)) for at in (0, _INCREMENT))
     return {

@@ -53,7 +53,7 @@ BYTES = sum((np.arange(256, dtype=u64) >> u64(k) & u64(1)) << u64(8 * k) for k i
 
 @jit
 def draw_until(s, screen, clock):
-    """Completes collisions, and pixels if the frame is painted, up to a clock of this frame."""
+    """Completes collisions up to a clock of this frame, and pixels if it is painted."""
     first = i32(CLOCKS_PER_LINE * s[FIRST_LINE])
     start = i32(max(s[DRAWN_CLOCK], first))
     stop = i32(min(clock, i32(first + CLOCKS_PER_LINE * s[NUM_LINES])))
@@ -75,7 +75,7 @@ def draw_until(s, screen, clock):
 
 @jit
 def _start_line(s):
-    """Ends the effects that lasted for the rest of the line before."""
+    """Ends the effects that lasted until the end of the previous line."""
     if s[HIDDEN_COPY]:
         s[HIDDEN_COPY] = 0
         s[DIRTY] |= 1 << PLAYER0 | 1 << PLAYER1
@@ -143,7 +143,7 @@ def _paint(s, screen, row, left, right):
     if s[REGISTER + VBLANK] & 2:
         colour_p0 = colour_p1 = colour_pf = colour_bk = u8(0)
     priority = s[REGISTER + CTRLPF] & 4
-    # With priority on, the score mode colours the playfield only where nothing else is.
+    # With priority on, the score mode colors the playfield only where nothing else is.
     score = s[REGISTER + CTRLPF] & 2 and (not priority or s[ENABLED] == 1 << PLAYFIELD)
     for word in range(left >> 5, (right + 31) >> 5):
         at = MASK + word
@@ -178,13 +178,13 @@ def _paint(s, screen, row, left, right):
 
 @jit
 def _colours(mask, byte, colour):
-    """Returns eight pixels, uint64: the colour where the mask's bits from bit `byte` on are set, else 0."""
+    """Returns eight pixels, uint64: the color where the mask's bits from bit `byte` on are set, else 0."""
     return BYTES[u32(mask) >> u32(byte) & u32(0xFF)] * u64(colour)
 
 
 @jit
 def _put_pixels(screen, at, colours, shown):
-    """Writes those of eight pixels whose bit in `shown` is set. A compiler makes one access of eight."""
+    """Writes those of eight pixels whose bit in `shown` is set. The compiler merges the eight accesses into one."""
     if shown != 0xFF:
         before = u64(0)
         for pixel in range(8):
@@ -197,7 +197,7 @@ def _put_pixels(screen, at, colours, shown):
 
 @jit
 def _span(word, left, right):
-    """Returns the pixels of a mask's word that are in the span from left to right - 1."""
+    """Returns the bits of a mask's word that are in the span from left to right - 1."""
     span = -1
     if left > 32 * word:
         span = -1 << (left - 32 * word)

@@ -4,7 +4,7 @@ python -m accel_rl.emulator.play GAME [--actions FILE] [--frames N] [--mode M] [
 python -m accel_rl.emulator.play GAME [--actions FILE] --trace
 
 Each line of FILE has an action, by its name or ale-py's number, and a number of frames (default: 1): `rightfire 20`.
-After the last line nothing is pressed. The video has 60 frames a second and stops where the game ends.
+After the last line nothing is pressed. The video has 60 frames a second and stops when the game ends.
 
 --trace reads commands from the terminal or a pipe: `help` lists them. It shows the next instruction, runs single
 instructions, lines or frames, and prints the processor, the TIA's objects, RAM and ports.
@@ -53,7 +53,7 @@ def read_actions(path: Path) -> list[int]:
 
 
 def write_video(atari: BatchAtari, actions: Iterator[int], num_frames: int, out: Path) -> tuple[int, int]:
-    """Plays environment 0 until its game ends, num_frames at most; returns its score and the number of frames.
+    """Plays environment 0 until its game ends, for at most num_frames; returns its score and the number of frames.
 
     Raises UsageError if out is not an .mp4, RunError if it cannot be written."""
     import cv2
@@ -87,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("game", metavar="GAME", help="a name as in ale-py, or the path of a ROM")
-    parser.add_argument("--actions", type=Path, metavar="FILE", help="what is pressed (nothing)")
+    parser.add_argument("--actions", type=Path, metavar="FILE", help="file of actions (none)")
     parser.add_argument("--frames", type=int, default=DEFAULT_FRAMES, metavar="N", help="frames at most (3600)")
     parser.add_argument("--mode", type=int, metavar="M", help="ale-py's number (the game's own)")
     parser.add_argument("--difficulty", type=int, metavar="D", help="ale-py's number (0)")

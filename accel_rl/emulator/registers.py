@@ -1,6 +1,6 @@
-"""Names the TIA's registers by their write addresses, and says what a write to each does.
+"""Names the TIA's registers by their write addresses, and tells what a write to each does.
 
-The names are those of the Stella Programmer's Guide (Steve Wright, 1979), which describes each of them.
+The names are those of the Stella Programmer's Guide (Steve Wright, 1979), which describes the registers.
 """
 
 import numpy as np
@@ -17,7 +17,7 @@ CLOCKS_PER_LINE, BLANK_CLOCKS, LINE_PIXELS = 228, 68, 160
 PLAYER0, PLAYER1, MISSILE0, MISSILE1, BALL, PLAYFIELD = range(6)
 ALL_OBJECTS = 0x3F
 
-# What a write does.
+# Effects of a write
 NOTHING, STORES, COLOUR, PLAYFIELD_BITS, MOTION, PLAYER_SIZE, GRAPHICS, OTHER = range(8)
 EFFECT = np.full(64, NOTHING, np.int32)
 EFFECT[[NUSIZ0, NUSIZ1]] = PLAYER_SIZE
@@ -28,7 +28,7 @@ EFFECT[[GRP0, GRP1, ENABL]] = GRAPHICS
 EFFECT[HMP0 : HMBL + 1] = MOTION
 EFFECT[[VSYNC, VBLANK, CTRLPF, RESMP0, RESMP1, HMOVE, HMCLR, CXCLR]] = OTHER
 EFFECT[RESP0 : RESBL + 1] = OTHER
-# The bits of a register that are kept. The television sets the lowest bit of colours.
+# The bits of a register that are kept. The television sets the lowest bit of colors.
 BITS = np.full(64, 0xFF, np.int32)
 BITS[COLUP0 : COLUBK + 1] = 0xFE
 BITS[[REFP0, REFP1]] = 0x08
@@ -41,7 +41,7 @@ DELAY = np.zeros(64, np.int32)
 DELAY[[VBLANK, REFP0, REFP1, GRP0, GRP1]] = 1
 DELAY[[NUSIZ0, NUSIZ1, RESM0, RESM1]] = 8
 PLAYFIELD_DELAY = np.array([4, 5, 2, 3], np.int32)
-# The objects whose masks depend on a register.
+# The objects whose masks depend on each register
 OBJECTS = np.zeros(64, np.int32)
 OBJECTS[NUSIZ0] = 1 << PLAYER0 | 1 << MISSILE0
 OBJECTS[NUSIZ1] = 1 << PLAYER1 | 1 << MISSILE1

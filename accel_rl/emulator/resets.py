@@ -1,21 +1,20 @@
 """Builds the reset program of each game and mode; console.py executes its steps.
 
-ale-py waits, presses Reset, sets the mode, presses Reset again and plays the game's starting actions. games.ini has
-what differs between games:
+ale-py waits, presses Reset, sets the mode, presses Reset again and plays the game's starting actions. games.ini has the
+differences between games:
 
 * `select_until = 0x81` with `select = 10`: presses Select for ten frames (two by default), again and again until this
   byte is the mode. Short for `set_mode = until 0x81: select*10 wait; reset*4`.
-* `set_mode`: steps and loops `until TEST: steps`, separated by semicolons. A loop whose test holds at once does no
-  steps.
+* `set_mode`: steps and loops `until TEST: steps`, separated by semicolons. A loop whose test holds at once is skipped.
 * `starting_actions`: steps.
 
 Steps are words with numbers of frames, as in `noop*60 fire`: actions and the switches `reset` and `select`. `wait` is a
-frame that counts for the episode. An action after `play-` counts, too, and may be sticky, like a player's.
+frame that counts for the episode. An action after `play-` also counts, and may be sticky, like a player's.
 `select*random` takes 2 to 257 frames.
 
 The test `0x81` passes if the byte is the mode. `0xDD & 0x06 = 0 2 4` passes if the masked bits equal the mode's number;
-if there are more modes than numbers, these repeat. `9*3` is 9 9 9, and `any` always passes. `and` joins tests, and `or`
-joins these groups. Addresses are the processor's: RAM is at 0x80, a cartridge's RAM is read at 0x1080.
+if there are more modes than numbers, these repeat. `9*3` is 9 9 9, and `any` always passes. `and` joins tests to
+groups, and `or` joins groups. Addresses are the processor's: RAM is at 0x80, a cartridge's RAM is read at 0x1080.
 """
 
 import re
@@ -70,7 +69,7 @@ def _loop(tests: str, steps: list[Step], rules: GameRules, mode: int) -> list[St
 
 
 def _jump(steps: int) -> Step:
-    return JUMP_UNLESS, 0, 1, steps  # always jumps: a byte without bits is never 1
+    return JUMP_UNLESS, 0, 1, steps  # always jumps, since a byte masked with 0 is never 1
 
 
 def _test(text: str, rules: GameRules, mode: int) -> tuple[int, int]:

@@ -18,12 +18,12 @@ from accel_rl.emulator.state import (
 )
 
 INTIM = 0x284
-POLL_CYCLES = 7  # a loop LDA INTIM, BNE
+POLL_CYCLES = 7  # duration of the loop LDA INTIM, BNE
 
 
 @jit
 def reset_riot(s, timer):
-    """Switches the RIOT on, with the timer set to some units of 64 cycles; RAM stays as it is."""
+    """Powers the RIOT on, with the timer set to a number of units of 64 cycles; RAM does not change."""
     s[TIMER] = timer
     s[TIMER_SHIFT] = 6
     s[TIMER_SET_CYCLE] = 0
@@ -55,7 +55,7 @@ def riot_read(s, address):
 
 @jit
 def _read_expired_timer(s, elapsed):
-    """Reads INTIM after it has passed 0: it counts cycles, and units again after the first reading."""
+    """Reads INTIM after it has passed 0. It then counts cycles, and units again after the first read."""
     cycles_left = i32((s[TIMER] << s[TIMER_SHIFT]) - elapsed - 1)
     if cycles_left <= -2 and not s[TIMER_READ_AFTER_INTERRUPT]:
         s[TIMER_READ_AFTER_INTERRUPT] = 1
@@ -68,7 +68,7 @@ def _read_expired_timer(s, elapsed):
 
 @jit
 def polls_to_come(s, branch):
-    """Returns how often a loop that waits for the timer (by BNE or BPL) will still branch back.
+    """Returns how many more times a loop that waits for the timer (by BNE or BPL) will branch back.
 
     The loop reads INTIM now, at the time s[CYCLES], and then every POLL_CYCLES."""
     elapsed = i32(s[CYCLES] - 1 - s[TIMER_SET_CYCLE])

@@ -2,15 +2,15 @@
 
 An expression is Python's: integers, `+ - * // % & | ^ << >>`, comparisons, `and`, `or`, `not`, `a if b else c`, and
 
-* `m[0x8E]`: the byte at this address of the 6507: RAM (0x80 to 0xFF) or the cartridge's RAM (0x1080 to 0x10FF);
+* `m[0x8E]`: the byte at an address of the 6507, in RAM (0x80 to 0xFF) or the cartridge's RAM (0x1080 to 0x10FF);
 * `bcd(0xB8, 0xB9, 0xBA)`: a decimal number with two digits a byte, the highest byte first;
 * `count(0x80, 0xA2, 0xFE, 16)`: the number of bytes `b` from one address to the other with `b & 0xFE == 16`;
 * `total(0x80, 0x9B)`: the sum of the bytes from one address to the other;
 * `score`, `reward`, `lives`, `terminal` and any other name that the game's section assigns: the newest value;
-* `was_score` and so on: the value after the frame before; `mode`: the game's mode;
+* `was_score` and so on: the value after the previous frame; `mode`: the game's mode;
 * `f(x)`: a function that a line `f(x) = ...` of the game's section defines; x is a number.
 
-Both operands of `and` and `or` and both branches of `if` are evaluated, since nothing has a side effect.
+Both operands of `and` and `or` and both branches of `if` are evaluated, which is harmless without side effects.
 """
 
 import ast
@@ -56,7 +56,7 @@ def value_names(lines: dict[str, str]) -> list[str]:
 
 
 class _Inline(ast.NodeTransformer):
-    """Replaces a function's call by its expression, with the argument in place of x."""
+    """Replaces calls of a game's functions by their expressions, with the argument in place of x."""
 
     def __init__(self, functions: dict[str, str], x: ast.expr | None = None):
         self._functions, self._x = functions, x
@@ -71,7 +71,7 @@ class _Inline(ast.NodeTransformer):
 
 
 def _emit(node: ast.expr, names: list[str], code: list[int]) -> None:
-    """Appends the code that leaves the value of an expression on the stack."""
+    """Appends code that pushes the value of an expression on the stack."""
     match node:
         case ast.Constant(value=int(value)):
             code += [_CONSTANT, value]
@@ -142,7 +142,7 @@ def _constant(node: ast.expr) -> int:
 
 @jit
 def reset_rules(s, row, mode):
-    """Sets what the rules remember to its start values for a game in a mode."""
+    """Sets the rules' variables to their start values for a game in a mode."""
     s[MODE] = mode
     for value in range(_VALUES):
         s[SCORE + value] = row[value]
@@ -151,7 +151,7 @@ def reset_rules(s, row, mode):
 
 @jit
 def update_rules(s, row):
-    """Computes score, reward, lives and terminal after a frame, from RAM and their last values."""
+    """Computes score, reward, lives and terminal after a frame, from RAM and their previous values."""
     for value in range(_VALUES):
         s[BEFORE + value] = s[SCORE + value]
     top = i32(STACK - 1)  # the operand on top of the stack
@@ -185,7 +185,7 @@ def update_rules(s, row):
 
 @jit
 def _count(s, first, last, mask, value):
-    """Returns how many bytes of RAM from first to last have this value in the bits of mask."""
+    """Returns the number of bytes `b` of RAM from first to last with `b & mask == value`."""
     found = i32(0)
     for index in range(first, last + 1):
         found += i32((s[RAM + index] & mask) == value)

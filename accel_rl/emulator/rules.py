@@ -35,7 +35,7 @@ class GameRules:
     name: str
     md5: str
     actions: tuple[int, ...]  # actions with an effect in this game: ale-py's minimal action set
-    legal_actions: tuple[int, ...]  # all others have no effect
+    legal_actions: tuple[int, ...]  # all other actions have no effect
     modes: tuple[int, ...]  # a game starts in the first one
     difficulties: tuple[int, ...]
     # The steps of a reset; resets.py explains them.
@@ -49,7 +49,7 @@ class GameRules:
     paddle_max: int  # the largest resistance of a paddle, ohms
     swapped_ports: int  # 0 or 1: the player uses the right port
     code: np.ndarray  # int32: the input of reset_rules and update_rules
-    # The words that ale-py's saved states hold, too, in their order; None: a value that the state does not have
+    # The words that ale-py's saved states also hold, in their order; None: a value that this state does not have
     saved: tuple[int | None, ...]
 
 
@@ -63,14 +63,14 @@ def rules_for(md5: str) -> GameRules:
 
 @functools.cache
 def game_of(name: str) -> GameRules:
-    """Returns the rules of the game that ale-py calls by this name."""
+    """Returns the rules of the game with this name in ale-py."""
     if name not in known_games():
         raise unknown("game", name, known_games())
     game = _table()[name]
     lines = {key: game[key] for key in game if key not in _FACTS}
     if "reward" not in lines:
         lines["reward"] = "score - was_score"
-    # Last, since lives are 0 in nearly every game that is over.
+    # Last, since lives depend on terminal: in nearly all games they are 0 after the end.
     lines["lives"] = lines.pop("lives_always", "") or f"0 if terminal else {lines.pop('lives')}"
     names = value_names(lines)
     return GameRules(

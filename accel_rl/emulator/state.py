@@ -1,7 +1,7 @@
 """Names the words of an Atari 2600's state, a flat array of int32.
 
-The emulator reads and writes nothing else but ROM and pictures, so a copy of the array is a saved state. The words of
-each part of the hardware stand together, in the order of this file. Between two instructions every word has one
+Apart from it, the emulator reads and writes only ROM and pictures, so a copy of the array is a saved state. The words
+of each part of the hardware are adjacent, in the order of this file. Between two instructions every word has one
 meaning, whichever core has executed them.
 """
 
@@ -10,7 +10,7 @@ A, X, Y, SP, PC, N, V, B, D, I, Z, C = range(12)  # noqa: E741
 CYCLES = 12  # CPU cycles since the frame began
 DATA_BUS = 13  # the byte on the bus before the last read below 0x1000 outside RAM
 LAST_ACCESS_WAS_READ = 14  # 0 or 1: WSYNC stops the processor only after a read; 1 between instructions
-STOP = 15  # why the processor stopped: 0 instructions used up, 1 end of the frame, 2 for ever (JAM)
+STOP = 15  # why the processor stopped: 0 instructions used up, 1 end of the frame, 2 forever (JAM)
 INSTRUCTIONS = 16  # instructions executed since power on, modulo 2**32
 
 # RIOT (riot.py): 128 bytes of RAM, ports, timer
@@ -19,7 +19,7 @@ TIMER, TIMER_SHIFT, TIMER_SET_CYCLE, TIMER_INTERRUPT_CYCLE, TIMER_READ_AFTER_INT
 
 # Inputs of the player and the console's panel (controllers.py)
 SWCHA, SWCHB, INPT4, INPT5 = range(166, 170)  # as the ports read them
-PADDLE = 170  # 4 words: cycles until a paddle's capacitor is charged, -1: never (nothing is plugged in)
+PADDLE = 170  # 4 words: cycles until a paddle's capacitor is charged; -1: never (nothing is plugged in)
 
 # Cartridge (cartridges.py)
 CARTRIDGE = 176  # the kind of cartridge
@@ -38,7 +38,7 @@ NUM_LINES = TIA + 2  # number of displayed lines
 COMB = TIA + 3  # 0 or 1: HMOVE blanks the first eight pixels of its line
 PAL = TIA + 4  # 0 or 1
 PAINT = TIA + 5  # 1: paint this frame's pixels; 2: complete them at each access, for a frame seen before its end
-COLOUR_LOSS = TIA + 10  # 0 or 1: bit 0 of all colours, 1 after a PAL frame with an odd number of lines
+COLOUR_LOSS = TIA + 10  # 0 or 1: bit 0 of all colors, 1 after a PAL frame with an odd number of lines
 # Frames
 FRAME_BUFFER = TIA + 6  # 0 or 1: the picture that is being painted
 LEFT_OVER = TIA + 7  # clocks of the first line that had passed when this frame began
@@ -59,18 +59,18 @@ PADDLES_DUMPED = TIA + 94  # 0 or 1: the paddles' capacitors are being discharge
 DUMP_END = TIA + 95  # the cycle when that ended
 REFLECT = TIA + 96  # 0 or 1: the playfield is reflected in the rest of this line
 HIDDEN_COPY = TIA + 97  # bits 0, 1: the first copy of player 0, 1 is hidden for the rest of this line
-# A cache: all of it follows from the words above.
-DIRTY = TIA + 98  # one bit for each object whose mask is out of date (objects.py)
+# A cache, computed from the words above
+DIRTY = TIA + 98  # one bit for each object whose mask must be updated (objects.py)
 ENABLED = TIA + 99  # one bit for each object that has pixels
-COLLIDED = TIA + 100  # 0 or 1: all collisions of the present masks are latched
-REPEATED = TIA + 101  # 0 or 1: the line before was painted as a whole from the present registers
+COLLIDED = TIA + 100  # 0 or 1: all collisions of the current masks are latched
+REPEATED = TIA + 101  # 0 or 1: the previous line was painted completely with the current registers
 MASK = TIA + 102  # 6 objects x 5 words: the pixels of a line that each object covers, 32 a word, leftmost lowest
 
 # Console (console.py)
 CONSOLE = 576
 # Settings, written before power_on and never changed by the emulator
 PADDLES = 576  # 0: joysticks, 1: paddles are plugged into the left port, 2: into both
-SWAPPED_PORTS = 577  # 0 or 1: the player's controller is in the other socket of its pair, or the other port
+SWAPPED_PORTS = 577  # 0 or 1: the player's controller is in the other socket of its pair, or in the other port
 PADDLE_MAX = 578  # the largest resistance of a paddle, in ohms
 DIFFICULTY = 579  # bit 0, 1: the left, right difficulty switch is at A
 MAX_EPISODE_FRAMES = 580  # 0: no limit
@@ -86,7 +86,7 @@ DRAWN_END = 591  # 2 words: the displayed clocks of the last frame in each pictu
 PAINTED = 593  # 2 words, 0 or 1: the last frame in each picture has been painted
 STEP, OPERATION, ACTION, SWITCHES, FRAMES_DUE = range(595, 600)  # the current step of a reset
 LONG_FRAMES = 600  # at power on: the number of frames with the lines of PAL
-INSTRUCTIONS_LEFT = 601  # of the current frame; 0: between two frames
+INSTRUCTIONS_LEFT = 601  # instructions left of the current frame; 0: between two frames
 SYSTEM_GENERATOR = 608  # 625 words: random numbers of the console (RAM and timer at power on)
 
 # An agent that plays (steps.py)
@@ -98,9 +98,9 @@ AGENT_GENERATOR = 1244  # 10 words: random numbers of no-ops and sticky actions 
 
 # Rules of the game (rules.py), computed from the RAM after each frame
 RULES = 1344  # 64 words
-SCORE, REWARD, LIVES, TERMINAL = range(RULES, RULES + 4)  # those of this frame; TERMINAL is 0 or 1
+SCORE, REWARD, LIVES, TERMINAL = range(RULES, RULES + 4)  # values of this frame; TERMINAL is 0 or 1
 MEMORY = RULES + 4  # 8 words: other values of a game's rules, in the order of the table
-BEFORE = RULES + 12  # 12 words: all these values after the frame before
+BEFORE = RULES + 12  # 12 words: all these values after the previous frame
 STACK = RULES + 24  # 39 words: operands while a rule is evaluated
 MODE = RULES + 63  # the mode of the last reset
 

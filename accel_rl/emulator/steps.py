@@ -1,7 +1,6 @@
 """Plays a game as an agent sees it. A step is several frames with one action; a start has no-ops and button presses.
 
-The rules are those of envs/games/atari.py, which plays on ale-py. Random numbers come from the same generator in the
-same order.
+The rules are those of envs/games/atari.py, which plays on ale-py, with the same random numbers in the same order.
 """
 
 from accel_rl.emulator.compiled import i32, jit
@@ -31,7 +30,7 @@ NOOP_MAX = 1
 EPISODIC_LIVES = 2  # 0 or 1
 CLIP_REWARD = 3  # 0 or 1
 MAX_STEPS = 4
-STICKY = 5  # 2 words, lower half first: draws of 53 bits below this number repeat the last action
+STICKY = 5  # 2 words, lower half first: 53-bit draws below this number repeat the last action
 NUM_PRESSES = 7
 PRESSES = 8  # up to 3 actions, one frame each, that start a game or a life
 NUM_ACTIONS = 11
@@ -40,8 +39,8 @@ OPTION_WORDS = 30
 
 # The events of a step, one bit each
 TERMINATED, TRUNCATED, GAME_OVER = 1, 2, 4
-LIFE_ENDED = 8  # the frame is the next life's first; the ended life's true last frame is kept apart
-BAD_ACTION = 16  # there is no such action: nothing happened
+LIFE_ENDED = 8  # the frame is the next life's first; the ended life's true last frame is stored separately
+BAD_ACTION = 16  # the action does not exist: nothing happened
 
 PICTURE = PICTURE_LINES * LINE_PIXELS
 NO_PICTURE = -1
@@ -65,7 +64,7 @@ def play_step(s, rom, screen, rules, program, options, action, palette, maker, m
     if ended & LIFE_ENDED:
         score += _press_start(s, rom, screen, rules, program, options)
         s[AGENT_LIVES] = s[LIVES]
-        if s[TERMINAL]:  # the presses can end a game, too
+        if s[TERMINAL]:  # the presses can also end a game
             ended = i32(ended | TERMINATED | GAME_OVER)
         if starts_episode:  # a maximum with the picture before would mix two episodes
             newest = newest_picture(s, rom, screen)
@@ -92,9 +91,9 @@ def _play_frames(s, rom, screen, rules, program, options, press):
 
 @jit
 def _judge_step(s, options):
-    """Returns what the step's frames have ended, as bits. LIFE_ENDED: the next life has not started yet."""
+    """Returns, as bits, which ends the step's frames reached. LIFE_ENDED: the next life has not started yet."""
     life_lost = 0 < s[LIVES] < s[AGENT_LIVES]
-    s[AGENT_LIVES] = s[LIVES]  # also after a bonus life: losing it counts
+    s[AGENT_LIVES] = s[LIVES]  # also after a bonus life, whose loss then counts
     ended = i32(0)
     if s[TERMINAL]:
         ended = i32(TERMINATED | GAME_OVER)
@@ -141,7 +140,7 @@ def _press_start(s, rom, screen, rules, program, options):
 
 @jit
 def _act(s, rom, screen, rules, program, options, press):
-    """Plays one frame, whose action may be the last frame's instead (sticky actions); returns its reward."""
+    """Plays one frame, perhaps with the last frame's action (sticky actions); returns its reward."""
     limit = u64(u64(options[STICKY]) & u64(0xFFFFFFFF) | u64(options[STICKY + 1]) << u64(32))
     if limit == 0 or draw_53(s, AGENT_GENERATOR) >= limit:
         s[PRESSED] = press
@@ -152,7 +151,7 @@ def _act(s, rom, screen, rules, program, options, press):
 
 @jit
 def newest_picture(s, rom, screen):
-    """Paints the last frame unless it was painted; returns the offset of its picture."""
+    """Paints the last frame unless it already was; returns the offset of its picture."""
     run_frame(s, rom, screen, i32(1), i32(0))
     return i32(PICTURE * s[FRAME_BUFFER])
 

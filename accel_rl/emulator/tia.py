@@ -1,7 +1,7 @@
 """Emulates the TIA's registers: frames, WSYNC, players, missiles, ball, playfield, collisions, inputs.
 
-registers.py names the registers and the effects of writes. Pictures and collisions are completed up to the present only
-when a register changes, when a collision is read, and at the end of a frame.
+registers.py names the registers and the effects of writes. Pictures and collisions are brought up to date only when a
+register changes, when a collision is read, and at the end of a frame.
 """
 
 import numpy as np
@@ -112,7 +112,7 @@ PAINT_EAGERLY = 2  # a value of s[PAINT]
 
 @jit
 def reset_tia(s):
-    """Switches the TIA on: all registers are 0."""
+    """Powers the TIA on: all registers are 0."""
     for word in range(VSYNC_CLOCK, MASK):
         s[word] = 0
     s[LEFT_OVER] = 0
@@ -122,7 +122,7 @@ def reset_tia(s):
 
 @jit
 def start_frame(s):
-    """Begins a frame: time starts again with the clocks left over from the last frame's line."""
+    """Begins a frame: time restarts with the clocks left over from the last frame's line."""
     cycles = s[CYCLES]
     clock = i32(3 * cycles + s[LEFT_OVER])
     s[COLOUR_LOSS] = s[PAL] & clock // CLOCKS_PER_LINE
@@ -152,7 +152,7 @@ def end_frame(s, screen):
 def tia_write(s, screen, register, value):
     """Writes a register at the time s[CYCLES]; sets s[STOP] if the write ends the frame.
 
-    It first completes what has been shown so far, unless the write has no visible effect."""
+    It first completes the picture so far, unless the write has no visible effect."""
     clock = i32(3 * s[CYCLES] + s[LEFT_OVER])
     if clock >= CLOCKS_PER_LINE * (s[MAX_LINE] + 1):
         s[STOP] = 1
@@ -254,7 +254,7 @@ def _store_graphics(s, register, value):
 
 @jit
 def _move_to(s, item, position, hides):
-    """Moves an object to where RESPx, RESMx or RESBL puts it."""
+    """Moves an object to the position that RESPx, RESMx or RESBL gives it."""
     s[POSITION + item] = position
     if item == MISSILE0:
         s[COSMIC_ARK_SHAPE] = 0

@@ -23,10 +23,10 @@ NO_SEED = -1
 
 @dataclass
 class VectorArrays:
-    """The arrays that steps of n environments write; they read actions and numbers[:, NOOPS].
+    """The arrays that steps of n environments write; steps read actions and numbers[:, NOOPS].
 
     observations: uint8 [n, 2, stack, height, width] or [n, 2, stack, height, width, 3]: the current ones, and the last
-    ones of the game before if the next game starts in the same step. rewards, events: int32 [n], events as bits of
+    ones of the previous game if the next game starts in the same step. rewards, events: int32 [n], events as bits of
     vector_steps.py. numbers: int32 [n, NUMBERS]. actions: int32 [n], ale-py's numbers."""
 
     observations: Bytes
@@ -48,8 +48,8 @@ class VectorArrays:
 
 
 class VectorChunk(Consoles):
-    """Steps the environments of some arrays. noop_max, decorrelation_steps: see AtariVectorEnv. options: those of
-    vector_steps.py, int32.
+    """Steps the environments of some arrays. noop_max, decorrelation_steps: see AtariVectorEnv. options: int32, see
+    vector_steps.py.
 
     Raises UsageError like BatchAtari."""
 
@@ -87,7 +87,7 @@ class VectorChunk(Consoles):
     def start(self, mask: Bools, seeds: npt.NDArray[np.int64]) -> None:
         """Starts a game in each environment of a mask.
 
-        seeds: for sticky actions and no-ops; a seed switches the console on again. NO_SEED: random numbers continue."""
+        seeds: for sticky actions and no-ops; a seed restarts the console. NO_SEED: random numbers continue."""
         seeded = mask & (seeds != NO_SEED)
         if seeded.any():
             self._power_on(seeded, np.maximum(seeds, 0))
@@ -122,7 +122,7 @@ class VectorChunk(Consoles):
         events[mask] = 0  # episodes that ended here are not reported
 
     def advance(self) -> None:
-        """Plays a step in each environment, or starts a game where the last one has ended."""
+        """Plays a step in each environment, or starts a game if the last one has ended."""
         self._mask[:] = True
         self._numbers[:] = self._vector.actions
         self._step_call()
@@ -130,7 +130,7 @@ class VectorChunk(Consoles):
             self._finish()
 
     def _finish(self) -> None:
-        """Chooses the next no-ops of the environments that have started a game."""
+        """Draws the next no-ops of the environments that have started a game."""
         for env in (self._mask & (self._vector.events & steps.STARTED > 0)).nonzero()[0]:
             if self._vector.events[env] & steps.FAILED:
                 raise RunError(f"{self.rules.name} did not get ready within its reset")
@@ -157,7 +157,7 @@ def usable_processors() -> list[int]:
 class Workers:
     """Threads that do jobs: num_threads - 1 of them, and the caller's while it waits in `finished`.
 
-    first_processor: starts num_threads threads, pinned to the processors from this one on; -1: none is pinned."""
+    first_processor: pins num_threads threads to the processors from this one on; -1: none is pinned."""
 
     def __init__(self, num_threads: int, first_processor: int):
         self._helps = first_processor < 0
@@ -206,7 +206,7 @@ def _work(jobs: "queue.SimpleQueue[Any]", done: "queue.SimpleQueue[Any]", proces
         os.sched_setaffinity(0, {processor})
     while (job := jobs.get()) is not None:
         result = _run(*job)
-        del job  # a job holds the environment, whose end would join this thread
+        del job  # a job references the environment, whose end would join this thread
         done.put(result)
 
 

@@ -1,4 +1,4 @@
-"""A gymnasium.vector.VectorEnv of many copies of an Atari game, to replace ale-py's AtariVectorEnv."""
+"""A gymnasium.vector.VectorEnv of many copies of an Atari game, a replacement for ale-py's AtariVectorEnv."""
 
 import hashlib
 import itertools
@@ -28,29 +28,29 @@ STICK_SPACE = gymnasium.spaces.Box(np.array([0, -np.pi, 0], np.float32), np.arra
 # [left, neither, right][down, neither, up][without, with fire]
 STICK_ACTIONS = np.array([9, 17, 4, 12, 7, 15, 5, 13, 0, 1, 2, 10, 8, 16, 3, 11, 6, 14], np.int32).reshape(3, 3, 2)
 FRAMES_PER_S = 60
-CHUNKS_PER_THREAD = 4  # threads that are ahead take over chunks of others
+CHUNKS_PER_THREAD = 4  # fast threads take chunks from slow ones
 
 
 class AtariVectorEnv(gymnasium.vector.VectorEnv[Bytes, npt.NDArray[Any], npt.NDArray[Any]]):
     """Steps num_envs copies of one Atari 2600 game.
 
-    Options, spaces, results and infos are those of `ale_py.vector_env.AtariVectorEnv`. Both give the same numbers for
-    the same seeds and actions.
+    Options, spaces, results and infos are those of `ale_py.vector_env.AtariVectorEnv`, with the same numbers for the
+    same seeds and actions.
 
     game: a name as in ale-py (ms_pacman, ALE/MsPacman-v5), or the path of a ROM.
     batch_size: if less than num_envs, `recv` returns as soon as this many environments have finished a step, and
         `send` takes actions for these.
     num_threads: 0: one for each processor. The caller's thread is one of them while it waits for results.
-    thread_affinity_offset: the first thread's processor, the others follow; -1: any.
+    thread_affinity_offset: the first thread's processor, followed by the others; -1: any.
     max_num_frames_per_episode: truncates a game after this many frames, without those of its start.
-    repeat_action_probability: that of sticky actions, drawn in each frame.
+    repeat_action_probability: of sticky actions, drawn in each frame.
     full_action_space: all 18 actions, instead of those with an effect in the game.
-    continuous: actions are (radius, angle, fire) of a stick. It points in a direction where its x or y is beyond
+    continuous: actions are (radius, angle, fire) of a joystick. It points in a direction if its x or y is beyond
         continuous_action_threshold. The radius is a paddle's speed.
     autoreset_mode: gymnasium's, also by its value ("SameStep").
     img_height, img_width, grayscale, stack_num: observations are uint8 [stack_num, img_height, img_width], oldest
-        frame first, with a last dimension of 3 in colour.
-    frameskip, maxpool: frames of one step; whether it shows the maximum of the last two.
+        frame first, with a last dimension of 3 in color.
+    frameskip, maxpool: frames per step; show the maximum of the last two.
     noop_max: a game starts with a random number of no-ops below this.
     episodic_life, life_loss_info: a lost life ends the episode. The next episode is a new game, or the same game.
     reward_clipping: rewards are -1, 0 or 1.
@@ -63,7 +63,7 @@ class AtariVectorEnv(gymnasium.vector.VectorEnv[Bytes, npt.NDArray[Any], npt.NDA
     * AutoresetMode.DISABLED works (`reset` with a `reset_mask` for ended environments).
     * There are `render` and `decorrelation_steps`, but no `xla`.
     * UsageError is raised for actions that do not exist, `recv` without `send`, `send` twice and options out of range.
-      ale-py waits for ever or misreads some of these.
+      ale-py waits forever on some of these, or misreads them.
     * `final_obs` of environments without a new game are their observations."""
 
     render_mode = "rgb_array"
@@ -148,9 +148,9 @@ class AtariVectorEnv(gymnasium.vector.VectorEnv[Bytes, npt.NDArray[Any], npt.NDA
 
         self._shape = (self.batch_size, *stack_shape)
         self._was_reset = False
-        self._envs = np.zeros(0, np.int64)  # environments that `recv` returned last and that wait for actions
-        self._num_pending = 0  # jobs whose end `recv` has not seen
-        self._observations: Bytes = np.zeros(0, np.uint8)  # what jobs write to if all environments are returned
+        self._envs = np.zeros(0, np.int64)  # environments last returned by `recv`, which wait for actions
+        self._num_pending = 0  # jobs that `recv` has not seen finished
+        self._observations: Bytes = np.zeros(0, np.uint8)  # jobs write here if all environments are returned
         self._workers = Workers(num_threads, thread_affinity_offset)
         self._end_threads = weakref.finalize(self, self._workers.close)
 
@@ -159,7 +159,7 @@ class AtariVectorEnv(gymnasium.vector.VectorEnv[Bytes, npt.NDArray[Any], npt.NDA
     ) -> tuple[Bytes, Info]:
         """Starts new games; returns observations and infos.
 
-        seed: the first environment's, and the others' count up; or one for each. None or a negative seed: random
+        seed: the first environment's (the others count up from it), or one for each. None or a negative seed: random
         numbers continue. options: `reset_mask`, bool [num_envs], names the environments to reset and seed; it needs
         batch_size = num_envs and a first reset. Raises UsageError for other options."""
         self._check_open()
@@ -181,7 +181,7 @@ class AtariVectorEnv(gymnasium.vector.VectorEnv[Bytes, npt.NDArray[Any], npt.NDA
         return self.recv()
 
     def send(self, actions: npt.NDArray[Any]) -> None:
-        """Begins a step in each environment that `recv` returned last; actions: integers [batch_size].
+        """Begins a step in each environment last returned by `recv`; actions: integers [batch_size].
 
         Raises UsageError for an action that does not exist."""
         self._check_open()
@@ -228,7 +228,7 @@ class AtariVectorEnv(gymnasium.vector.VectorEnv[Bytes, npt.NDArray[Any], npt.NDA
         return observations, rewards, terminations, truncations, infos
 
     def render(self) -> tuple[Bytes, ...]:
-        """Returns the screen of each environment in colour, uint8 [height, 160, 3].
+        """Returns the screen of each environment in color, uint8 [height, 160, 3].
 
         Raises UsageError if `recv` has not returned all environments."""
         self._check_open()
@@ -265,7 +265,7 @@ class AtariVectorEnv(gymnasium.vector.VectorEnv[Bytes, npt.NDArray[Any], npt.NDA
         return self._workers.finished()
 
     def _show(self, made: Bytes, observations: Bytes) -> Bytes:
-        """Writes observations from the frames that the compiled code has made, enlarged if needed."""
+        """Writes observations from the compiled code's frames, enlarged if needed."""
         if self._enlarged is None:
             np.copyto(observations, made)
         else:
@@ -281,7 +281,7 @@ class AtariVectorEnv(gymnasium.vector.VectorEnv[Bytes, npt.NDArray[Any], npt.NDA
             raise UsageError("this AtariVectorEnv is closed")
 
     def _check_actions(self, actions: npt.NDArray[Any]) -> Ints:
-        """Returns ale-py's numbers of actions."""
+        """Returns ale-py's numbers for actions."""
         chosen = np.asarray(actions)
         if self._threshold is not None:
             return _stick_actions(chosen, self.batch_size, self._threshold)
@@ -309,7 +309,7 @@ class AtariVectorEnv(gymnasium.vector.VectorEnv[Bytes, npt.NDArray[Any], npt.NDA
         return mask
 
     def _check_seed(self, seed: int | npt.NDArray[Any] | None, count: int) -> npt.NDArray[np.int64]:
-        """Returns a seed for each of count environments; NO_SEED where random numbers continue."""
+        """Returns a seed for each of count environments; NO_SEED: random numbers continue."""
         seeds = np.full(count, NO_SEED) if seed is None else np.asarray(seed)
         if seeds.dtype.kind in "iu" and seeds.shape == ():
             seeds = int(seeds) + np.arange(count)
@@ -320,7 +320,7 @@ class AtariVectorEnv(gymnasium.vector.VectorEnv[Bytes, npt.NDArray[Any], npt.NDA
 
 
 def _stick_actions(actions: npt.NDArray[Any], batch_size: int, threshold: float) -> Ints:
-    """Returns set_action's numbers for actions (radius, angle, fire) [batch_size, 3]."""
+    """Converts actions (radius, angle, fire) [batch_size, 3] to the numbers that set_action takes."""
     if actions.shape != (batch_size, 3) or actions.dtype.kind != "f" or not np.isfinite(actions).all():
         raise UsageError(f"actions must be finite floats [{batch_size}, 3], not {actions.dtype} {list(actions.shape)}")
     radius, angle, fire = actions.T

@@ -1,11 +1,11 @@
-"""Steps and starts games as ale-py's AtariVectorEnv does. Its rules were found by experiments.
+"""Steps and starts games as ale-py's AtariVectorEnv does. Its rules were determined by experiments.
 
-* A start is a reset, FIRE for one frame if a game has that action, and no-ops; FIRE counts as one of these. If the game
-  is over by then, it is reset and the remaining no-ops follow.
+* A start is a reset, FIRE for one frame if a game has that action, and no-ops, FIRE included. If the game is over by
+  then, it is reset and the remaining no-ops follow.
 * A step's frames end early with the game, at the limit of frames, or with a life if lives are episodes. Frames of a
-  start do not count for the limit.
-* A step shows the maximum of its last two frames, without a frame that ends the game. Such a step shows what the step
-  before showed; if only its last frame is missing, the maximum of that and the last but one.
+  start do not count towards the limit.
+* A step shows the maximum of its last two frames, but never a frame that ends the game. Instead it repeats what the
+  previous step showed; if only its last frame is missing, it shows the maximum of that and its last frame but one.
 """
 
 from accel_rl.emulator.compiled import address, i32, jit
@@ -44,9 +44,9 @@ def step_or_start(
 ):  # fmt: skip
     """Plays a step, or starts a game if `starts` is set; returns the events as bits.
 
-    palette: that of the colours, then an identity. frame: scratch memory for a frame. observations: uint8
-    [2 * stack * height * width * channels], the environment's frames, oldest first, channels last; then the last ones
-    of the game before, if the next game starts in the same step."""
+    palette: of the colors, then an identity. frame: scratch memory for a frame. observations: the environment's frames,
+    oldest first, channels last, uint8 [2 * stack * height * width * channels]; then the last ones of the previous game,
+    if the next game starts in the same step."""
     rewards[env] = 0
     plain = address(palette)
     events = i32(0)
@@ -86,8 +86,8 @@ def step_or_start(
 
 @jit
 def play(s, rom, screen, rules, program, options, action):
-    """Plays a step's frames. Returns their reward, the offset of the last but one picture if the step shows it, and
-    what has ended."""
+    """Plays a step's frames. Returns their reward, the offset of the last picture but one if the step shows it, and the
+    events as bits."""
     reward, before, events = i32(0), i32(NO_PICTURE), i32(0)
     skip = options[FRAME_SKIP]
     for frame in range(skip):
@@ -159,10 +159,9 @@ def _put_channel(frame, maker, channel, observations, at):
 
 @jit
 def _put_maximum_with_last(screen, before, palette, shown, maker, memory, frame, observations, at):
-    """Writes the frame of the maximum of a picture and the screen of the last frame, which make_frame remembers.
+    """Writes the frame of the maximum of a picture and the last frame's screen, which make_frame remembers.
 
-    The game is over, so the pictures may be overwritten by one maximum for each channel; `before` is the offset of one.
-    """
+    The game is over, so the maximum of each channel may overwrite a picture. before: the offset of the picture."""
     channels, size = maker[CHANNELS], LINE_PIXELS * maker[LINES]
     last = i32(COLOURS * channels + 2 * size)
     for pixel in range(size):

@@ -2,8 +2,8 @@
 
 python -m accel_rl.emulator.verify GAME ... [--frames 10000] [--seeds 3] [--mode-frames 500] [--jobs N] [--csv FILE]
 
-GAME is a name as in ale-py (pong), a list of them, or `all`. Both play the same random actions; after each frame RAM,
-reward, lives, the end of the game and the screen must be equal. Each game is played
+GAME is a name as in ale-py (pong), a list of them, or `all`. Both emulators play the same random actions; after each
+frame RAM, reward, lives, the end of the game and the screen must be equal. Each game is played
 
     from the start      --frames frames for each seed from power on; games that end are reset
     from snapshots      --frames frames for each seed; after each tenth of them, and after resets, ours continues from
@@ -12,11 +12,11 @@ reward, lives, the end of the game and the screen must be equal. Each game is pl
     as recorded         --actions FOLDER: FOLDER/GAME.actions, a file for emulator.play
 
 --simulator cuda compares the emulator on the GPU with the CPU's instead: --consoles of each game play --cuda-frames
-frames with random and sticky actions; all words of their states, rewards and the last pictures must be equal. With
---device cpu, the GPU's functions run on the CPU.
+frames with random and sticky actions; their complete states, rewards and last pictures must be equal. With --device
+cpu, the GPU's functions run on the CPU.
 
 With every second seed, frames are not drawn when they are played; every fourth is drawn afterwards and compared. The
-table names the numbers of frames, the sources, the version of ale-py, and the first difference. The exit status is 1 if
+table has the numbers of frames, the sources, the version of ale-py, and the first difference. The exit status is 1 if
 there is one.
 """
 
@@ -42,14 +42,14 @@ from accel_rl.emulator.rules import GameRules, game_of, known_games
 from accel_rl.emulator.state import ACTION_GENERATOR, FRAME_GOES_ON, RULES
 from accel_rl.errors import RunError, UsageError
 
-SNAPSHOTS = 10  # for each seed
-LOOK_EVERY = 4  # frames; for seeds whose frames are drawn afterwards
+SNAPSHOTS = 10  # snapshots for each seed
+LOOK_EVERY = 4  # frames between comparisons of screens, for seeds whose frames are drawn afterwards
 MAX_HOLD = 16  # frames: random actions are held for at most this many
 INCOMPLETE_STATES = frozenset({"qbert", "tetris", "tic_tac_toe_3d"})
-"""Games whose states in ale-py lack the half-drawn frame that they leave behind: they are played live only
-(https://github.com/Farama-Foundation/Arcade-Learning-Environment/pull/739)."""
+"""Games whose ale-py states lack a half-drawn frame: they are compared without snapshots
+(https://github.com/Farama-Foundation/Arcade-Learning-Environment/pull/739)"""
 
-SETTLING_FRAMES = 2  # after a snapshot: ale-py's saved states hold no pictures
+SETTLING_FRAMES = 2  # frames after a snapshot whose screens may differ, since ale-py saves no pictures
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Pair:
         """Starts a new game in both. Raises DifferenceError."""
         self.ale.reset_game()
         self.ours.reset()
-        if self._follows_states:  # saved states do not hold what is random in a reset
+        if self._follows_states:  # saved states do not hold a reset's random values
             self.take_snapshot()
         self.compare()
 
@@ -116,9 +116,9 @@ class Pair:
             _expect_array("screen", self._screen, frames[0])
 
     def take_snapshot(self) -> None:
-        """Continues ours from ale-py's saved state; what the rules remember stays, since both have played the same.
+        """Continues ours from ale-py's saved state; the rules' variables stay, since both have played the same.
 
-        It does nothing in a frame that exceeds ale-py's limit: saved states do not hold the part drawn so far."""
+        Does nothing in a frame that exceeds ale-py's limit: saved states do not hold the part drawn so far."""
         if self.ours.words(0)[FRAME_GOES_ON]:
             return
         self.ale.getScreen(self._screen)
@@ -171,7 +171,7 @@ def verify(game: str, plan: Plan) -> Row:
 def _play(
     row: Row, count: str, pair: Pair, actions: Iterator[int], frames: int, where: str, drawn: bool = True
 ) -> None:
-    """Plays and compares frames. count: the row's field of their number. drawn: draw each at once; else some later."""
+    """Plays and compares frames. count: the row's field for their number. drawn: draw each at once, else some later."""
     for frame in range(frames):
         try:
             pair.act(next(actions), drawn, look=drawn or frame % LOOK_EVERY == 0)
@@ -267,8 +267,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--mode-frames", type=int, default=500, metavar="N", help="frames of each mode (500; 0: none)")
     parser.add_argument("--actions", type=Path, metavar="FOLDER", help="recorded actions")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes (1)")
-    parser.add_argument("--csv", type=Path, metavar="FILE", help="write the table; rows of other games in it stay")
-    parser.add_argument("--simulator", choices=["native", "cuda"], default="native", help="what is compared (native)")
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="write the table; its rows of other games stay")
+    parser.add_argument("--simulator", choices=["native", "cuda"], default="native", help="what to compare (native)")
     parser.add_argument("--consoles", type=int, default=512, metavar="N", help="consoles on the GPU (512)")
     parser.add_argument("--cuda-frames", type=int, default=200, metavar="N", help="frames of each on the GPU (200)")
     parser.add_argument("--device", default="cuda", help="the GPU; cpu: run its functions on the CPU (cuda)")

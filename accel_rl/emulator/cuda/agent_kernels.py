@@ -1,4 +1,4 @@
-"""The kernels of an agent's games. The rules of a step are steps.py's: the function that the CPU calls runs here, too.
+"""The kernels of an agent's games. They run the CPU's function in steps.py, which has the rules of a step.
 
 A step launches play_agents; show_pictures and make_frames for each channel of the last frames and of the newest ones;
 choose_starts; copy_starts.
@@ -39,10 +39,10 @@ NEWEST, BEFORE, COPIED, NOTES = range(4)  # columns of `pictures`, int32 [n, NOT
 
 @jit
 def note_pictures(_pictures, newest, before, _palette, maker, words, notes):
-    """Notes which pictures a frame shows, in place of make_frame; other kernels make the frame.
+    """Replaces make_frame: notes which pictures a frame shows, from which other kernels make the frame.
 
-    words: the console's screens as int32. notes: a row of `pictures`. If its COPIED is set, the console will paint over
-    these pictures: they are copied."""
+    words: the console's screens as int32. notes: a row of `pictures`. If its COPIED is set, the pictures are copied,
+    since the console will paint over them."""
     if notes[COPIED]:
         size = i32(LINE_PIXELS * maker[LINES] // 4)
         for word in range(size):
@@ -63,9 +63,9 @@ def play_agents(
 ):  # fmt: skip
     """Plays a step in the console `thread`; notes the pictures of its frame.
 
-    actions: int32 [n], indices; a console whose action does not exist stays as it is. screen_words: `screens` as int32.
-    options, results: see steps.play_step. last_pictures: those of the true last frame of a life that has ended as an
-    episode, else NO_PICTURE."""
+    actions: int32 [n], indices; an action that does not exist leaves its console unchanged. screen_words: `screens` as
+    int32. options, results: see steps.play_step. last_pictures: those of the true last frame of a life that has ended
+    as an episode, else NO_PICTURE."""
     if thread >= num_envs:
         return
     pictures[thread, NEWEST] = pictures[thread, BEFORE] = NO_PICTURE
@@ -83,8 +83,8 @@ def play_agents(
 def make_frames(thread, num_envs, channel, pictures, last_pictures, shown, maker, frames, last_frames):
     """Makes a pixel of a channel of a console's frame: thread = console * pixels + pixel.
 
-    It is written to last_frames, too, unless the console has noted pictures for that. pictures: the frames' to make, or
-    NO_PICTURE: none. shown: see show_pictures. frames, last_frames: uint8 [n, channels * pixels]."""
+    It is also written to last_frames, unless the console has noted pictures for those. pictures: those of the frames to
+    make; NO_PICTURE: none. shown: see show_pictures. frames, last_frames: uint8 [n, channels * pixels]."""
     pixels = i32(maker[HEIGHT] * maker[WIDTH])
     console = i32(thread // pixels)
     if console >= num_envs or pictures[console, NEWEST] < 0:
@@ -113,7 +113,7 @@ def choose_starts(thread, num_envs, copies, options, states, results):
 
 @kernel(INT, INTS_2D, INTS, INTS_2D, BYTES_2D, BYTES_2D)
 def copy_starts(thread, num_envs, results, states, start_states, start_frames, frames):
-    """Copies a part of a chosen start to the console thread // START_THREADS. Its generators and counts go on.
+    """Copies a part of a chosen start to the console thread // START_THREADS, except generators and counts.
 
     start_states: int32 [starts, STATE_WORDS]. start_frames: uint8 [starts, bytes]."""
     console = i32(thread // START_THREADS)

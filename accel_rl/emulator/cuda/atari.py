@@ -1,4 +1,4 @@
-"""Steps thousands of consoles on an NVIDIA GPU; nothing but launches passes between host and GPU."""
+"""Steps thousands of consoles on an NVIDIA GPU; the host only launches kernels."""
 
 from collections.abc import Callable
 from functools import partial
@@ -27,7 +27,7 @@ from accel_rl.errors import UsageError, unknown
 from accel_rl.hardware.capture import capture
 
 WARM_UPS = 2  # steps before the graph is captured
-PIXEL_BLOCK = 128  # threads of a block of the kernels for pixels
+PIXEL_BLOCK = 128  # threads per block of the kernels for pixels
 MIB = 2**20
 
 
@@ -37,15 +37,14 @@ Info = dict[str, Tensor]
 class CudaAtari:
     """Steps num_envs copies of one Atari 2600 game on a GPU, each frame equal to ale-py's.
 
-    Options, rewards, ends and observations are those of AtariVectorEnv with grey frames: the step after a game's end
-    starts the next one, with the reward 0. It begins at one of num_starts prepared starts, which an AtariVectorEnv
-    has made on the CPU; each environment's own generator draws among them. All results are tensors on the device:
-    observations uint8 [n, stack_num, img_height, img_width], oldest frame first; rewards, lives int32 [n]; terminated,
-    truncated bool [n]. The next step overwrites them all.
+    Options, rewards, ends and observations are those of AtariVectorEnv with gray frames: the step after a game's end
+    starts the next one, with the reward 0. It begins at one of num_starts prepared starts, which an AtariVectorEnv has
+    made on the CPU and each environment's own generator draws. All results are tensors on the device: observations
+    uint8 [n, stack_num, img_height, img_width], oldest frame first; rewards, lives int32 [n]; terminated, truncated
+    bool [n]. The next step overwrites them all.
 
     device: "cuda", or "cpu", where the same kernels run one thread after another. seed: of starts, of the choice among
-    them, and of sticky actions. uses_graph: on a GPU, all that a step launches is one CUDA graph from the third step
-    on.
+    them, and of sticky actions. uses_graph: on a GPU, steps are a CUDA graph from the third one on.
 
     Raises UsageError without a GPU, for options that do not exist, and for more environments than memory has room for.
     """
@@ -79,7 +78,7 @@ class CudaAtari:
         for name in ("grayscale", "continuous", "batch_size", "autoreset_mode", "decorrelation_steps"):
             if name in options:
                 raise UsageError(f"CudaAtari has no option {name}")
-        starter = AtariVectorEnv(str(game), num_starts, **sizes, **options)  # it checks the options, too
+        starter = AtariVectorEnv(str(game), num_starts, **sizes, **options)  # also checks the options
         try:
             starter.reset(seed=seed)
             chunks = starter._chunks
@@ -88,7 +87,7 @@ class CudaAtari:
             start_screens = np.concatenate([chunk._screens for chunk in chunks])[:, : 2 * PICTURE]
             grey, rom, settings = chunks[0].grey_palette(), chunks[0].rom, starter.step_options
             self.action_numbers = torch.as_tensor(chunks[0].action_numbers, device=self.device)
-            """ale-py's numbers of the actions 0, 1, ..."""
+            """ale-py's numbers for the actions 0, 1, ..."""
         finally:
             starter.close()
         self.single_observation_space = starter.single_observation_space
@@ -119,23 +118,23 @@ class CudaAtari:
         self._screens, self._shown = black((num_envs, 3 * PICTURE)), black((num_envs, pixels))
         self._observations = black((num_envs, stack_num, img_height, img_width))
         self._actions, self._rewards, self._events, self._lives, self.starts = ints((5, num_envs)).unbind()
-        """starts: the prepared start that each environment has begun in the last step; -1: none"""
+        """starts: the prepared start that each environment began in the last step; -1: none"""
         self._indices = torch.zeros(num_envs, dtype=torch.int64, device=self.device)
         self._pictures = ints((num_envs, 2))
         self._step, self._start = Launcher(kernels.step_consoles, order), Launcher(kernels.start_consoles, order)
         self._show = Launcher(kernels.show_pictures, order)
         self._observe = Launcher(kernels.make_observations, order)
         self._graph: Any = None
-        self._results: Any = None  # what the graph overwrites
+        self._results: Any = None  # tensors that the graph overwrites
         self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" and uses_graph else None  # type: ignore[no-untyped-call]
         self._warm_ups_left = WARM_UPS
         self.seed_envs(seed)
 
     def seed_envs(self, seed: int) -> None:
-        """Seeds each environment's generators: that of its starts and that of its sticky actions."""
+        """Seeds each environment's generators of starts and of sticky actions."""
         agents = [to_words(np.random.Generator(np.random.PCG64([seed, env]))) for env in range(self.num_envs)]
         self._set_words(words.AGENT_GENERATOR, np.array(agents))
-        # Without sticky actions, numbers are drawn but decide nothing.
+        # Without sticky actions, numbers are drawn but have no effect.
         seeds = [(seed + env) % 2**32 if self._repeats else seed for env in range(self.num_envs)]
         generators = {each: _seeded_generator(each) for each in {*seeds}}
         self._set_words(words.ACTION_GENERATOR, np.array([generators[each] for each in seeds]))
@@ -167,8 +166,8 @@ class CudaAtari:
     def step(self, actions: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Info]:
         """Plays a step in each environment; returns observations, rewards, terminated, truncated and {"lives"}.
 
-        actions: integers [n] on the device; a number that is no action counts as the nearest one. The host does not
-        wait for the device."""
+        actions: integers [n] on the device; an invalid action counts as the nearest one. The host does not wait for the
+        device."""
         self._indices.copy_(actions)
         if self._stream is None:
             return self._play()
@@ -187,7 +186,7 @@ class CudaAtari:
         return self._advance(1)
 
     def _play_on_stream(self, stream: "torch.cuda.Stream") -> tuple[Tensor, Tensor, Tensor, Tensor, Info]:
-        """Plays a step on the stream of the later capture."""
+        """Plays a step on the stream that the graph is captured on."""
         current = torch.cuda.current_stream(self.device)
         stream.wait_stream(current)
         with torch.cuda.stream(stream):
@@ -201,7 +200,7 @@ class CudaAtari:
         self._results = self._play()
 
     def render(self) -> Any:
-        """Returns the screen of the first environment in colour, uint8 [height, 160, 3], in the host's memory."""
+        """Returns the screen of the first environment in color, uint8 [height, 160, 3], in the host's memory."""
         state = self.states()[0]
         start = PICTURE * int(state[words.FRAME_BUFFER])
         picture = self._screens[0, start : start + self._shown.shape[1]].cpu().numpy()
@@ -235,11 +234,11 @@ class CudaAtari:
         return separate(self._states, self.num_envs).cpu().numpy().copy()
 
     def get_state(self) -> dict[str, Tensor]:
-        """Returns copies of all that decides how the environments go on, in the host's memory."""
+        """Returns copies, in the host's memory, of everything that decides how the environments continue."""
         return {name: getattr(self, name).cpu().clone() for name in self._KEPT}
 
     def set_state(self, state: dict[str, Tensor]) -> None:
-        """Restores what get_state has returned. Raises UsageError for a state of another number of environments."""
+        """Restores a result of get_state. Raises UsageError for a state of another number of environments."""
         if state["_events"].shape != self._events.shape:
             raise UsageError(f"a state of {len(state['_events'])} environments does not fit {self.num_envs}")
         for name in self._KEPT:
@@ -248,7 +247,7 @@ class CudaAtari:
     _KEPT = ("_states", "_screens", "_shown", "_observations", "_events", "_lives")
 
     def _check_memory(self, bytes_each: int) -> None:
-        """Raises UsageError if the GPU has no room for the environments, with the number that fits."""
+        """Raises UsageError, with the number that fits, if the GPU has too little memory for the environments."""
         if self.device.type != "cuda":
             return
         free, _ = torch.cuda.mem_get_info(self.device)
@@ -262,5 +261,5 @@ class CudaAtari:
 def make(num_envs: int, device: str = "cuda", game: str = "pong", **options: Any) -> CudaAtari:
     """Returns a CudaAtari, as a factory of environments for `accel-rl train --env accel_rl.emulator.cuda.atari:make`.
 
-    game: also by the option `game`. The other options are CudaAtari's."""
+    game, options: see CudaAtari."""
     return CudaAtari(game, num_envs, device=device, **options)

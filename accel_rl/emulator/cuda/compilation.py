@@ -1,4 +1,4 @@
-"""Compiles kernels to PTX: Numba makes LLVM's IR as for a CPU, and LLVM's back end for NVIDIA's GPUs does the rest."""
+"""Compiles kernels to PTX: Numba makes LLVM IR as for a CPU, and LLVM's back end for NVIDIA's GPUs does the rest."""
 
 import hashlib
 import importlib
@@ -19,16 +19,16 @@ from accel_rl.processes.child import leave_signals_to_parent
 from accel_rl.processes.spawning import ask_process
 
 TRIPLE = "nvptx64-nvidia-cuda"
-# A block has at most so many threads, and a GPU's processor must hold so many blocks: a thread has 128 registers.
+# The most threads of a block, and the blocks that a multiprocessor must hold: a thread gets 128 registers.
 MOST_THREADS, BLOCKS = 128, 4
-# Architectures, and the version of PTX that has each: 7.8 needs a driver for CUDA 11.8, 8.6 one for 12.7.
+# Architectures, and the version of PTX for each: 7.8 needs a driver for CUDA 11.8, 8.6 one for 12.7.
 PTX_VERSIONS = {"sm_70": "ptx63", "sm_80": "ptx70", "sm_90": "ptx78", "sm_100": "ptx86"}
 
 
 def compile_kernel(kernel: Kernel, arch: str) -> str:
     """Returns the PTX of a kernel for an architecture (sm_90).
 
-    Its parameters are those of its function after the thread's number: arrays by their fields as in machine_code.py."""
+    Its parameters are those of its function after the thread's number, arrays as fields (machine_code.py)."""
     import llvmlite.binding as llvm
 
     llvm.initialize_all_targets()
@@ -43,7 +43,7 @@ def compile_kernel(kernel: Kernel, arch: str) -> str:
         if not function.is_declaration and function.name != kernel.__name__:
             function.linkage = "internal"
         if not function.is_declaration:
-            function.add_function_attribute("convergent")  # LLVM removes it where no lane waits for another
+            function.add_function_attribute("convergent")  # LLVM removes it from functions in which no lane waits
     for variable in module.global_variables:
         variable.linkage = "internal"
     options = llvm.create_pipeline_tuning_options(speed_level=3)
@@ -54,7 +54,7 @@ def compile_kernel(kernel: Kernel, arch: str) -> str:
 
 
 def _numba_ir(kernel: Kernel) -> tuple[str, str]:
-    """Returns the IR of a function with all its callees, not optimized, and the function's name in it."""
+    """Returns the unoptimized IR of a function with all its callees, and the function's name in it."""
     from numba.core import codegen, sigutils
 
     for name in ("_optimize_final_module", "_finalize_specific"):
@@ -75,7 +75,7 @@ def _no_address(library: Any, _name: str) -> int:
 
 
 def _retarget(text: str, layout: str) -> str:
-    """Returns IR for NVIDIA's GPUs; Numba's has no other mark of the CPU than these two lines."""
+    """Returns IR for NVIDIA's GPUs; only these two lines of Numba's IR depend on the CPU."""
     text = re.sub(r"^target triple = .*$", f'target triple = "{TRIPLE}"', text, flags=re.MULTILINE)
     return re.sub(r"^target datalayout = .*$", f'target datalayout = "{layout}"', text, flags=re.MULTILINE)
 
@@ -110,13 +110,13 @@ def _add_kernel(module: Any, name: str, kernel: str) -> None:
     module.link_in(llvm.parse_assembly(text))
 
 
-# ---- kept on the disk ----
+# ---- cached on the disk ----
 
 
 def kernel_images(kernel: Kernel, arch: str) -> list[bytes]:
-    """Returns a kernel's PTX, which a driver compiles, after a cubin if there is NVIDIA's assembler or was one.
+    """Returns a kernel's PTX, which a driver compiles, preceded by its cubin if NVIDIA's assembler is or was available.
 
-    Compiles in a separate process what is not on the disk yet, which takes about 25 s. Raises UsageError if that
+    If the PTX is not on the disk, a separate process compiles it, which takes about 25 s. Raises UsageError if that
     fails."""
     path = ptx_path(kernel, arch)
     if not path.exists():

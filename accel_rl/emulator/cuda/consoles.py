@@ -18,14 +18,14 @@ from accel_rl.emulator.steps import PICTURE
 from accel_rl.errors import RunError
 
 STICKY = 0.25  # the probability of sticky actions in comparisons
-PARTS = 16  # the CPU plays the consoles in so many threads
+PARTS = 16  # threads in which the CPU plays the consoles
 
 
 class CudaConsoles:
     """Consoles of one game in the memory of a device.
 
-    states: int32 [n, STATE_WORDS], an array or tensor. screens: uint8 [n, 3 * PICTURE]; None: black ones.
-    order: that of the threads on a CPU."""
+    states: int32 [n, STATE_WORDS], an array or tensor. screens: uint8 [n, 3 * PICTURE]; None: black ones. order: of the
+    threads on a CPU."""
 
     def __init__(
         self,
@@ -47,11 +47,11 @@ class CudaConsoles:
         self.actions, self.rewards = ints(self.num_envs), ints(self.num_envs)
         """actions: ale-py's numbers, which `play` reads. rewards: summed over its frames"""
         self.pictures = ints((self.num_envs, 2))
-        """The offsets in `screens` of the last picture, and of the one before if that was painted, else -1"""
+        """The offsets in `screens` of the last picture, and of the one before it, or -1 if that was not painted"""
         self.launcher = Launcher(kernels.play_frames, order)
 
     def play(self, num_frames: int, num_painted: int = 0) -> None:
-        """Plays frames in each console, and paints the last ones, at most two."""
+        """Plays frames in each console, and paints the last num_painted, at most two."""
         arguments = (self.num_envs, num_frames, num_painted, self.actions, self.states, self._rom, self.screens)
         arguments += (self._rules, self._program, self.rewards, self.pictures)  # type: ignore[assignment]
         self.launcher(self.num_envs, *arguments)
@@ -73,10 +73,10 @@ def compare(
     device: str | torch.device = "cuda",
     order: Callable[[int], Any] | None = None,
 ) -> int:
-    """Plays random and sticky actions in each console on a device and on the CPU; returns how many consoles differ in
-    their RAM at the end, of which there should be several.
+    """Plays random and sticky actions in each console on a device and on the CPU; returns the number of distinct RAM
+    contents at the end, of which there should be several.
 
-    Raises RunError unless all are equal: the rewards of each frame, all words of the states, the last pictures."""
+    Raises RunError unless the rewards of each frame, the complete states and the last pictures are equal."""
     edges = np.linspace(0, num_envs, min(PARTS, num_envs) + 1).astype(int)
     parts = [slice(*edges[i : i + 2]) for i in range(len(edges) - 1)]
     options: dict[str, Any] = {"draw": False, "repeat_action_probability": STICKY}

@@ -1,7 +1,7 @@
 """Loads kernels into NVIDIA's driver and launches them on PyTorch's current stream.
 
-Tensors on a CPU are allowed, too: then the kernel's entry runs for one thread after another, in a random order if one
-is given. So everything around the kernels can be tested without a GPU.
+Tensors may also be on a CPU. Then the kernel's entry runs for one thread after another, in a given order if there is
+one, so everything around the kernels can be tested without a GPU.
 """
 
 import contextlib
@@ -18,8 +18,8 @@ from accel_rl.emulator.cuda.memory import LANES, Kernel
 from accel_rl.emulator.state import STATE_WORDS
 from accel_rl.errors import RunError, UsageError
 
-MOST_THREADS = 2**31 - 1024  # the largest launch: the number of each thread of its whole blocks has 32 bits
-BLOCK = 32  # threads: a warp, so that few consoles still use all of a GPU's processors
+MOST_THREADS = 2**31 - 1024  # the largest launch, whose thread numbers, up to the last whole block, fit into 32 bits
+BLOCK = 32  # threads per block: one warp, so that few consoles still use all of a GPU's multiprocessors
 _REGISTERS, _LOCAL_BYTES = 4, 3  # numbers of cuFuncGetAttribute
 _ERROR_LOG, _ERROR_LOG_BYTES = 5, 6  # numbers of cuModuleLoadDataEx
 
@@ -46,7 +46,7 @@ class LoadedKernel:
     Raises RunError if the driver refuses it."""
 
     def __init__(self, name: str, image: bytes):
-        torch.zeros(1, device="cuda")  # makes PyTorch's context the current one
+        torch.zeros(1, device="cuda")  # makes PyTorch's context current
         self._module, self._function = ctypes.c_void_p(), ctypes.c_void_p()
         self._image = image + b"\0"
         log = ctypes.create_string_buffer(8192)
@@ -64,7 +64,7 @@ class LoadedKernel:
         return value.value
 
     def launch(self, threads: int, arguments: Sequence[Any], block: int = BLOCK) -> None:
-        """Launches at least this many threads; arguments: CUDA tensors and ints, as the entry's after `thread`."""
+        """Launches at least this many threads; arguments: CUDA tensors and ints, the entry's after `thread`."""
         words = (ctypes.c_int64 * 512)(*flat_arguments(arguments))
         at = ctypes.addressof(words)
         pointers = (ctypes.c_void_p * 512)(*range(at, at + 8 * 512, 8))
@@ -75,7 +75,7 @@ class LoadedKernel:
 
 
 def most_consoles(threads_each: int) -> int:
-    """Returns how many consoles a launch takes that has this many threads for each."""
+    """Returns the most consoles of a launch with this many threads for each."""
     return MOST_THREADS // threads_each // LANES * LANES
 
 
@@ -91,7 +91,7 @@ def separate(words: torch.Tensor, num_envs: int) -> torch.Tensor:
 
 
 def flat_arguments(arguments: Sequence[Any]) -> list[int]:
-    """Returns a kernel's parameters: ints, and the fields of arrays as Numba passes them (machine_code.py)."""
+    """Returns a kernel's parameters: ints, and arrays as the fields that Numba passes (machine_code.py)."""
     flat: list[int] = []
     for argument in arguments:
         if isinstance(argument, torch.Tensor):
@@ -124,8 +124,8 @@ def run_on_cpu(kernel: Kernel, threads: Any, arguments: Sequence[Any]) -> None:
 class Launcher:
     """Launches a kernel where its tensors are: on a GPU, always the same one, or thread by thread on the CPU.
 
-    It is compiled, if needed, and loaded at the first launch on a GPU. order: returns the order of the threads on the
-    CPU for a number of threads; None: one after another. Raises ValueError for more than MOST_THREADS threads."""
+    The first launch on a GPU loads the kernel, and compiles it if needed. order: returns the order of the threads on
+    the CPU for a number of threads; None: ascending. Raises ValueError for more than MOST_THREADS threads."""
 
     def __init__(self, kernel: Kernel, order: Callable[[int], Any] | None = None):
         self._kernel, self._order = kernel, order or np.arange
@@ -155,18 +155,18 @@ def load(kernel: Kernel) -> LoadedKernel:
 def _load(kernel: Kernel, _gpu: int) -> LoadedKernel:
     *others, last = kernel_images(kernel, arch())
     for image in others:
-        with contextlib.suppress(RunError):  # a cubin of another version than the driver's
+        with contextlib.suppress(RunError):  # a cubin of another version than the driver's may fail
             return LoadedKernel(kernel.__name__, image)
     return LoadedKernel(kernel.__name__, last)
 
 
 def arch() -> str:
-    """Returns the architecture to compile for: the newest one, as in sm_90, whose code the current GPU runs."""
+    """Returns the architecture to compile for: the newest one, such as sm_90, whose code the current GPU runs."""
     return newest_arch(*torch.cuda.get_device_capability())
 
 
 def newest_arch(major: int, minor: int) -> str:
-    """Returns the newest architecture whose PTX a GPU of this compute capability runs: any later GPU does. Raises
+    """Returns the newest architecture whose PTX runs on a GPU of this compute capability, as on all later GPUs. Raises
     UsageError for older GPUs."""
     known = [name for name in PTX_VERSIONS if int(name.removeprefix("sm_")) <= 10 * major + minor]
     if not known:

@@ -17,10 +17,10 @@ run_alone: Any = JitFunction(run.__wrapped__)
 
 @jit
 def run_in_step(s, rom, screen, max_instructions):
-    """Does what `run` does in a whole frame; the lanes of a warp meet at the end of each line.
+    """Runs a whole frame like `run`; the lanes of a warp meet at the end of each line.
 
     They also complete the line's collisions there, together, unless they paint. A frame that is shown before its end
-    must be complete up to its last access only: if it uses up its instructions, it runs again from its start."""
+    must be complete only up to its last access, so if its instructions are used up, it runs again from its start."""
     here = active_lanes()
     running = here
     left = i32(max_instructions)

@@ -1,4 +1,4 @@
-"""The kernels' bodies: what one thread does. On a CPU, an entry called for each thread in turn does the same."""
+"""The kernels' bodies, each for one thread. On a CPU, an entry called for each thread in turn does the same."""
 
 from accel_rl.emulator.compiled import i32, jit
 from accel_rl.emulator.console import NO_LIMIT, begin_action, run_due_frames
@@ -55,7 +55,7 @@ def play_frames(
     """Plays frames with one action in the console `thread`; paints the last ones, at most two.
 
     actions: int32 [n], ale-py's numbers. states: see console_state. screens: uint8 [n, 3 * PICTURE]. rewards: int32
-    [n], summed. pictures: int32 [n, 2]: where the last picture and the one before begin in the console's screens; -1:
+    [n], summed. pictures: int32 [n, 2]: offsets of the last picture and the one before in the console's screens; -1:
     there is none."""
     if thread >= num_envs:
         return
@@ -77,7 +77,7 @@ def play_frames(
 
 @jit
 def _keep_picture(s, screen):
-    """Returns the offset of the last frame's picture, which has been painted, while the next frame runs."""
+    """Returns the offset of the last frame's picture, already painted, while the next frame runs."""
     start = i32(PICTURE * s[FRAME_BUFFER])
     if not s[FRAME_GOES_ON]:
         return start
@@ -93,7 +93,7 @@ def step_consoles(
 ):  # fmt: skip
     """Plays a step in the console `thread`, or chooses one of num_starts starts if its game has ended.
 
-    plays: 0: only chooses starts. actions: int32 [n], ale-py's numbers. options: see vector_steps.py. rewards, events,
+    plays: 0: choose starts only. actions: int32 [n], ale-py's numbers. options: see vector_steps.py. rewards, events,
     starts, lives: int32 [n]; starts: -1 without a start. pictures: int32 [n, 2], offsets in the console's screens: the
     picture to show and the one before it, -1 if a step does not show it (vector_steps.py says when)."""
     if thread >= num_envs:
@@ -116,17 +116,17 @@ def step_consoles(
             pictures[thread, 0] = PICTURE * s[FRAME_BUFFER]  # `play` has painted it
 
 
-START_THREADS = 128  # for each console
+START_THREADS = 128  # threads for each console
 
 
 @kernel(INT, INTS, INTS, INTS_2D, BYTES_2D, INTS_2D, INTS_2D, BYTES_2D, INTS)
 def start_consoles(
     thread, num_envs, starts, states, screens, shown, start_states, start_screens, start_shown, lives
 ):  # fmt: skip
-    """Copies a part of a prepared start to the console thread // START_THREADS, if it starts a game.
+    """Copies a part of a prepared start, except generators, to the console thread // START_THREADS if it starts a game.
 
-    starts: int32 [n], from step_consoles. Generators go on. start_states: int32 [starts, STATE_WORDS].
-    start_screens: int32 [starts, words]: the two pictures. shown, start_shown: see show_pictures."""
+    starts: int32 [n], from step_consoles. start_states: int32 [starts, STATE_WORDS]. start_screens: int32 [starts,
+    words]: the two pictures. shown, start_shown: see show_pictures."""
     console = i32(thread // START_THREADS)
     if console >= num_envs:
         return
@@ -146,12 +146,12 @@ def start_consoles(
         lives[console] = start_states[start, LIVES]
 
 
-SHOWN_PIXELS = 2  # pixels that a thread of show_pictures makes: a launch takes twice as many consoles as with one
+SHOWN_PIXELS = 2  # pixels per thread of show_pictures: a launch takes twice as many consoles as with one
 
 
 @kernel(INT, BYTES_2D, INTS_2D, BYTES, BYTES_2D)
 def show_pictures(thread, num_envs, screens, pictures, palette, shown):
-    """Makes two pixels of the grey screen that a console's step shows: thread = console * pixels / 2 + pixel.
+    """Makes two pixels of the gray screen that a console's step shows: thread = console * pixels / 2 + pixel.
 
     pictures: int32 [n, 2], from step_consoles. Without the last one, the screen is the maximum of itself and the one
     before. palette: uint8 [256]. shown: uint8 [n, pixels]."""
@@ -191,7 +191,7 @@ def make_observations(thread, num_envs, plays, starts, shown, maker, stack, obse
 
 @jit
 def _mean(screen, plan, pixel):
-    """Returns a pixel of the frame: the mean of some of the screen's, rounded as cv2 does."""
+    """Returns a pixel of the frame: the mean of some of the screen's pixels, rounded as in cv2."""
     row = i32(pixel // plan[WIDTH])
     column = i32(pixel - row * plan[WIDTH])
     at = i32(LINE_PIXELS * plan[plan[FIRST_LINES] + row] + plan[plan[FIRST_COLUMNS] + column])
@@ -235,5 +235,5 @@ KERNELS = (play_frames, step_consoles, start_consoles, show_pictures, make_obser
 def most_threads_each(lines: int, frame_pixels: int) -> int:
     """Returns the largest number of threads that a launch has for each console.
 
-    lines: of a screen. frame_pixels: of a resized frame."""
+    lines: of a screen. frame_pixels: pixels of a resized frame."""
     return max(LINE_PIXELS * lines // SHOWN_PIXELS, frame_pixels, START_THREADS)

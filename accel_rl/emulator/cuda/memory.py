@@ -1,7 +1,7 @@
-"""Places the words of many consoles where a GPU likes them: interleaved by groups of 32 consoles, a warp's threads.
+"""Lays out the words of many consoles for a GPU: interleaved in groups of 32 consoles, the threads of a warp.
 
-Word w of console c lies at word 32 w + c % 32 of group c // 32. The threads of a warp that read the same word read
-128 bytes in a row, and the distance from word to word is a constant, which costs nothing in an address.
+Word w of console c lies at word 32 w + c % 32 of group c // 32. The threads of a warp that read the same word read 128
+consecutive bytes, and the distance from word to word is a constant, which costs nothing in an address.
 """
 
 import inspect
@@ -14,12 +14,12 @@ from accel_rl.emulator.compiled import EntryFunction, JitFunction
 from accel_rl.emulator.cuda.warps import teach_numba_warps
 from accel_rl.emulator.state import STATE_WORDS
 
-LANES = 32  # consoles of a group
-GLOBAL = 1  # LLVM's address space of a GPU's global memory; on a CPU all are the same
+LANES = 32  # consoles in a group
+GLOBAL = 1  # LLVM's address space of a GPU's global memory; a CPU has only one
 
 
 def console_state(states: Any, console: Any) -> Any:
-    """Returns the state of one console, in compiled functions only: `s` of all the emulator's functions.
+    """Returns the state of one console, the `s` of the emulator's functions; in compiled functions only.
 
     states: int32 [words], interleaved."""
     raise NotImplementedError
@@ -31,15 +31,15 @@ def global_address(array: Any) -> Any:
 
 
 def constant_address(array: Any) -> Any:
-    """Returns an array without its shape that no thread of a launch writes to, in a GPU's global memory."""
+    """Returns the same for an array that no thread of the launch writes to."""
     raise NotImplementedError
 
 
 class Kernel(EntryFunction):
-    """A function of the number of a thread and other arguments, which a GPU runs for many threads at once.
+    """A function of a thread's number and other arguments, which a GPU runs for many threads at once.
 
-    On a CPU it is an entry: it takes the numbers of the threads, int32, and runs one after another in this order.
-    types: those of the arguments after the thread's number, as Numba writes them."""
+    On a CPU it is an entry that takes the threads' numbers, int32, and runs one after another in this order. types: of
+    the arguments after the thread's number, as Numba writes them."""
 
     def __init__(self, function: Callable[..., Any], types: tuple[str, ...]):
         self.body, self.types = JitFunction(function), types
@@ -72,7 +72,7 @@ INT, INTS, INTS_2D, BYTES, BYTES_2D = "int32", "int32[::1]", "int32[:, ::1]", "u
 
 
 def kernel(*types: str) -> Callable[[Callable[..., Any]], Kernel]:
-    """Marks a function as a kernel; types: those of its arguments after the thread's number."""
+    """Marks a function as a kernel; types: of its arguments after the thread's number."""
     return lambda function: Kernel(function, types)
 
 

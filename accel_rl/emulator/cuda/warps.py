@@ -1,8 +1,8 @@
 """Keeps the threads of a warp together: consoles of one game run the same program, but out of step.
 
 A warp executes one instruction for all its threads (lanes) that are at the same place of a program. 32 consoles that
-each run a frame on their own are soon at different places: 7 to 13 of them wait for one. Consoles that wait for each
-other at the end of each line of the television are mostly at the same place.
+each run a frame independently are soon at different places: 7 to 13 of them wait for one. Consoles that wait for each
+other at the end of each scanline are mostly at the same place.
 """
 
 from functools import cache
@@ -15,7 +15,7 @@ def active_lanes() -> int:
 
 
 def wait_for(lanes: int) -> None:
-    """Waits until all these lanes are here. All of them must come."""
+    """Waits until all these lanes are here. All of them must call it."""
     raise NotImplementedError
 
 
@@ -28,7 +28,7 @@ _for_gpu = False
 
 
 def codegen_for_gpu() -> None:
-    """Makes the functions above a GPU's in all that this process compiles from now on."""
+    """Makes this process compile the functions above for a GPU from now on."""
     global _for_gpu
     _for_gpu = True
 
