@@ -1,19 +1,19 @@
-# make train      trains PPO on Pong, which it wins; settings, also another --algo, in ARGS="--env breakout --seed 3"
-# make test       runs the tests that prove the product, in about 3 minutes on 2 cores (6 on old ones)
-# make test-slow  runs the other tests
-# make test-all   runs all of them
-# make test-gpu   runs those of the GPU code, on real GPUs
+# make train      trains PPO on Pong, which it wins; ARGS="--env breakout --seed 3" passes other settings, even --algo
+# make test       runs the fast tests, in about 3 minutes on 2 cores (6 on old ones)
+# make test-slow  runs the slow tests
+# make test-all   runs all tests
+# make test-gpu   runs the tests of the GPU code, on real GPUs
 # make lint       checks style and types
 # make docs       checks the documentation's links and examples, and builds it as a site in site/
-# make dist       builds the package in dist/, checks what is in it, and trains with it in an empty environment, of
-#                 other Pythons with PYTHONS="python3.12 python3.13"
-# Each sets up what it needs in .venv, with the versions that the tests have seen (constraints.txt).
+# make dist       builds the package in dist/, checks its contents, and trains with it in an empty environment;
+#                 PYTHONS="python3.12 python3.13" tries other Pythons
+# Each target first installs what it needs in .venv, in the tested versions (constraints.txt).
 
 PYTHON ?= python3
 BIN := .venv/bin
 ARGS ?=
-# Three at a time on a thread each, since some wait for processes. A file's tests stay in one process: its fixtures are
-# set up once.
+# Three tests run at a time, with one thread each, since some wait for other processes. The tests of a file stay in one
+# process, so its fixtures are set up once.
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile
 
 .PHONY: train test test-slow test-all test-gpu lint docs dist clean

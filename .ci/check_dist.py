@@ -32,7 +32,7 @@ def main(folder: Path) -> None:
 
 
 def check(archive: Path, expected: set[str], found: set[str]) -> None:
-    """Ends the program where an archive's files are not those of the package."""
+    """Exits with an error if an archive's files are not those of the package."""
     if expected != found:
         sys.exit(f"{archive.name}: missing {sorted(expected - found)}; too many {sorted(found - expected)}")
 

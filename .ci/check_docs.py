@@ -23,7 +23,7 @@ def main() -> int:
     sys.path.insert(0, str(ROOT))
     files = [path for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")) if path.name != "CHANGELOG.md"]
     wrong = [f"{path.relative_to(ROOT)}: {problem}" for path in sorted(files) for problem in problems(path)]
-    print("\n".join(wrong) or f"{len(files)} files of documentation are right")
+    print("\n".join(wrong) or f"{len(files)} documentation files are correct")
     return bool(wrong)
 
 
@@ -33,10 +33,10 @@ def problems(path: Path) -> Iterator[str]:
     prose = FENCE.sub("", text)
     for target in LINK.findall(prose):
         if not re.match(r"\w+:", target) and not leads_somewhere(path, target):
-            yield f"link to {target}, which is not there"
+            yield f"link to {target}, which does not exist"
     for name in PATH.findall(prose):
         if "<" not in name and not any((base / name).exists() for base in (ROOT, ROOT / "accel_rl", path.parent)):
-            yield f"file {name}, which is not there"
+            yield f"file {name}, which does not exist"
     for module, name in MEMBER.findall(prose):
         if not resolves(f"accel_rl.{module.replace('/', '.')}:{name}"):
             yield f"{name}, which is not in {module}.py"
@@ -61,7 +61,7 @@ def headings(text: str) -> set[str]:
 
 
 def problems_of_code(code: str) -> Iterator[str]:
-    """Yields what is wrong with a block of Python: its syntax, or what it imports."""
+    """Yields the syntax errors and failing imports of a block of Python."""
     try:
         tree = ast.parse(code)
     except SyntaxError as error:
@@ -78,7 +78,7 @@ def problems_of_code(code: str) -> Iterator[str]:
 
 
 def resolves(name: str) -> bool:
-    """Returns whether a dotted name, or module:name, is a module or what can be reached from one by attributes."""
+    """Returns whether a dotted name, or module:name, is a module or an attribute reachable from one."""
     parts = name.replace(":", ".").split(".")
     for end in range(len(parts), 0, -1):
         try:

@@ -1,5 +1,5 @@
-"""Fits the documentation, which is also read in the repository, into the site: files outside docs/ that a page names
-become part of it, pages with commands say how these are tested, and the page of all settings is made from their
+"""Adapts the documentation, which is also read in the repository, to the site. Files outside docs/ that a page links to
+become part of the site, pages with commands say how these are tested, and the settings page is made from the settings'
 definitions."""
 
 import re
@@ -37,7 +37,7 @@ def outside(page: Path) -> set[Path]:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Rewrites links as the site has the files: docs/ is its root, beside what else it has of the repository."""
+    """Rewrites links for the site, whose root has the pages of docs/ next to other files of the repository."""
     if page.file.abs_src_path is None:
         return markdown
     folder = Path(page.file.abs_src_path).parent
@@ -46,7 +46,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         target = (folder / match[2]).resolve()
         inside = target.relative_to(ROOT / "docs") if target.is_relative_to(ROOT / "docs") else target.relative_to(ROOT)
         if files.get_file_from_path(str(inside)) is None and target.exists():
-            return f"](#{'' if target.is_dir() else match[2]}{match[4]}"  # a folder, which a site does not show
+            return f"](#{'' if target.is_dir() else match[2]}{match[4]}"  # the site does not show folders
         up = "../" * (len(Path(page.file.src_uri).parts) - 1)
         return f"{match[1]}{up}{inside}{match[3] or ''}{match[4]}"
 
@@ -58,17 +58,17 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def settings_page() -> str:
-    """Returns all settings in tables: what stands in their definitions, and in `accel-rl train --help-all`."""
+    """Returns tables of all settings, made from the same definitions as `accel-rl train --help-all`."""
     from accel_rl.config.presets import preset_names
     from accel_rl.settings.names import RUN_GROUPS
     from accel_rl.settings.resolve import find_algo
 
     lines = ["# Settings", "", "Each is a flag of `accel-rl train`, a name in a `--config` file, and an argument of"]
     lines += ["`accel_rl.train`. Presets (`accel-rl list presets`) replace the defaults here.", ""]
-    groups: dict[str, Any] = {f"Of {title}": group for title, group in RUN_GROUPS.items()}
+    groups: dict[str, Any] = {f"Settings of {title}": group for title, group in RUN_GROUPS.items()}
     for name in preset_names():
         algo_class, _ = find_algo(name)
-        groups.setdefault(f"Of `{algo_class.__name__}`", algo_class.Settings)
+        groups.setdefault(f"Settings of `{algo_class.__name__}`", algo_class.Settings)
     for title, group in groups.items():
         lines += [f"## {title}", "", "| setting | default | |", "|---|---|---|"]
         for each in fields(group):

@@ -1,6 +1,6 @@
-"""Installs a built wheel in an empty environment, outside the checkout, and trains with it: with the newest simulators
-that constraints.txt allows, and then with the oldest that setup.cfg allows. Also checks that the sdist builds the same
-wheel.
+"""Installs a built wheel in an empty environment, outside the checkout, and trains with it: first with the newest
+simulators that constraints.txt allows, then with the oldest that setup.cfg allows. Also checks that the sdist builds
+the same wheel.
 
     python .ci/test_wheel.py dist [PYTHON ...]      # with this Python, or with others"""
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 TINY = "--steps 400 --envs 4 --workers 2 --horizon 5 --eval-interval-steps 0 --final-games 2"
-RUNS = {  # each with the files that its extra, train, is there for
+RUNS = {  # each with the files that it writes thanks to the extra "train"
     f"--algo ppo --env CartPole-v1 {TINY} --minibatches 2": ("report.html", "learning_curve.png", "video.mp4"),
     f"--algo dqn --env pong --simulator ale {TINY} --replay-size 500 --warmup-steps 100 --final-games 0": (),
 }
@@ -26,11 +26,11 @@ def main(folder: Path, pythons: list[str]) -> None:
         compare(wheel, build(sdist, Path(name)))
     for python in pythons or [sys.executable]:
         train(wheel, python)
-    print(f"{wheel.name}: trains where nothing else is installed, with old and new simulators; {sdist.name} builds it")
+    print(f"{wheel.name}: trains in an empty environment, with old and new simulators; {sdist.name} builds it")
 
 
 def train(wheel: Path, python: str) -> None:
-    """Trains with the wheel, and ends the program where that fails."""
+    """Trains with the wheel, or exits with an error."""
     with tempfile.TemporaryDirectory() as name:
         environment = Environment(Path(name), python)
         environment.install("-c", str(ROOT / "constraints.txt"), f"{wheel.resolve()}[train]")
@@ -50,18 +50,18 @@ def build(sdist: Path, folder: Path) -> Path:
 
 
 def compare(wheel: Path, other: Path) -> None:
-    """Ends the program where two wheels do not hold the same files."""
+    """Exits with an error unless two wheels hold the same files."""
     contents = []
     for path in (wheel, other):
         with zipfile.ZipFile(path) as file:
             contents.append({name: file.read(name) for name in file.namelist()})
     different = sorted(name for name, _ in contents[0].items() ^ contents[1].items())
     if different:
-        sys.exit(f"{wheel.name}: the sdist builds another one, in {', '.join(different)}")
+        sys.exit(f"{wheel.name}: the sdist builds a wheel that differs in {', '.join(different)}")
 
 
 def oldest_simulators() -> list[str]:
-    """Returns the requirements of gymnasium and ale-py that setup.cfg allows just so."""
+    """Returns requirements for the oldest versions of gymnasium and ale-py that setup.cfg allows."""
     text = (ROOT / "setup.cfg").read_text()
     return [f"{name}=={least}" for name, least in re.findall(r"^ +(gymnasium|ale-py)>=(.*)", text, re.MULTILINE)]
 
@@ -79,7 +79,7 @@ class Environment:
         self.run("python", "-m", "pip", "install", "--quiet", *words)
 
     def check(self, kind: str) -> None:
-        """Trains with what is installed, and looks for what a run leaves."""
+        """Trains with the installed packages, and checks that each run wrote its files."""
         where = self.run("python", "-c", "import accel_rl; print(accel_rl.__file__)")
         if not where.startswith(str(self.scratch)):
             sys.exit(f"{where.strip()} was imported in place of the wheel's")
@@ -94,7 +94,7 @@ class Environment:
                 sys.exit(f"accel-rl train {words}: no {', '.join(missing)} with the {kind} simulators")
 
     def run(self, *command: str) -> str:
-        """Runs a program; returns what it has printed, or ends this one with that."""
+        """Runs a program and returns its output; if it fails, exits with that output."""
         ended = subprocess.run(command, cwd=self.scratch, env=self.variables, capture_output=True, text=True)
         if ended.returncode:
             sys.exit(f"{' '.join(command)}:\n{ended.stdout}{ended.stderr}")

@@ -1,4 +1,4 @@
-"""Checkouts of this repository, whose accel_rl other programs run."""
+"""Runs and identifies the accel_rl of other checkouts of this repository."""
 
 import os
 import subprocess

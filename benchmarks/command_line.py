@@ -13,7 +13,7 @@ from accel_rl.errors import RunError, UsageError, unknown
 
 @dataclass(frozen=True)
 class TurnOptions:
-    """Options of turns. seconds: the length of a turn; whole iterations can take longer.
+    """Options of contests in turns. seconds: the length of a turn, which goes on until an iteration ends.
 
     Raises UsageError for a value out of range."""
 

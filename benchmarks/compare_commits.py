@@ -11,11 +11,10 @@ Contests:
     startup   the time from the start of `accel-rl train` to the row of its first update; 10 rounds at most
 
 A contestant is a separate process that imports its checkout's accel_rl. It lives for the whole contest; between its
-turns all its processes are stopped (SIGSTOP). Training runs are ordinary ones, started by the command line, which is
-stable across commits. Their steps are those of the rows of progress.csv. A turn ends with the first row after its
-seconds. Its rate is the number of steps since the last turn's end over the time in which the run was not stopped. The
-ratios new / old are medians over the rounds with 95 % intervals, and more is better. For startup, they are ratios of
-times, old / new.
+turns, all its processes are stopped (SIGSTOP). Training runs are started by the command line, which is stable across
+commits, and their steps are read from progress.csv. A turn ends with the first row after its seconds. Its rate is the
+number of steps since the last turn's end over the time during which the run was not stopped. The ratios new / old are
+medians over the rounds with 95 % intervals; higher is better. For startup, they are ratios of times, old / new.
 """
 
 import sys
@@ -83,7 +82,7 @@ class StartUp:
         self._settings = {**settings, "decorrelation-steps": 0, "steps": settings["envs"] * settings["horizon"]}
 
     def run(self, seconds: float) -> float:
-        """Starts a run of one rollout and one update, and waits for its row. The turn takes as long as that."""
+        """Starts a run of one rollout and one update, and waits for its row, however long the turn takes."""
         start = time.perf_counter()
         tree, progress = start_training(self.name, environment_of(self._checkout), self._settings)
         try:
@@ -149,7 +148,7 @@ def show(name: str, contest: Result) -> None:
 def main() -> int:
     parser = make_parser(__doc__)
     parser.add_argument("old", type=Path, metavar="OLD_CHECKOUT", help="folder of the commit to compare with")
-    parser.add_argument("new", type=Path, metavar="NEW_CHECKOUT", help="folder of the commit that is judged")
+    parser.add_argument("new", type=Path, metavar="NEW_CHECKOUT", help="folder of the commit to judge")
     parser.add_argument("--seconds", type=float, default=2.5, help="length of a turn, in seconds (2.5)")
     parser.add_argument("--rounds", type=int, default=FULL_ROUNDS, help=f"rounds of each contest ({FULL_ROUNDS})")
     names = f"contests among {', '.join(CONTESTS)} (all)"

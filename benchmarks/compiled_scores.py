@@ -4,10 +4,10 @@ python benchmarks/compiled_scores.py [--tasks CartPole-v1 ...] [--presets NAME .
                                      [--json benchmarks/results/compiled_scores.json]
 
 Run it from the repository's root; it takes a day. Each run is one `accel-rl train` with `--compile always` or with
-`--compile never`, and one `accel-rl eval` of the final policy over 20 games. The file gets every run when it has ended.
-Runs that it holds are not made again, so the program can be stopped and started at any time. Presets with equal
-settings are one. Those that a task refuses, and those whose updates are not compiled, are noted and left out. At the
-end it prints the mean scores with their intervals over seeds (--table: nothing else).
+`--compile never`, and one `accel-rl eval` of the final policy over 20 games. Each run is added to the file when it
+ends, and is not repeated later, so the program can be stopped and started at any time. Presets with equal settings
+count as one. Presets that a task refuses, or whose updates are not compiled, are noted and left out. At the end the
+program prints the mean scores with their intervals over seeds (--table: nothing else).
 """
 
 import csv
@@ -36,13 +36,13 @@ STEPS = {"CartPole-v1": 100_000, "LunarLander-v3": 200_000, "Pendulum-v1": 100_0
 BOX_TASKS = ("Pendulum-v1",)
 SEEDS = (1, 2, 3)
 MODES = ("always", "never")  # values of --compile
-LEAST_SHARE = 0.5  # a run counts as compiled if so many of its updates were
+LEAST_SHARE = 0.5  # a run counts as compiled if at least this share of its updates was
 
 Values = dict[str, Any]
 
 
 def distinct_sets(task: str) -> dict[str, list[str]]:
-    """Returns the presets with different settings for a task, each with the names of all that have the same."""
+    """Returns one preset for each distinct set of settings for a task, with the names of all presets that have it."""
     sets: dict[str, list[str]] = {}
     for name in preset_names():
         settings = preset_settings(preset_and_base(name), "vectors", task in BOX_TASKS)
@@ -52,7 +52,7 @@ def distinct_sets(task: str) -> dict[str, list[str]]:
 
 
 def command(task: str, preset: str, mode: str, seed: int) -> str:
-    """Returns what a user types; the runs have an --out besides."""
+    """Returns the command that a user types; the runs also have an --out."""
     is_queued = "sampler" in preset_settings(preset_and_base(preset), "vectors")
     serial = "" if is_queued else " --sampler serial"  # the same rollouts; cheaper than processes here
     return f"accel-rl train --algo {preset} --env {task} --steps {STEPS[task]}{serial} --compile {mode} --seed {seed}"
@@ -78,7 +78,7 @@ def train_and_evaluate(words: str) -> Values:
 
 
 def why_left_out(runs: Values) -> str:
-    """Returns why a preset is left out on a task, by its runs so far, or ""."""
+    """Returns why a preset is left out on a task, judging by its runs so far; "" if it is not."""
     for run in runs.values():
         if "refused" in run:
             return str(run["refused"])
@@ -88,7 +88,7 @@ def why_left_out(runs: Values) -> str:
 
 
 def missing(tasks: Sequence[str], presets: Sequence[str], seeds: Sequence[int], known: Values) -> Iterator[Any]:
-    """Yields task, first preset of a set, its names, and the key and the command of each run that is to be made."""
+    """Yields each missing run: its task, the first preset of its set, the set's names, its key and its command."""
     for task in tasks:
         for first, names in distinct_sets(task).items():
             if presets and not {*presets} & {*names}:
@@ -101,7 +101,7 @@ def missing(tasks: Sequence[str], presets: Sequence[str], seeds: Sequence[int], 
 
 
 def run(tasks: Sequence[str], presets: Sequence[str], seeds: Sequence[int], file: Path) -> Values:
-    """Makes the runs that `file` does not hold yet; returns what it holds then: task -> preset -> names and runs.
+    """Makes the runs that `file` lacks; returns its contents, task -> preset -> names and runs.
 
     Raises UsageError for an unknown name, RunError if a run fails."""
     check_names("task", tasks, STEPS)
@@ -142,9 +142,9 @@ def cell(score: Interval) -> str:
 def main() -> int:
     parser = make_parser(__doc__)
     parser.add_argument("--tasks", nargs="+", default=[*STEPS], metavar="ENV", help=f"({' '.join(STEPS)})")
-    parser.add_argument("--presets", nargs="+", default=[], metavar="NAME", help="only the sets of these (all)")
+    parser.add_argument("--presets", nargs="+", default=[], metavar="NAME", help="only these and equal presets (all)")
     parser.add_argument("--seeds", nargs="+", type=int, default=[*SEEDS], metavar="N", help="(1 2 3)")
-    parser.add_argument("--table", action="store_true", help="run nothing; print the table of what the file holds")
+    parser.add_argument("--table", action="store_true", help="run nothing; print the file's results as a table")
     parser.add_argument("--json", type=Path, default=RESULTS, metavar="FILE", help="the results (%(default)s)")
     options = parser.parse_args()
     seeds = () if options.table else options.seeds

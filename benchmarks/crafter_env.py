@@ -1,4 +1,4 @@
-"""Crafter (Hafner 2022) as a gymnasium environment: a world to survive in, drawn again for each game.
+"""Crafter (Hafner 2022) as a gymnasium environment: a survival game in a world that is generated anew each time.
 
 accel-rl train --algo ppo --env benchmarks.crafter_env:Crafter
 

@@ -1,12 +1,12 @@
-"""Measures the project's own Atari emulator beside ale-py's and other vector environments, on the same cores.
+"""Compares the speed of our Atari emulator with that of ale-py and of other vector environments, on the same cores.
 
 python benchmarks/emulator.py [--parts raw ...] [--games pong ...] [--full] [--json FILE]
 
     raw      one core, frames/s without any preprocessing: `ale` is ale-py's `act`, which draws every frame; the others
-             are accel_rl.emulator, which draws no frame, every fourth, or each
+             are accel_rl.emulator, which draws no frame, every fourth, or every one
     steps    one core, agent steps/s with frame skip and preprocessing, at half size (104x80) and 84x84: 16 environments
              of the simulators `native` and `ale`
-    vector   all cores, steps/s of 32 environments with random actions, 84x84 (--full: half size, too): our
+    vector   all cores, steps/s of 32 environments with random actions, 84x84 (--full: also half size): our
              AtariVectorEnv (`own`), ale-py's and EnvPool, each with as many threads as cores (`sync`, or `async`: half
              of the environments at a time). sampling_peers.py compares our sampler with them
 
@@ -44,8 +44,8 @@ TEN_GAMES = ["pong", "breakout", "seaquest", "space_invaders", "qbert", "ms_pacm
 TEN_GAMES += ["montezuma_revenge", "asteroids"]
 PARTS = {"raw": TEN_GAMES, "steps": TEN_GAMES, "vector": TEN_GAMES[:3]}
 BUDGET_S = {"raw": 40.0, "steps": 100.0, "vector": 60.0}  # without --full and --rounds, and without building
-DRAWN = {"ale": 1, "undrawn": 0, "every-4th": 4, "every": 1}  # one of so many frames is drawn; 0: none
-ENVS_ON_ONE_CORE, ENVS = 16, 32  # for steps, for vector
+DRAWN = {"ale": 1, "undrawn": 0, "every-4th": 4, "every": 1}  # one frame in this many is drawn; 0: none
+ENVS_ON_ONE_CORE, ENVS = 16, 32  # environments in the parts steps and vector
 FRAMES_AT_ONCE, HELD_FRAMES = 200, 4  # frames per call; frames per action
 
 Row = dict[str, Any]
@@ -77,7 +77,7 @@ def run(options: EmulatorOptions) -> Row:
 
 
 def measure(part: str, options: EmulatorOptions) -> list[Row]:
-    """Lets the contestants of each game take turns, prints a line for each, and returns them."""
+    """Lets the contestants of each game take turns, prints a line for each game, and returns its rows."""
     presets = {"raw": ["stooke"], "steps": ["stooke", "dqn84"], "vector": ["dqn84", "stooke"][: 1 + options.full]}[part]
     chosen, cpus = options.games or PARTS[part], available_cpus()
     rows: list[Row] = []
@@ -154,7 +154,7 @@ def random_actions(actions: Sequence[int]) -> Iterator[int]:
 def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--parts", nargs="+", default=tuple(PARTS), metavar="PART", help=f"{', '.join(PARTS)} (all)")
-    parser.add_argument("--games", nargs="+", metavar="GAME", help="as ale-py names them (ten; three of vector)")
+    parser.add_argument("--games", nargs="+", metavar="GAME", help="as ale-py names them (ten; vector: three)")
     add_turns(parser, seconds=0.1)
     add_json(parser)
     run(EmulatorOptions(**vars(parser.parse_args())))

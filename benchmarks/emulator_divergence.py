@@ -3,16 +3,16 @@
 python benchmarks/emulator_divergence.py [--games pong ...] [--consoles 1024] [--json FILE]
 
 A warp of 32 lanes executes one console of a game in each lane, in lock-step. The consoles are in the middle of games,
-with different random actions. A frame that is not painted is simulated, with different models of the interpreter's loop
-(warps.py). For each, the table has the means over the games:
+with different random actions. The program simulates a frame that is not painted with different models of the
+interpreter's loop (warps.py). For each model, the table has the means over the games:
 
-    issued      instructions that a warp issues per instruction that its consoles do; 1: all lanes always do the same,
-                32: one after another. It counts bodies of the switch's cases
-    (least, most)    of the games
+    issued      instructions that a warp issues per instruction of each console, counted as bodies of the switch's
+                cases: from 1 (all lanes always do the same) to 32 (one after another)
+    (least, most)    the range of `issued` over the games
     lanes       how many lanes do something useful: 32 / issued
     cost        the same as `issued`, weighted with the cost of each part of the interpreter
     per frame   LLVM IR instructions that warps execute for a frame of one console
-    completed   the share of them in completing lines of the picture: masks and collisions
+    completed   the share of them that completes lines of the picture: masks and collisions
 """
 
 import sys
@@ -38,7 +38,7 @@ from warps import COSTS, LANES, Model, simulate
 VERSION = 1  # version of the JSON format
 TEN_GAMES = ["pong", "breakout", "space_invaders", "seaquest", "qbert", "ms_pacman", "beam_rider", "enduro"]
 TEN_GAMES += ["montezuma_revenge", "asterix"]
-FRAMES = 2  # recorded; the last one is simulated
+FRAMES = 2  # frames to record; the last one is simulated
 LINE = CLOCKS_PER_LINE
 MODELS = {
     "frame, opcode": Model("opcode"),
@@ -47,7 +47,7 @@ MODELS = {
     "line, opcode": Model("opcode", LINE),
     "line, cpu": Model("cpu", LINE),
     "line, mode": Model("mode", LINE),
-    # From here on, variants of "line, cpu", if not said otherwise
+    # Variants of "line, cpu", unless their names say otherwise
     "half a line": Model("cpu", LINE // 2),
     "two lines": Model("cpu", 2 * LINE),
     "eight lines": Model("cpu", 8 * LINE),
@@ -142,7 +142,7 @@ def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--games", nargs="+", default=TEN_GAMES, metavar="GAME", help="as ale-py names them (ten)")
     parser.add_argument("--consoles", type=int, default=1024, metavar="N", help="consoles of each game (1024)")
-    parser.add_argument("--seed", type=int, default=1, help="of starts and actions (1)")
+    parser.add_argument("--seed", type=int, default=1, help="seed of starts and actions (1)")
     add_json(parser)
     run(DivergenceOptions(**vars(parser.parse_args())))
 

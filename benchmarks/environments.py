@@ -3,8 +3,8 @@
 python benchmarks/environments.py [--only NAME ...] [--table] [--json benchmarks/results/environments.json]
 
 Run it from the repository's root. Each case of CASES is one `accel-rl train` with the algorithm's defaults, one
-`accel-rl eval` of the final policy over 20 games, and 20 games of uniformly random actions. The file gets each case at
-its end. Cases that it has already, with the same command, are not run again. At the end it prints the table of
+`accel-rl eval` of the final policy over 20 games, and 20 games of uniformly random actions. Each case is added to the
+file when it ends, and is not run again with the same command. At the end the program prints the table of
 docs/environments.md (--table: nothing else). The cases need
 `pip install "gymnasium[classic-control,box2d,mujoco,toy-text]" minigrid highway-env crafter pettingzoo`.
 """
@@ -130,7 +130,7 @@ def evaluate(run_dir: Path) -> Result:
 
 
 def refusal(process: subprocess.CompletedProcess[str]) -> str:
-    """Returns the line in which a command is refused. Raises RunError if it is not refused, or says more."""
+    """Returns the line that refuses a command. Raises RunError if it is not refused, or if it prints more."""
     lines = process.stderr.splitlines()
     if process.returncode != 2 or len(lines) != 1:
         raise RunError(f"{shlex.join(process.args)} should be refused in one line, but ended with:\n{process.stderr}")
@@ -187,17 +187,17 @@ def row(case: Result) -> str:
 
 
 def number(value: float) -> str:
-    """Returns a number with three digits, since 20 games give no more."""
+    """Returns a number with three digits, since 20 games justify no more."""
     return f"{value:.{max(0, 2 - int(math.log10(max(abs(value), 1.0))))}f}"
 
 
 def main() -> int:
     parser = make_parser(__doc__)
     parser.add_argument("--only", nargs="+", default=[*CASES], metavar="NAME", help=f"cases: {', '.join(CASES)} (all)")
-    parser.add_argument("--table", action="store_true", help="run nothing, print the table of what the file holds")
+    parser.add_argument("--table", action="store_true", help="run nothing; print the file's results as a table")
     parser.add_argument("--json", type=Path, default=RESULTS, metavar="FILE", help="the results (%(default)s)")
     options = parser.parse_args()
-    sys.path.insert(0, os.getcwd())  # environments of this folder
+    sys.path.insert(0, os.getcwd())  # for the environments of this folder
     names = () if options.table else options.only
     return run_program(lambda: print(table(run(names, options.json).values())))
 

@@ -31,18 +31,16 @@ python benchmarks/gpu_session.py --minutes 12    # on a machine with a GPU; fewe
 ```
 
 It needs a checkout, the package's own requirements and pytest, but no network; if the package itself is not installed,
-put `PYTHONPATH=.` before the command. Each part has its own process and time
-limit, and keeps its results if another part fails. A second call runs the parts that are missing. The last line says
-*verified*, or what failed.
+put `PYTHONPATH=.` before the command. Each part has a separate process and time limit, and keeps its results if another
+part fails. A second call runs the missing parts. The last line says *verified*, or what failed.
 
 | part | what it does |
 |---|---|
 """
 INSTRUCTIONS = """
-Each combination of GPU, PyTorch version and source code has its own folder of results, of which this page shows each
-part's newest. `python benchmarks/gpu_page.py FOLDER` adds a folder to `benchmarks/results/gpu` and writes this page. If
-you have a GPU that is not listed here,
-please run the program and send us its folder.
+Each combination of GPU, PyTorch version and source code has a separate folder of results. This page shows the newest
+results of each part. `python benchmarks/gpu_page.py FOLDER` adds a folder to `benchmarks/results/gpu` and writes this
+page. If you have a GPU that is not listed here, please run the program and send us its folder.
 
 `make test-gpu` runs only the tests of the GPU code, on real GPUs. Without the development packages, use `python -m
 pytest -m gpu --gpu real`. `accel-rl doctor --gpu` compares each family of algorithms with the CPU in two minutes.
@@ -60,10 +58,10 @@ A2C and DQN with Stable-Baselines3's sizes (`--help` lists them), in TF32 and in
 environments, which use more of a GPU. Stable-Baselines3 has its own environments, one process each, or EnvPool's. All
 play by the rules of `training_throughput.py` ([benchmarks](benchmarks.md#training)): frames of 84x84, stacks of four,
 Nature-CNN with 512 units, the same kind of optimizer; lost lives end episodes. The tables called *peers* have medians
-of the rates and of their ratios in each round, with 95 % intervals. With its sizes, steps per update and the
-number of parameters must be equal, too.
+of the rates and of their ratios in each round, with 95 % intervals. With Stable-Baselines3's sizes, the steps per
+update and the number of parameters must be equal, too.
 
-On a machine without network, install the packages into a folder elsewhere, copy it, and name it:
+For a machine without a network, install the packages into a folder elsewhere, and copy it:
 
 ```
 pip install --target FOLDER --no-deps stable-baselines3
@@ -83,12 +81,12 @@ WANDB_MODE=offline python leanrl/ppo_atari_envpool_torchcompile.py --env-id Pong
     --compile --cudagraphs
 ```
 
-These are published figures. Each comes from another machine with other settings, so ratios of them mean nothing:
+These are published figures. Each comes from another machine with other settings, so their ratios mean nothing:
 
 | | agent steps/s | GPU | source |
 |---|---|---|---|
 | CleanRL, PPO, Breakout | 1,022 | H100 | [LeanRL](https://github.com/pytorch-labs/LeanRL#speed-ups) |
-| LeanRL, PPO, Breakout: PyTorch as it is | 3,728 | H100 | the same |
+| LeanRL, PPO, Breakout: plain PyTorch | 3,728 | H100 | the same |
 | with torch.compile and CUDA graphs | 6,809 | H100 | the same |
 | PQN in JAX, on EnvPool: 200 million frames an hour | 13,900 | A40 | [Gallici](https://arxiv.org/abs/2407.04811) |
 | CuLE, emulation on the GPU, its best game | 17,000 | Titan V | [Dalton](https://arxiv.org/abs/1907.08467) |
@@ -97,8 +95,8 @@ NOT_COMPARED = "\nNo comparison has run on a GPU yet.\n"
 NOTHING = """
 ## What has been run
 
-Nothing yet: the GPU code has run only on the tests' [fake GPU](../tests/fake_cuda/README.md). This shows missing waits,
-frozen values and missing copies, but neither the numerics of kernels, nor the driver, nor the speed.
+Nothing yet: the GPU code has run only on the tests' [fake GPU](../tests/fake_cuda/README.md). It reveals missing waits,
+frozen values and missing copies, but says nothing about the numerics of kernels, the driver or the speed.
 """
 
 
@@ -134,7 +132,7 @@ def make_page(results: Path = RESULTS) -> str:
 
 
 def make_section(folders: Sequence[Path]) -> str:
-    """Returns the section of one machine: what it is, and a table of each part's newest results."""
+    """Returns the section of one machine: its description, and a table of each part's newest results."""
     sessions = [read_results(folder) for folder in folders]
     parts = {
         name: max((each[name] for each in sessions if name in each), key=lambda part: part["started"])

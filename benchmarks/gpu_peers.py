@@ -19,8 +19,8 @@ table shows the steps per update and the parameters (without a target network); 
 theirs. A contestant that fails has a row that says so, and the others continue. Rows are kept as they come, so nothing
 is lost when the minutes are over.
 
-This is the part `peers` of gpu_session.py, and keeps its results like all parts. LeanRL's and CleanRL's scripts are not
-included: docs/gpu.md says how to run them.
+This is the part `peers` of gpu_session.py, and it keeps its results like all other parts. LeanRL's and CleanRL's
+scripts are not included: docs/gpu.md says how to run them.
 """
 
 import sys

@@ -47,8 +47,8 @@ ROOT = Path(__file__).parents[1]
 LEAST_S = 15.0  # a part with less time left is not started: its imports take half of this
 GRACE_S = 3.0  # between the two signals that end a part
 PROBE_LIMIT_S = 120.0
-DRY_PATIENCE = 10  # factor of the limits in a dry run, which finds faults on machines of any speed
-DRY_GPUS = "2,"  # two GPUs, whose work happens as late as it may
+DRY_PATIENCE = 10  # factor of the time limits in a dry run, which must work on slow machines, too
+DRY_GPUS = "2,"  # two GPUs that do their work as late as possible
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Part:
 
 
 PARTS = {
-    "install": Part("the packages are there; the emulator compiles; what `accel-rl doctor` says", 90),
+    "install": Part("required packages, compiling the emulator, the report of `accel-rl doctor`", 90),
     "facts": Part("GPU, driver, CPUs, memory, versions, whether memory can be pinned", 40),
     "correctness": Part("`accel-rl doctor --gpu`, and the tests of the GPU code", 125),
     "training": Part("agent steps per second of thirteen settings, and where the time goes", 125),
@@ -72,18 +72,18 @@ PARTS = {
     "learners": Part("two learners on one GPU: all-reduce through shared memory, the central store", 110),
     "scaling": Part("1, 2, 4 and 8 learners, one on each GPU: all-reduce by NCCL, the central store", 120, 2),
     "launch": Part("runs/launch_dgx.py on all GPUs", 60, 2),
-    "micro": Part("what an act, an upload and a graph cost; a small update, compiled or not", 80),
+    "micro": Part("the cost of an act, an upload, a graph, and a small update, compiled or not", 80),
     "profile": Part("kernels, gaps and the busy share of PPO, PPO in float32, and Rainbow", 55),
-    "switches": Part("PPO with each of its means switched off, and with its network compiled", 100),
-    "emulator": Part("Atari on the GPU: equal to the CPU's, and frames per second", 90),
+    "switches": Part("PPO with each of its optimizations switched off, and with its network compiled", 100),
+    "emulator": Part("Atari on the GPU: comparison with the CPU's emulator, and frames per second", 90),
     "nccl": Part("NCCL with one process: whether it loads, and can be captured in a graph", 25),
-    "peers": Part("training beside Stable-Baselines3's: only by `benchmarks/gpu_peers.py`", 360, is_default=False),
+    "peers": Part("training beside Stable-Baselines3's; only `benchmarks/gpu_peers.py` runs it", 360, is_default=False),
 }
 
 
 @dataclass(frozen=True)
 class SessionOptions:
-    """Options of a session. minutes: for all parts. parts: None for all missing ones. Raises UsageError."""
+    """Options of a session. minutes: for all parts together. parts: None runs all missing ones. Raises UsageError."""
 
     minutes: float = 8.0
     parts: Sequence[str] | None = None
@@ -153,8 +153,7 @@ def run(options: SessionOptions) -> None:
     if wrong:
         said = f"not verified on {describe(identity)}: {'; '.join(wrong)}"
         if not options.parts:  # parts that are named run again
-            said += ". The same call goes on from here, unless the sources change; then name the parts that are still "
-            said += "wanted by --parts"
+            said += ". Repeat the call to run the rest; if the sources have changed, name these parts with --parts"
         raise RunError(said)
     print(f"verified: {', '.join(names)} on {describe(identity)}")
 
@@ -290,7 +289,7 @@ def last_line(path: Path) -> str:
     return next((line.strip() for line in reversed(lines) if line.strip()), "it has printed nothing")[:300]
 
 
-# ---- whose results they are ----
+# ---- the identity of results ----
 
 
 def find_identity(options: SessionOptions) -> Row:
@@ -362,22 +361,22 @@ def read_part(folder: Path, name: str) -> Outcome:
 def main(arguments: Sequence[str] | None = None) -> int:
     listed = "\n".join(f"    {name:12} {part.purpose} ({part.limit_s:.0f} s)" for name, part in PARTS.items())
     parser = make_parser((__doc__ or "").format(parts=listed))
-    parser.add_argument("--parts", nargs="+", metavar="PART", help="run these, also if they are complete")
+    parser.add_argument("--parts", nargs="+", metavar="PART", help="run these, even if they are complete")
     return run_session(parser, arguments)
 
 
 def run_session(
     parser: argparse.ArgumentParser, arguments: Sequence[str] | None, parts: Sequence[str] | None = None
 ) -> int:
-    """Runs a session with a command line's options; returns the exit status. parts: those without --parts."""
+    """Runs a session with a command line's options; returns the exit status. parts: the default of --parts."""
     parser.set_defaults(parts=parts)
-    parser.add_argument("--minutes", type=float, default=8.0, help="of all parts together (%(default)g)")
+    parser.add_argument("--minutes", type=float, default=8.0, help="minutes for all parts together (%(default)g)")
     parser.add_argument(
-        "--out", type=Path, default=Path("gpu_session"), metavar="DIR", help="for results (%(default)s)"
+        "--out", type=Path, default=Path("gpu_session"), metavar="DIR", help="folder for results (%(default)s)"
     )
-    parser.add_argument("--dry-run", action="store_true", help="on a fake GPU, with tiny settings")
+    parser.add_argument("--dry-run", action="store_true", help="use a fake GPU and tiny settings")
     options = vars(parser.parse_args(arguments))
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # ends what a part has started, too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that a part's processes end, too
     try:
         return run_program(lambda: run(SessionOptions(**options)))
     except KeyboardInterrupt:

@@ -2,9 +2,9 @@
 
 python benchmarks/gpu_timeline.py [--out FILE.png] [--horizon 5] [--step 625] [--network 100] ...
 
-The serving loop and its wait are the program's own (samplers/alternating.py: ServingLoop, WorkerPool.wait). Simulators,
-server and GPU are durations in microseconds, which are guesses except that of a step. So this shows the order of events
-and no speed: gpu_session.py measures a GPU.
+The serving loop and its wait are accel_rl's real code (samplers/alternating.py: ServingLoop, WorkerPool.wait).
+Simulators, server and GPU are only durations in microseconds, all of them guesses except a step's. So the program
+shows the order of events, not the speed, which gpu_session.py measures on a GPU.
 """
 
 import heapq
@@ -64,12 +64,12 @@ class Span(NamedTuple):
 
 
 class Clock:
-    """A simulated clock [us] with the events of later times."""
+    """A simulated clock [us] with its future events."""
 
     def __init__(self) -> None:
         self.now = 0
         self._events: list[tuple[int, int, Callable[[], None]]] = []
-        self._numbers = itertools.count()  # events at the same time happen in the order of their planning
+        self._numbers = itertools.count()  # simultaneous events happen in the order in which they were planned
 
     def plan(self, time: int, happen: Callable[[], None]) -> None:
         heapq.heappush(self._events, (time, next(self._numbers), happen))
@@ -82,14 +82,14 @@ class Clock:
         self.now = time
 
     def advance_to_next(self) -> None:
-        """Runs the next event. Raises RunError if there is none: the server would wait for ever."""
+        """Runs the next event. Raises RunError if there is none, since the server would wait forever."""
         if not self._events:
-            raise RunError("the server waits for what will not happen")
+            raise RunError("the server waits for an event that will never happen")
         self.advance(self._events[0][0])
 
 
 class Timeline:
-    """The spans of one rollout, in the order of their planning."""
+    """The spans of one rollout, in the order in which they were planned."""
 
     def __init__(self, durations: Durations, horizon: int, hook: StepHook):
         self.durations, self.horizon, self.hook = durations, horizon, hook

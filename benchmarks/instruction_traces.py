@@ -1,4 +1,4 @@
-"""Records which instructions many consoles of one game execute, and what of it is dear to a simulated warp."""
+"""Records the instructions that many consoles of one game execute, with what makes them costly for a simulated warp."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -26,8 +26,8 @@ from warp_rounds import (
 
 Array = npt.NDArray[Any]
 FRAME_SKIP = 4
-COPIES, STEPS_BETWEEN_COPIES, FIRST_COPY = 16, 30, 120  # starts that each player gives; agent steps
-CHUNK = 256  # instructions of each console that are analysed at once
+COPIES, STEPS_BETWEEN_COPIES, FIRST_COPY = 16, 30, 120  # copies of each player, and agent steps
+CHUNK = 256  # instructions of each console to analyze at once
 
 SEEN = [words.PC, words.X, words.Y, words.CYCLES, words.LEFT_OVER, words.DRAWN_CLOCK, words.DIRTY]
 SEEN += [words.INSTRUCTIONS_LEFT, *range(words.SLICE, words.SLICE + 4)]
@@ -44,7 +44,7 @@ class Traces:
     """The instructions that consoles execute, in order, without those that the interpreter skips.
 
     codes: int32 [consoles, instructions], see ACCESS_BIT; accesses by a pointer or the stack count as none. clocks:
-    colour clocks since the frame's first line, int32. places: the opcode's offset in the ROM, int32. frames: the first
+    color clocks since the frame's first line, int32. places: the opcode's offset in the ROM, int32. frames: the first
     instruction of each frame and the end of the last, int32 [consoles, frames + 1]. skipped: the share of instructions
     in loops that wait for the timer. display: the first and the last clock of the displayed lines."""
 
@@ -59,7 +59,7 @@ class Traces:
 def record(game: str, consoles: int, frames: int, seed: int = 1) -> Traces:
     """Plays a game with random actions, then records the next frames of consoles in the middle of games.
 
-    Consoles whose game ends meanwhile are left out. Frames are as if not painted: changes of colours complete
+    Consoles whose game ends meanwhile are left out. Frames are treated as not painted: a change of color completes
     nothing."""
     rng = np.random.default_rng(seed)
     atari = consoles_in_play(game, consoles, rng)
@@ -84,12 +84,12 @@ def record(game: str, consoles: int, frames: int, seed: int = 1) -> Traces:
 
 
 def analyse(seen: Array, rom: Array, display: tuple[int, int]) -> tuple[Array, ...]:
-    """Returns what instructions do. seen: words of the states before each and after the last, [n + 1, consoles, words].
+    """Returns the effects of instructions. seen: state words before each and after the last, [n + 1, consoles, words].
 
-    Each result is [n, consoles]: opcodes, accesses (a completion is TIA here), places, clocks, where a completion ends
-    (0: none), where one ends that only painting needs, and the objects whose masks are out of date."""
+    Each result is [n, consoles]: opcodes, accesses (a completion is TIA here), places, clocks, the ends of completions
+    (0: none), the ends of those that only painting needs, and the objects whose masks are out of date."""
     pc, x, y, cycles, left_over, drawn, dirty, instructions_left, *slices = np.moveaxis(seen[:-1], 2, 0)
-    starts = instructions_left == 0  # of a frame
+    starts = instructions_left == 0  # first instructions of a frame
     places = np.choose(pc >> 10 & 3, slices) + (pc & 0x3FF)
     opcodes, low, high = (rom[np.minimum(places + i, len(rom) - 1)].astype(np.int32) for i in range(3))
     has_two_bytes = op.LENGTH[opcodes] == 3
@@ -105,9 +105,9 @@ def analyse(seen: Array, rom: Array, display: tuple[int, int]) -> tuple[Array, .
 
 
 def finish(columns: tuple[Array, ...], frames: int, display: tuple[int, int]) -> Traces:
-    """Returns the traces of what `analyse` found and of each instruction's frame, [consoles, instructions] each."""
+    """Returns traces made from the results of `analyse` and each instruction's frame, all [consoles, instructions]."""
     opcodes, accesses, places, clocks, completed, painted, dirty, frame_of = columns
-    # What a change of colours completed falls to the next completion.
+    # The next completion is charged with what a change of color completed.
     base = frame_of << 20
     until = np.maximum.accumulate(base + completed, axis=1)
     before = np.zeros_like(until)
@@ -117,7 +117,7 @@ def finish(columns: tuple[Array, ...], frames: int, display: tuple[int, int]) ->
     lines = np.where(completes, (completed - 1) // CLOCKS_PER_LINE - start // CLOCKS_PER_LINE + 1, 0)
     splits = completes & (completed < display[1]) & (completed % CLOCKS_PER_LINE > BLANK_CLOCKS)
     accesses = np.where(completes, np.where(splits, SPLITS, COMPLETES), accesses)
-    number = np.arange(opcodes.shape[1], dtype=np.int32)  # of an instruction
+    number = np.arange(opcodes.shape[1], dtype=np.int32)  # index of an instruction
     last = np.maximum.accumulate(np.where(completes, number, -1), axis=1)
     last[:, 1:] = last[:, :-1].copy()
     last[:, 0] = -1

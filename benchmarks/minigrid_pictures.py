@@ -15,7 +15,7 @@ from minigrid.core.world_object import WorldObj
 from numpy.typing import NDArray
 
 TILE = 8  # pixels
-CODES = np.array([18, 3, 1])  # 11 types of objects, 6 colours and 3 states become one number
+CODES = np.array([18, 3, 1])  # combines 11 types of objects, 6 colors and 3 states in one number
 NUM_CODES = 11 * 18
 
 
@@ -24,7 +24,7 @@ def make(
 ) -> gymnasium.Env[NDArray[np.uint8], np.int64]:
     """Makes MiniGrid-<task>-v0 with pictures as observations.
 
-    actions: the agent's choice among left, right, forward, pick up, drop, toggle and done; most tasks need some."""
+    actions: the agent's choice of left, right, forward, pick up, drop, toggle and done; most tasks need only some."""
     env = Pictures(gymnasium.make(f"minigrid:MiniGrid-{task}-v0", render_mode=render_mode))
     choices = gymnasium.spaces.Discrete(len(actions))
     return gymnasium.wrappers.TransformAction(env, list(actions).__getitem__, choices)  # can be saved, unlike a lambda

@@ -4,12 +4,12 @@ python benchmarks/operations.py [--runs CartPole-v1:ppo ...] [--rollouts 20] [--
 
 Three numbers for each:
 
-    operations  what PyTorch dispatches below autograd: the program that a compiled update would be made of
-    kernels     those of them that read or write numbers, thus no views
+    operations  those that PyTorch dispatches below autograd, of which a compiled update would consist
+    kernels     operations that read or write numbers, that is, all but views
     calls       the outermost aten ranges of PyTorch's profiler: operations as Python and autograd call them
 
-An update is what happens between the ends of two optimizer steps of one rollout, so the algorithm has to make several.
-Times are medians over rollouts: learning's per update, and that of an act for half of the environments.
+An update lasts from the end of one optimizer step to the next in the same rollout, so the algorithm must make several.
+Times are medians over rollouts: that of learning per update, and that of an act for half of the environments.
 """
 
 import json
@@ -50,7 +50,7 @@ Result = dict[str, Any]
 
 @dataclass(frozen=True)
 class OperationOptions:
-    """Options of the benchmark. runs: as ENV:ALGO; rollouts: how many are timed."""
+    """Options of the benchmark. runs: as ENV:ALGO; rollouts: the number of timed ones."""
 
     runs: Sequence[str] = RUNS
     rollouts: int = 20
@@ -62,7 +62,7 @@ class OperationOptions:
 
 
 class Dispatched(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A mode that notes the names of all operations, and where an optimizer step ends."""
+    """A mode that records the names of all operations, and where optimizer steps end."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -75,7 +75,7 @@ class Dispatched(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def run(options: OperationOptions) -> Result:
-    """Counts all runs, prints their table and writes the file; what else that file holds stays in it."""
+    """Counts all runs, prints their table and writes the file, which keeps its other runs."""
     create_parents(options.json)
     print(format_machine(describe_machine()))
     before = json.loads(options.json.read_text()) if options.json and options.json.exists() else {"runs": {}}
@@ -108,7 +108,7 @@ def measure(name: str, num_rollouts: int) -> Result:
 
 @contextmanager
 def around_steps(training: Training, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
-    """Puts wrap(optimizer step) in the place of the update's optimizer step."""
+    """Replaces the update's optimizer step with wrap(optimizer step) inside a `with` block."""
     exchange = training._update.exchange
     apply = exchange.apply
     exchange.apply = wrap(apply)  # type: ignore[method-assign]
@@ -135,9 +135,7 @@ def count_update(training: Training) -> Result:
         with dispatched:
             training.iterate()
         if len(dispatched.ends) < 2:
-            raise UsageError(
-                f"{training.name} makes fewer than two updates from a rollout, so that none can be counted"
-            )
+            raise UsageError(f"{training.name} makes fewer than two updates from a rollout, so none can be counted")
         with profile(activities=[ProfilerActivity.CPU]) as profiled:
             training.iterate()
     names = dispatched.names[slice(*dispatched.ends[:2])]
@@ -156,7 +154,7 @@ def count(function: Callable[[], Any]) -> Result:
 
 
 def outermost(profiled: profile) -> list[Any]:
-    """Returns the events of PyTorch's operations that no other one has called."""
+    """Returns the events of PyTorch's operations that no other operation has called."""
 
     def has_caller(event: Any) -> bool:
         parent = event.cpu_parent
@@ -180,7 +178,7 @@ def summary(names: Sequence[str], calls: Sequence[Any]) -> Result:
 
 
 def update_seconds(training: Training) -> float:
-    """Returns learning's seconds per update of one iteration."""
+    """Returns the seconds of learning per update in one iteration."""
     num_updates = 0
 
     def counting(apply: Callable[..., Any]) -> Callable[..., Any]:
@@ -219,7 +217,7 @@ def time_act(act: Callable[[], Any]) -> float:
 def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--runs", nargs="+", default=RUNS, metavar="ENV:ALGO", help=f"({' '.join(RUNS)})")
-    parser.add_argument("--rollouts", type=int, default=20, metavar="N", help="rollouts that are timed (20)")
+    parser.add_argument("--rollouts", type=int, default=20, metavar="N", help="timed rollouts (20)")
     add_json(parser)
     run(OperationOptions(**vars(parser.parse_args())))
 

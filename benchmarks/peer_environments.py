@@ -9,7 +9,7 @@ import torch
 
 from accel_rl.errors import RunError
 
-# Packages of each peer's environment besides this environment's version of torch. All contestants use ale-py.
+# Packages of each peer's environment, in addition to this environment's version of torch. All contestants use ale-py.
 PEERS = {
     "stable-baselines3": (
         *("stable-baselines3==2.9.2", "gymnasium[mujoco]==1.4.0", "numpy==2.4.6", "opencv-python-headless"),
@@ -40,5 +40,5 @@ def install_peers(peers: Path) -> None:
         except BaseException as error:
             shutil.rmtree(python.parent.parent, ignore_errors=True)
             if isinstance(error, subprocess.CalledProcessError):
-                raise RunError(f"{peer} could not be installed; pip's message stands above") from None
+                raise RunError(f"{peer} could not be installed; see pip's message above") from None
             raise

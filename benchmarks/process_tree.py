@@ -24,7 +24,7 @@ LOG_TAIL = 2000  # characters of a failed program's output
 class ProcessTree:
     """A program with all processes that it starts, in its own process group and an empty folder.
 
-    A stopped program uses no CPU time, also if its processes run in the background. If this process ends without
+    A stopped program uses no CPU time, even if it has processes in the background. If this process ends without
     closing it, the program gets SIGTERM, and is continued if it is stopped. Standard error goes to a log file.
 
     name: the program's name in errors. stdin, stdout: as for subprocess.Popen."""
@@ -58,7 +58,7 @@ class ProcessTree:
     def pause(self) -> None:
         """Stops all processes; returns once the last one has stopped. Raises RunError if the program has ended."""
         deadline = time.monotonic() + STOP_TIMEOUT_S
-        _signal(self._paused, signal.SIGSTOP)  # first those of the last pause: finding processes takes milliseconds
+        _signal(self._paused, signal.SIGSTOP)  # those of the last pause first: finding others takes milliseconds
         while True:
             self._paused = self.processes()
             running = [process for process in self._paused if _is_running(process)]
@@ -123,7 +123,7 @@ class ProcessTree:
         self._scratch.cleanup()
 
     def kill(self) -> None:
-        """Kills all processes and closes: for programs that would save their state on SIGTERM."""
+        """Kills all processes and closes, for programs that would save their state on SIGTERM."""
         self.process.kill()
         _signal(self.processes(), signal.SIGKILL)
         self.close()

@@ -1,10 +1,10 @@
-"""Says whether a refactoring changed any number: trains tiny runs with two checkouts and compares their files.
+"""Tests whether a refactoring changed any number: trains tiny runs with two checkouts and compares their files.
 
 python benchmarks/same_results.py OLD_CHECKOUT NEW_CHECKOUT [RUN ...]
 
-Each run of RUNS is trained as a whole, and again in two halves with a resume between them. The program compares digests
+Each run of RUNS is trained in one go, and again in two halves with a resume between them. The program compares digests
 of the arrays in checkpoints (parameters, optimizer state, simulators, random generators), of replays, and of
-progress.csv without times. Names and order of arrays do not count. The exit status is 1 if anything differs.
+progress.csv without times. The names and the order of arrays are ignored. The exit status is 1 if anything differs.
 
 Both checkouts run at the same time, on one thread each.
 """
@@ -105,7 +105,7 @@ def collect_digests(checkouts: Sequence[Path], runs: Sequence[str]) -> list[Dige
             assert process.stdout
             lines = [json.loads(line) for line in process.stdout]
             if process.wait():
-                raise RunError(f"training with {checkout} failed; its traceback stands above")
+                raise RunError(f"training with {checkout} failed; see its traceback above")
             found.append({(line["run"], line["part"]): line["digest"] for line in lines})
         return found
 
@@ -135,7 +135,7 @@ def compare(old: Path, new: Path, runs: Sequence[str]) -> bool:
 def main() -> int:
     parser = make_parser(__doc__)
     parser.add_argument("old", type=Path, metavar="OLD_CHECKOUT", help="folder of the commit to compare with")
-    parser.add_argument("new", type=Path, metavar="NEW_CHECKOUT", help="folder of the commit that is judged")
+    parser.add_argument("new", type=Path, metavar="NEW_CHECKOUT", help="folder of the commit to judge")
     parser.add_argument("runs", nargs="*", metavar="RUN", help=f"runs among {', '.join(RUNS)} (all)")
     options = parser.parse_args()
     equal: list[bool] = []

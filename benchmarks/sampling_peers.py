@@ -8,9 +8,9 @@ python benchmarks/sampling_peers.py [--env pong] [--env-preset stooke] [--simula
     gymnasium-async                gymnasium's AsyncVectorEnv, a process for each environment
 
 Peers play the same game under the same rules. Each returns stacks of frames for a policy, and has as many threads as
-there are cores. Of several ways to set a peer up, the fastest one was chosen. A peer's reset counts as a step
-(gymnasium's NEXT_STEP mode). That is one step of each episode: a few percent of the rate in a game with short lives,
-0.1 % in Pong. The share of a turn's time is that in which the caller waited for environments.
+there are cores. Each peer is set up in the fastest of several ways. A peer's reset counts as a step (gymnasium's
+NEXT_STEP mode). That is one step of each episode: a few percent of the rate in a game with short lives, 0.1 % in Pong.
+The number after `waiting` is the share of the time in which the caller waited for environments.
 """
 
 import importlib
@@ -108,9 +108,9 @@ def peer_frame_shape(options: AtariOptions) -> tuple[int, int]:
 
 
 def _threads() -> dict[str, int]:
-    """Returns the thread options of both C++ pools: a thread for each core, pinned (offset 0) if that can be right.
+    """Returns the thread options of both C++ pools: a thread for each core, pinned (offset 0) where that is correct.
 
-    Pinning made both faster. They pin thread i to logical CPU offset + i. This is right only if every core has one
+    Pinning made both faster. They pin thread i to logical CPU offset + i. This is correct only if every core has one
     logical CPU, numbered from 0. With -1, threads run on any CPU of this process."""
     cores = physical_cores(available_cpus())
     is_numbered = cores == [[cpu] for cpu in range(len(cores))]
@@ -124,8 +124,8 @@ def _draw(num_actions: int, batch_size: int) -> Array:
 class ThreadPool:
     """A contestant whose C++ threads step environments. With batch_size < num_envs, `recv` returns the ready ones.
 
-    Batches of half the environments were faster than quarters. A subclass sets `envs`, and `idle`: for each batch that
-    waits for actions, what `send` takes besides them."""
+    Batches of half the environments were faster than quarters. A subclass sets `envs`, and `idle`: the arguments of
+    `send` other than the actions, for each batch that waits for actions."""
 
     envs: Any
     actions: Array
@@ -137,7 +137,7 @@ class ThreadPool:
         self._batch_size, self._num_batches = batch_size, num_envs // batch_size
         self.options = make_options(env.preset, env.options)
         height, width = peer_frame_shape(self.options)
-        self.same_options: dict[str, Any] = {  # of all such environments
+        self.same_options: dict[str, Any] = {  # common to both pools
             "batch_size": batch_size,
             **_threads(),
             "img_height": height,
@@ -149,7 +149,7 @@ class ThreadPool:
         }
 
     def recv(self) -> tuple[Array, ...]:
-        """Waits for a batch; returns what `send` takes besides its actions."""
+        """Waits for a batch; returns the arguments of `send` other than the actions."""
         self.envs.recv()
         return ()
 
@@ -229,8 +229,8 @@ class AtariVector(ThreadPool):
 class GymnasiumAsync:
     """A contestant that steps gymnasium's AsyncVectorEnv, with one process per environment.
 
-    It steps our own simulator, since vectorization is compared: gymnasium's AtariPreprocessing takes longer for a
-    frame. Batches are not copied (copy=False), which is faster."""
+    It steps our own simulator, so that only vectorization is compared: gymnasium's AtariPreprocessing takes longer
+    for a frame. Batches are not copied (copy=False), which is faster."""
 
     def __init__(self, name: str, env: EnvConfig, num_envs: int):
         from gymnasium.vector import AsyncVectorEnv
@@ -265,7 +265,7 @@ def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--env", default="pong", help="Atari game (pong)")
     parser.add_argument("--env-preset", default="stooke", help="frames and episodes: stooke, dqn84 or v5 (stooke)")
-    parser.add_argument("--simulator", default="auto", help="ours: native, ale, or auto (auto)")
+    parser.add_argument("--simulator", default="auto", help="our simulator: native, ale, or auto (auto)")
     parser.add_argument("--envs-per-core", type=int, default=8, metavar="N", help="environments per core (8)")
     add_turns(parser, budget="90 seconds")
     add_json(parser)

@@ -8,7 +8,7 @@ learner that uses them all. For several GPUs, use gpu_session.py --parts scaling
 
 Every contestant is a run of `accel-rl train` that is stopped between its turns (training_run.py). Rates are agent steps
 per second. Shares are parts of the learners' time, from the run's own figures (mean over learners, median over rounds):
-exchange (with other learners, as if all came at once), straggler (waiting for the last learner), lock (waiting for
+exchange (with other learners, as if all arrived at once), straggler (waiting for the last learner), lock (waiting for
 chunks of the central store), between (two rollouts: synchronous learners agree whether to continue).
 """
 
@@ -31,7 +31,7 @@ from training_run import TrainingRun
 VERSION = 2  # version of the JSON format
 NUM_ENVS, HORIZON = 16, 5
 ROW_ROLLOUTS = 5  # rollouts per row; a turn ends with a row
-MOST = 8  # the most learners by default
+MOST = 8  # largest default number of learners
 UPDATES = ("all_reduce", "central_store")
 LOST = ("exchange", "straggler", "lock", "between")  # shares of time that learners lose to each other
 BUDGET_S = 220.0  # with start-up

@@ -5,12 +5,12 @@ python benchmarks/scores.py pace RUN_DIR ... [--setting NAME]
 python benchmarks/scores.py page
 
 `add` adds runs to benchmarks/results/scores/<setting>-<game>.json, a file for each setting and game. A run replaces the
-run of the same seed. Another framework's program on this machine writes a FILE. --how says what the minutes mean: the
-run had the machine for itself (alone), or one logical CPU of two while another run had the other (half), or shared the
-machine with other programs, so that its own minutes mean nothing (shared). `pace` notes how many steps a minute a
-setting makes, from a short run that had the machine for itself: the last half of its steps. With a pace, shared runs
-have minutes, too. `page` writes the figures and tables of docs/results.md and, for trials, of
-benchmarks/results/scores/README.md. New settings appear there by themselves.
+run of the same seed. A FILE comes from another framework's program on this machine. --how says what the minutes mean:
+the run had the machine to itself (alone), or one logical CPU of two while another run had the other (half), or shared
+the machine with other programs, so its own minutes mean nothing (shared). `pace` records a setting's steps per minute,
+from the last half of a short run that had the machine to itself. With a pace, shared runs have minutes, too. `page`
+writes the figures and tables of docs/results.md and, for trials, of benchmarks/results/scores/README.md. New settings
+appear there automatically.
 """
 
 import json
@@ -40,7 +40,7 @@ PUBLISHED = FOLDER / "published.yaml"
 PAGE, FIGURES = Path("docs/results.md"), Path("docs")
 TRIALS = FOLDER / "README.md"
 GAMES = ("pong", "breakout", "beam_rider", "seaquest", "space_invaders", "qbert", "enduro")
-MOST_POINTS = 300  # of a curve that is kept
+MOST_POINTS = 300  # points to keep of a curve
 
 
 # ---- add ----
@@ -60,7 +60,7 @@ def add(paths: Sequence[Path], how: str, setting: str | None, command: str | Non
 
 
 def pace(paths: Sequence[Path], setting: str | None) -> None:
-    """Notes the steps per minute of these runs' folders. Raises UsageError for other folders, and without a file."""
+    """Records the steps per minute of these runs' folders. Raises UsageError for other folders, and without a file."""
     for path in paths:
         log = read_log(path)
         env = str(log.config["env"])
@@ -174,9 +174,9 @@ def page() -> None:
 
 
 def write_blocks(page: Path, blocks: Mapping[str, str]) -> None:
-    """Writes the parts of a page that stand between `<!-- scores.py: NAME -->` and `<!-- end -->`.
+    """Writes the parts of a page between `<!-- scores.py: NAME -->` and `<!-- end -->`.
 
-    Raises UsageError if a name stands on one side only."""
+    Raises UsageError unless the page and the blocks have the same names."""
     text = page.read_text()
     names = re.findall(r"<!-- scores\.py: (.*?) -->\n", text)
     if sorted(names) != sorted(blocks):
@@ -194,11 +194,11 @@ def main() -> None:
     adding = commands.add_parser("add", help="keep the scores of runs")
     adding.add_argument("paths", type=Path, nargs="+", metavar="RUN", help="a run's folder, or a driver's file")
     adding.add_argument("--how", choices=("alone", "half", "shared"), required=True, help="what its minutes mean")
-    adding.add_argument("--setting", help="its name (the algorithm's)")
-    adding.add_argument("--command", help="how it was made (from its folder)")
-    pacing = commands.add_parser("pace", help="note how many steps a minute a setting makes")
+    adding.add_argument("--setting", help="the setting's name (the algorithm's)")
+    adding.add_argument("--command", help="the command that made it (read from its folder)")
+    pacing = commands.add_parser("pace", help="record a setting's steps per minute")
     pacing.add_argument("paths", type=Path, nargs="+", metavar="RUN_DIR", help="a short run on an idle machine")
-    pacing.add_argument("--setting", help="its name (the algorithm's)")
+    pacing.add_argument("--setting", help="the setting's name (the algorithm's)")
     commands.add_parser("page", help="rebuild docs/results.md")
     options = parser.parse_args()
     if options.command_name == "page":

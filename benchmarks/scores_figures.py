@@ -17,7 +17,7 @@ MARKERS = "os^DvPX*<>"
 
 
 def mean_curve(kept: Kept, column: int) -> tuple[Floats, Floats]:
-    """Returns steps or minutes, and the mean training score of the runs where all have one; empty without minutes."""
+    """Returns steps or minutes, and the mean training score where all runs have one; both are empty without minutes."""
     xs, scores = kept.column(column), kept.column(SCORE)
     low, high = max(x[0] for x in xs), min(x[-1] for x in xs)
     if not low < high:  # or nan
@@ -29,7 +29,7 @@ def mean_curve(kept: Kept, column: int) -> tuple[Floats, Floats]:
 def methods_figure(over_steps: Sequence[Kept], over_minutes: Sequence[Kept]) -> Any:
     """Draws each method's mean training score on Pong over agent steps, and over minutes below.
 
-    A method has the same colour, dashes and marker in both; labels stand beside the ends of the lines."""
+    A method has the same color, dashes and marker in both; labels are next to the ends of the lines."""
     drawn = new_figure(width=6, height=9.5, dpi=150)
     names = list(dict.fromkeys(each.method for each in [*over_steps, *over_minutes]))
     looks: Mapping[str, Values] = {
@@ -78,7 +78,7 @@ def _draw_methods(axes: "Axes", methods: Sequence[Kept], column: int, looks: Map
 
 
 def label_positions(values: Sequence[float], low: float = -21.5, high: float = 21.5) -> list[float]:
-    """Returns where labels of lines that end at these values stand, apart from each other and in the same order."""
+    """Returns label positions for lines that end at these values, in the same order and without overlap."""
     apart = min(2.7, (high - low) / max(1, len(values) - 1))
     order = np.argsort(values, kind="stable")
     at = np.array(values, np.float64)[order]
@@ -92,7 +92,7 @@ def label_positions(values: Sequence[float], low: float = -21.5, high: float = 2
 
 
 def games_figure(setting: str, games: Sequence[str], kept: Sequence[Kept], published: Values) -> Any:
-    """Draws each game's training scores over agent steps: a line for each seed, lines across for published scores.
+    """Draws each game's training scores over agent steps: a line for each seed, horizontal lines for published scores.
 
     Games without a run have no panel."""
     games = [game for game in games if find(kept, setting, game)] or games

@@ -23,9 +23,9 @@ from accel_rl.analysis.scores import (
 )
 
 STEPS, MINUTES, SCORE = 0, 1, 2  # columns of a curve
-MOST_MISSING = 0.02  # of the last step of a table's column, which rollouts need not divide
-WIN = 18  # on Pong
-# Options that change neither what is learned nor how fast, in commands for readers.
+MOST_MISSING = 0.02  # share of a column's steps that a run may lack, since rollouts need not divide them
+WIN = 18  # score at which Pong counts as won
+# Options that commands for readers omit, since they change neither what is learned nor how fast.
 MINOR = re.compile(
     r" --(no-tensorboard|no-report|(sampler|eval-interval-steps|eval-episodes|\w+-threads|final-games|seed) \S+)"
 )
@@ -36,10 +36,10 @@ Values = dict[str, Any]
 
 @dataclass(frozen=True)
 class Kept:
-    """A file of scores: runs of one setting on one game, and what is noted of each run.
+    """A file of scores: runs of one setting on one game, and the notes on each run.
 
     A run's minutes are nan if they mean nothing: it shared the machine, and the setting's pace was not measured.
-    machines: those of the minutes."""
+    machines: those on which the minutes were measured."""
 
     setting: str
     game: str
@@ -67,7 +67,7 @@ class Kept:
         return [run.curve[:, column] for run in self.runs if len(run.curve)]
 
     def time(self, minutes: float) -> str:
-        """Returns a duration with the maker of the CPU; nothing if it is not known."""
+        """Returns a duration with the maker of the CPU, if it is known; "" for nan."""
         makers = [maker for maker in ("AMD", "Intel") if any(maker in machine for machine in self.machines)]
         spent = duration(minutes)
         return f"{spent} ({' or '.join(makers)})" if spent and makers else spent
@@ -80,8 +80,8 @@ class Kept:
 def read_kept(folder: Path, by_pace: bool = False) -> list[Kept]:
     """Reads a folder's files of scores.
 
-    Runs on a shared machine take as long as the setting's pace says, and so do all runs beside them. by_pace: so does
-    every run whose setting has a pace, which makes settings comparable."""
+    The minutes of runs on a shared machine, and of all runs in the same file, follow from the setting's pace. by_pace:
+    so do those of every run whose setting has a pace, which makes settings comparable."""
     kept = []
     for file in sorted(folder.glob("*.json")):
         content, runs = json.loads(file.read_text()), read_scores(file)
@@ -108,7 +108,7 @@ def is_trial(setting: str) -> bool:
 def best_by_method(kept: Sequence[Kept], game: str, chosen: str) -> list[Kept]:
     """Returns each method's setting with the highest last training score on a game, highest first.
 
-    The chosen setting stands for its method, since trials on single seeds are often better by luck."""
+    The chosen setting always represents its method, since trials on single seeds are often better by luck."""
     best: dict[str, Kept] = {}
     for each in kept:
         if each.game == game and each.column(SCORE):
@@ -144,7 +144,7 @@ def score_at(run: ScoredRun, steps: float) -> float | None:
 
 
 def duration(minutes: float) -> str:
-    """Returns a duration in few words; nothing of nan."""
+    """Returns a duration in few words; "" for nan."""
     if np.isnan(minutes):
         return ""
     return f"{60 * minutes:.0f} seconds" if minutes < 1 else f"{minutes:.{0 if minutes >= 10 else 1}f} minutes"
@@ -155,7 +155,7 @@ def millions(steps: float) -> str:
 
 
 def when(kept: Kept, score: float) -> str:
-    """Returns after how many steps and minutes a setting's runs first had a training score; the mean of the seeds."""
+    """Returns the mean steps and minutes after which a setting's runs first reached a training score."""
     won = [run.curve[run.curve[:, SCORE] >= score] for run in kept.runs]
     reached = [rows[0] for rows in won if len(rows)]
     if not reached:
@@ -174,9 +174,9 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def advice_table(kept: Sequence[Kept], advice: Sequence[Values]) -> str:
-    """Returns what to take for what, and what to expect, from the runs that were completed.
+    """Returns the settings to choose in several situations, and the scores to expect, from completed runs.
 
-    advice: rows with what one has, a setting, a game, and the range of its scores."""
+    advice: rows with a reader's situation, a setting, a game, and the range of its scores."""
     rows = []
     for each in advice:
         found = find(kept, each["setting"], each["game"])
@@ -194,7 +194,7 @@ def advice_table(kept: Sequence[Kept], advice: Sequence[Values]) -> str:
 
 
 def methods_table(methods: Sequence[Kept]) -> str:
-    """Returns what each method's setting reaches on Pong: when it has 0 and 18, where it ends, and its command."""
+    """Returns each method's results on Pong: when it first scores 0 and 18, its last score, and its command."""
     rows = [
         [
             f"{each.method}",
@@ -273,7 +273,7 @@ def difference(ours: Sequence[float], theirs: Sequence[float]) -> Interval:
 
 
 def reference_table(kept: Sequence[Kept], pairs: Sequence[Values]) -> str:
-    """Returns the difference of our and the reference's scores at some step, for pairs of settings that were run."""
+    """Returns the difference between our scores and the reference's after some steps, for pairs that were run."""
     rows = []
     for pair in pairs:
         sides = [find(kept, pair[side], pair["game"]) for side in ("ours", "theirs")]

@@ -17,10 +17,10 @@ Settings = dict[str, Any]
 
 
 class Training(accel_rl.tune.training.Training):
-    """A training as `accel-rl tune` has it, which counts its updates, and whose parts are contestants of their own.
+    """A training as in `accel-rl tune` that counts its updates, and whose parts can be contestants, too.
 
-    A Q-learning algorithm first warms up until it has learned once. `steps` and `updates` count from there, with the
-    updates that `network` makes."""
+    A Q-learning algorithm first warms up until it has learned once. `steps` and `updates` count from then on, including
+    the updates that `network` makes."""
 
     def __init__(self, name: str, settings: Settings):
         short = {"decorrelation_steps": 100}  # the preset's number would cost seconds before the first turn

@@ -1,4 +1,4 @@
-"""Ordinary runs of `accel-rl train` as contestants, whose steps are those of progress.csv."""
+"""Ordinary runs of `accel-rl train` as contestants, with steps read from progress.csv."""
 
 import csv
 import os
@@ -78,7 +78,7 @@ class TrainingRun:
     """A run of `accel-rl train` that is stopped between its turns.
 
     environment: variables of its process. settings: flags besides COMMON. first_turn_steps: turns begin at the first
-    row with at least this many steps. shares: of wall time, in a turn's last row; a turn should have several rows."""
+    row with at least this many steps. shares: of wall time, from a turn's last row; a turn should have several rows."""
 
     def __init__(
         self, name: str, environment: Mapping[str, str], settings: Mapping[str, Any], first_turn_steps: int = 0

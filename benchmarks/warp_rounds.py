@@ -7,15 +7,15 @@ lanes that have not yet reached the place where they meet."""
 
 from accel_rl.emulator.compiled import entry, i32, jit
 
-# What an instruction accesses. COMPLETES: a register of the TIA, and before it completes the collisions of the lines
-# before this one. SPLITS: it also completes a part of this line.
+# What an instruction accesses. COMPLETES: a register of the TIA, after completing the collisions of earlier lines.
+# SPLITS: the same, after also completing a part of the current line.
 NOTHING, TIA, RIOT, COMPLETES, SPLITS = range(5)
-# An instruction is a number: its opcode, and from these bits on what it accesses, the number of lines that its
-# completion touches (at most 31), and the objects whose masks it updates for that, one bit each.
+# An instruction is a number. It contains the opcode and, from these bits on, what it accesses, the number of lines that
+# its completion touches (at most 31), and the objects whose masks the completion updates, one bit each.
 ACCESS_BIT, LINES_BIT, UPDATES_BIT, OBJECTS = 8, 12, 17, 6
 MOST_LINES = 31
 
-# How lanes in different cases go on
+# How lanes in different cases continue
 ALL, LARGEST, LOWEST = range(3)  # each case in turn; only the case with most lanes; only that of the lowest address
 # Words of the totals
 ROUNDS, BODIES, COMPLETIONS, COST, COMPLETION_COST, DONE, LONE_BODIES, LONE_COST = range(8)

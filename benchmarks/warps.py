@@ -1,6 +1,6 @@
 """Models how warps of a GPU execute the interpreter, one lane for each console, from consoles' instruction traces.
 
-warp_rounds.py executes its loop. Here are the ways to execute it, the costs, and which consoles form a warp."""
+warp_rounds.py executes its loop. This module has the ways to execute it, the costs, and the order of consoles."""
 
 import ast
 import inspect
@@ -14,13 +14,13 @@ from accel_rl.emulator.registers import CLOCKS_PER_LINE
 from instruction_traces import Array, Traces
 from warp_rounds import ALL, LONE_COST, SCRATCH_ROWS, issue
 
-LANES = 32  # of a warp
+LANES = 32  # lanes of a warp
 # Costs are LLVM IR instructions that the interpreter executes: an instrumented build counted them, without vectors, in
 # 36,000 instructions of six games that were not painted. A switch counts as one.
 FETCH, VOTE, TIA_COST, RIOT_COST = 20, 12, 70, 95  # VOTE is a guess
 COMPLETION, EACH_LINE, EACH_UPDATE = 60, 100, 180  # draw_until; a line of its span; a mask of an object
 COSTS = np.array([FETCH, VOTE, TIA_COST, RIOT_COST, COMPLETION, EACH_LINE, EACH_UPDATE], np.int32)
-EXECUTE = 125  # a call of execution.py, besides its mode and operation
+EXECUTE = 125  # a call of execution.py, without its mode and operation
 MODE_COSTS = {op.ABSOLUTE: 45, op.INDIRECT_X: 55, op.INDIRECT_Y: 50, op.JUMP_INDIRECT: 60}
 MODE_COSTS |= dict.fromkeys((op.ZERO, op.ZERO_X, op.ZERO_Y), 15) | dict.fromkeys((op.ABSOLUTE_X, op.ABSOLUTE_Y), 20)
 MODE_COST = np.array([MODE_COSTS.get(mode, 2) for mode in range(op.BREAK + 1)], np.int32)
@@ -36,8 +36,8 @@ class Model:
     """A way to execute the interpreter.
 
     dispatch: opcode (a switch on it), cpu (the cases of cpu.py, and execution.py's two switches), or mode (a switch on
-    the addressing mode, then one on the operation). quantum: lanes meet whenever so many colour clocks have passed; 0:
-    at the frame's end only. policy: see ALL. quorum: lanes with a completion wait until so many do, or no lane can go
+    the addressing mode, then one on the operation). quantum: the number of color clocks after which lanes meet; 0:
+    only at the frame's end. policy: see ALL. quorum: lanes with a completion wait until this many do, or no lane can go
     on; 0: each completes within its case. finishes: all lanes complete each line where they meet at its end. order: the
     consoles of a warp: random; start, count or trace: similar in the address at the frame's start, the number of
     instructions of the frame before, or its addresses; own: those of this frame, which no program can know. lanes: the
@@ -118,8 +118,8 @@ def _samples(traces: Traces, frame: int) -> Array:
 def simulate(traces: Traces, frame: int, model: Model) -> Array:
     """Returns the totals of a frame, int64: see ROUNDS. Consoles that do not fill a warp are left out.
 
-    What the warps executed: ROUNDS of the loop, BODIES of the switches' cases, COMPLETIONS; their COST, and the part of
-    it that is COMPLETION_COST. DONE: the consoles' instructions. LONE_BODIES, LONE_COST: if each console were alone."""
+    ROUNDS of the loop, BODIES of the switches' cases and COMPLETIONS count what the warps executed. COST is their cost,
+    COMPLETION_COST that of completions alone. DONE: the consoles' instructions. LONE_*: if each console were alone."""
     totals = np.zeros(LONE_COST + 1, np.int64)
     plan = [model.quantum, model.policy, model.quorum and min(model.quorum, model.lanes), model.finishes]
     starts, ends = (np.ascontiguousarray(traces.frames[:, i]) for i in (frame, frame + 1))

@@ -1,9 +1,9 @@
-"""Measures the plan that a run on a CPU picks for itself against other plans: whole trainings in turns.
+"""Compares the plan that a run on a CPU picks for itself with other plans, by whole trainings in turns.
 
 python benchmarks/worker_plan.py [--runs CartPole-v1:ppo ...] [--compile always] [--full] [--json FILE]
 
-The plans: the learner's own process steps the environments (serial), one worker does, or one on each logical CPU; with
-one or two learning threads. Rates are agent steps per second of a training in its steady state.
+Environments are stepped by the learner's own process (serial), by one worker, or by one on each logical CPU, with one
+or two learning threads. Rates are agent steps per second of a training in its steady state.
 """
 
 import json
@@ -44,7 +44,7 @@ class PlanOptions(TurnOptions):
 
 
 def run(options: PlanOptions) -> Result:
-    """Measures all runs, prints their tables and writes the file; what else that file holds stays in it."""
+    """Measures all runs, prints their tables and writes the file, which keeps its other runs."""
     create_parents(options.json)
     print(format_machine(describe_machine()))
     before = json.loads(options.json.read_text()) if options.json and options.json.exists() else {"runs": {}}

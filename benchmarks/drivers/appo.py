@@ -39,7 +39,7 @@ class TakeTurns(AlgoObserver):
 
     def on_init(self, runner: Any) -> None:
         self.turns = Turns(lambda: int(runner.buffer_mgr.policy_versions[0]))
-        # Before training begins: what is learned during this line would count for the first turn.
+        # Done before training begins, since learning in the meantime would count for the first turn.
         network = create_actor_critic(runner.cfg, runner.env_info.obs_space, runner.env_info.action_space)
         self.num_parameters = sum(parameter.numel() for parameter in network.parameters())
 
@@ -62,7 +62,7 @@ class TakeTurns(AlgoObserver):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--game", required=True, help="as in Pong")
+    parser.add_argument("--game", required=True, help="Atari game, as in Pong")
     parser.add_argument("--envs", type=int, required=True)
     parser.add_argument("--horizon", type=int, required=True)
     parser.add_argument("--epochs", type=int, default=1)

@@ -2,7 +2,7 @@
 
 benchmarks/same_results.py runs it with the accel_rl of two checkouts, and writes the runs to standard input as a JSON
 object {name: [settings, steps]}. Each line of the output is a JSON object: run, part, digest. It uses little of
-accel_rl, so that it works with old and later commits.
+accel_rl, so that it works with older and newer commits.
 """
 
 import csv

@@ -1,7 +1,7 @@
 """Samples Pong with random actions in turns, with the accel_rl on PYTHONPATH; see turns.py.
 
 benchmarks/compare_commits.py runs it with the accel_rl of several checkouts. It uses little of accel_rl, so that it
-works with old and later commits.
+works with older and newer commits.
 """
 
 import torch

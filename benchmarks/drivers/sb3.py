@@ -2,8 +2,8 @@
 
 It uses its own AtariWrapper (84x84, a lost life ends the episode, rewards clipped) or EnvPool's environments under the
 same rules, 4 frames, and CnnPolicy (NatureCNN with 512 units). All else is its default: A2C learns with torch's
-RMSprop, PPO with Adam. Only DQN learns with RMSprop like ours, not with Adam, and a tenth of its actions is random;
-turns begin when it begins to learn.
+RMSprop, PPO with Adam. DQN is the exception: on Atari, it learns with RMSprop, like ours, instead of Adam. A tenth
+of its actions is random, and its turns begin when it begins to learn.
 """
 
 import argparse
@@ -71,7 +71,7 @@ def make_envs(game: str, num_envs: int, vectorization: str) -> VecEnv:
         from sb3_envpool import EnvPoolEnvs  # only this variant needs EnvPool
 
         return EnvPoolEnvs(game, num_envs)
-    # Else each of its processes imports torch again.
+    # Otherwise, each of its processes would import torch again.
     multiprocessing.set_forkserver_preload(["stable_baselines3.common.vec_env.subproc_vec_env", "ale_py"])
     envs = make_atari_env(f"{game}NoFrameskip-v4", num_envs, seed=0, vec_env_cls=SubprocVecEnv)
     return VecTransposeImage(VecFrameStack(envs, 4))
@@ -97,9 +97,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--algo", choices=("a2c", "ppo", "dqn"), required=True)
     where = parser.add_mutually_exclusive_group(required=True)
-    where.add_argument("--game", help="of Atari, as in Pong")
-    where.add_argument("--env", help="of gymnasium, with vectors, as in CartPole-v1")
-    parser.add_argument("--wrappers", type=lambda names: names.split(","), default=[], help="of --env, innermost first")
+    where.add_argument("--game", help="Atari game, as in Pong")
+    where.add_argument("--env", help="gymnasium environment with vectors, as in CartPole-v1")
+    parser.add_argument("--wrappers", type=lambda names: names.split(","), default=[], help="innermost first")
     parser.add_argument("--envs", type=int, required=True)
     parser.add_argument("--horizon", type=int, required=True)
     parser.add_argument("--epochs", type=int, default=1)
@@ -109,7 +109,7 @@ def main() -> None:
     parser.add_argument("--replay_size", type=int, default=20_000)
     parser.add_argument("--warmup_steps", type=int, default=0, help="agent steps before the first update")
     parser.add_argument("--vectorization", choices=("subproc", "dummy", "envpool"), default="subproc")
-    parser.add_argument("--threads", type=int, default=0, help="of torch; 0: its default")
+    parser.add_argument("--threads", type=int, default=0, help="threads of torch; 0: its default")
     parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
     if options.threads:

@@ -28,7 +28,7 @@ class EnvPoolEnvs(VecEnv):
     def step_wait(self) -> VecEnvStepReturn:
         """Steps all environments. Those whose episode ends step again, which begins EnvPool's next episode.
 
-        EnvPool's `reset` would start a new game, also after a lost life."""
+        EnvPool's `reset` would start a new game, even after a lost life."""
         observations, rewards, terminated, truncated, _ = self._pool.step(self._actions)
         (ended,) = np.nonzero(terminated | truncated)
         infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]

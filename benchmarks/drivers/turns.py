@@ -66,7 +66,7 @@ class Turns:
 def _end(*_: Any) -> None:
     """Ends this process group, since the other end has closed.
 
-    Frameworks would take long to end in good order. multiprocessing's resource tracker ignores the signal, removes the
+    Frameworks would take long to shut down cleanly. multiprocessing's resource tracker ignores the signal, removes the
     shared memory that other processes have left, and then ends."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.killpg(0, signal.SIGTERM)

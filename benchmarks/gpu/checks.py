@@ -43,7 +43,7 @@ FACTS = (
 
 
 def install(rows: Rows) -> None:
-    """Names missing packages, compiles the emulator, and asks the doctor."""
+    """Names missing packages, compiles the emulator, and runs the doctor."""
     rows.add("packages", find_packages)
     rows.add("doctor", ask_doctor, rows.is_dry)
 

@@ -1,7 +1,7 @@
 """Compares the emulator on the GPU with the CPU's, word by word, and measures its frames per second.
 
-Kernels and prepared starts lie in the emulator's folder of machine code (~/.cache/accel_rl/emulator, or below
-XDG_CACHE_HOME) once they are made: `python -m gpu.emulator sm_90` makes them on a machine without a GPU.
+Kernels and prepared starts are kept in the emulator's folder of machine code (~/.cache/accel_rl/emulator, or below
+XDG_CACHE_HOME). `python -m gpu.emulator sm_90` makes them on a machine without a GPU.
 """
 
 import os
@@ -55,7 +55,7 @@ PARALLEL_BATCHES = 16
 
 
 def emulator(rows: Rows) -> None:
-    """Measures and compares the emulator; the CPU's is compiled meanwhile."""
+    """Measures and compares the emulator; meanwhile, a thread compiles the CPU's."""
     if rows.is_dry:
         rows.add("pong, prepared", compare_prepared, "pong", True)
         rows.add("pong, 32 consoles", measure, "pong", 32, True)
@@ -101,7 +101,7 @@ make_observations = Launcher(kernels.make_observations)
 
 
 def load_kernel(kernel: Kernel) -> Row:
-    """Loads a kernel; returns what it takes."""
+    """Loads a kernel; returns the time, registers and local memory that it takes."""
     start = time.perf_counter()
     loaded = load(kernel)
     seconds = round(time.perf_counter() - start, 2)
@@ -176,7 +176,7 @@ def checked_actions(frame: int, num_envs: int, num_actions: int) -> np.ndarray:
 
 
 def compare_prepared(game: str, is_dry: bool = False) -> Row:
-    """Compares frames from the prepared starts with those that another CPU has played. Raises RuntimeError."""
+    """Compares the states after some frames with those that a CPU has prepared. Raises RunError if they differ."""
     batch, num_envs = prepared(game), 32 if is_dry else NUM_STARTS
     constants = (batch.rom, batch.rules, batch.program)
     consoles = CudaConsoles(*constants, batch.starts[:num_envs], device="cpu" if is_dry else "cuda")
@@ -209,7 +209,7 @@ def measure_frames(
 ) -> Row:
     """Returns frames per second, and the time of a launch of FRAME_SKIP frames.
 
-    num_starts: of different consoles; 1: all are in step, with the same actions."""
+    num_starts: the number of different consoles; 1: all are in step, with the same actions."""
     batch, device = prepared(game), "cpu" if is_dry else "cuda"
     states = torch.as_tensor(batch.starts, device=device)[torch.arange(num_envs, device=device) % num_starts]
     consoles = CudaConsoles(batch.rom, batch.rules, batch.program, states, device=device)
@@ -259,7 +259,7 @@ def frame_count(consoles: CudaConsoles) -> int:
 
 
 def measure_variant(path: Path, game: str, num_envs: int) -> Row:
-    """Measures play_frames as another compiler or other options have made it."""
+    """Measures a variant of play_frames that another compiler or other options have made."""
     variant = LoadedKernel("play_frames", path.read_bytes())
     row = measure_frames(game, num_envs, variant=variant)
     return {**row, "registers": variant.registers, "local_bytes": variant.local_bytes}
@@ -278,7 +278,7 @@ def measure_env(game: str, num_envs: int, uses_graph: bool) -> Row:
         torch.cuda.synchronize()
         return time.perf_counter() - start
 
-    steps(64)  # from the starts apart
+    steps(64)  # so that the consoles diverge
     count = max(2, int(MEASURED_S / steps(1)))
     seconds = steps(count)
     return {"steps_per_s": round(num_envs * count / seconds), "step_ms": round(1e3 * seconds / count, 3)}

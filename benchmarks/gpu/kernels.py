@@ -28,7 +28,7 @@ GROUP_SIZES = (8, 56, 112, 224, 448)  # environments that act together
 
 
 def micro(rows: Rows) -> None:
-    """Measures the action server's cost of a group of environments, by its size, and that of a small network's
+    """Measures the action server's cost for groups of environments of several sizes, and the cost of a small network's
     update."""
     for size in GROUP_SIZES[:1] if rows.is_dry else GROUP_SIZES:
         rows.add(f"{size} environments", cost_of_an_act, size, rows.is_dry)
@@ -36,7 +36,7 @@ def micro(rows: Rows) -> None:
 
 
 def cost_of_an_act(size: int, is_dry: bool) -> Row:
-    """Returns microseconds: an act, eagerly and as a graph; uploads; and everything for an act of a group."""
+    """Returns the microseconds of an act, eagerly and as a graph, of uploads, and of all work for an act of a group."""
     config = make_config({"algo": "ppo_small", "sampler": "serial"}, is_dry)
     algo, repeats = build_algo(config), 3 if is_dry else 200
     frames = torch.randint(0, 255, (size, *config.spec.observation_shape), dtype=torch.uint8)
@@ -200,7 +200,7 @@ def busy_and_longest_gap(intervals: list[tuple[float, float]]) -> tuple[float, f
 
 
 def nccl(rows: Rows) -> None:
-    """Says whether NCCL loads and sums, and whether a graph can capture it, which our runs never do.
+    """Tests whether NCCL loads and sums, and whether a graph can capture it, which our runs never need.
 
     It has one process, since NCCL refuses two on one GPU, so there is nothing to time."""
     dist.init_process_group("cpu:gloo,cuda:nccl", store=HashStore(), rank=0, world_size=1)

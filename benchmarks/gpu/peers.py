@@ -119,7 +119,7 @@ def builders(name: str, settings: Row, is_dry: bool) -> dict[str, Callable[[], T
 def find_python() -> tuple[Path, dict[str, str] | None]:
     """Returns the interpreter that has Stable-Baselines3, and its environment's variables (None: PeerProcess's own).
 
-    That is .peers, if it is there, or else this one, which finds what PYTHONPATH names: on a real GPU, or none."""
+    It is the one in .peers, if it exists, or else this one, which uses PYTHONPATH. It never sees a fake GPU."""
     own = python_of(ROOT / ".peers", "stable-baselines3")
     if own.exists():
         return own, None

@@ -46,7 +46,7 @@ def pong(rows: Rows) -> None:
 
 
 def learners(rows: Rows) -> None:
-    """Trains two learners on one GPU, and one: gradients by shared memory and Gloo, or a central store."""
+    """Trains one and two learners on one GPU, with gradients by shared memory and Gloo, or with a central store."""
     rows.add("1 learner", rate_of_run, rows.is_dry, 1, {"device": "cuda:0"})
     for update in ("all_reduce", "central_store"):
         two = {"devices": "cuda:0", "learners_per_gpu": 2, "update": update}
@@ -54,7 +54,7 @@ def learners(rows: Rows) -> None:
 
 
 def scaling(rows: Rows) -> None:
-    """Trains learners on one GPU each, with equally many environments: NCCL, or a central store."""
+    """Trains learners on one GPU each, with equally many environments, by NCCL or with a central store."""
     for update in ("all_reduce", "central_store"):
         for number in [number for number in (1, 2, 4, 8) if number <= num_gpus()]:
             where = {"devices": f"0-{number - 1}" if number > 1 else "0", "update": update}
@@ -79,7 +79,7 @@ def rate_of_run(is_dry: bool, times_envs: int, where: Row) -> Row:
 
 
 def launch(rows: Rows) -> None:
-    """Runs the program for all GPUs, as a user does."""
+    """Runs launch_dgx.py on all GPUs, as a user does."""
     steps = 200 if rows.is_dry else 1_000_000
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "runs/launch_dgx.py", "--algo", "a2c", "--env", "pong", "--steps", str(steps)]

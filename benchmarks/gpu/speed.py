@@ -122,7 +122,7 @@ class Usage:
         self._gpu.clear()
 
     def shares(self) -> Row:
-        """Returns the mean shares since `begin`; None for the GPU if they are unknown."""
+        """Returns the mean shares since `begin`; None for the GPU if its share is unknown."""
         gpu = self._gpu[2:]  # NVML looks back by some tenths of a second
         mean = round(sum(gpu) / len(gpu), 3) if gpu else None
         return {"gpu_use": mean, "cpu_use": round(psutil.cpu_percent(None) / 100, 3)}
@@ -217,7 +217,7 @@ def compiled_nature(spec: EnvSpec) -> nn.Module:
 
 def train_for(settings: Row, is_dry: bool, usage: Usage) -> Row:
     """Trains until all graphs are captured and a replay is warm, and then for MEASURED_S."""
-    gc.collect()  # the last row's graphs hold memory
+    gc.collect()  # the previous row's graphs hold memory
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     with warm_training(settings, is_dry) as run:

@@ -5,8 +5,8 @@
 Runs follow each other until the time is over, each with two learners, workers and a replay, and with faults for at most
 a quarter of the time. Every second run is exact: all its faults end it, it is resumed each time, and its final policy
 must equal that of a run without faults, bit for bit. In the other runs, environments and workers also fail and are
-replaced (--on-env-error restart). After each fault that ends a run, no process of it may remain, the error is one line,
-and the last checkpoint loads. If it is damaged, the command that the error names mends it."""
+replaced (--on-env-error restart). After each fault that ends a run, none of its processes may remain, the error must be
+one line, and the last checkpoint must load. If it is damaged, the command that the error names must repair it."""
 
 import contextlib
 import itertools
@@ -307,7 +307,7 @@ def policy_of(run: Run) -> dict[str, Any]:
 
 
 def train(exact: bool, draw: random.Random, reports: dict[str, Report], until: float, folder: Path) -> Run:
-    """Trains a run to its end. Faults come until a time, with at least one among all runs; until=0: none."""
+    """Trains a run to its end. Faults occur until a given time, at least one in all runs together; until=0: none."""
     run = Run(folder, exact)
     run.begin()
     faults = IN_EXACT if exact else ENDING | GOING_ON
@@ -326,8 +326,8 @@ def train(exact: bool, draw: random.Random, reports: dict[str, Report], until: f
 
 def main() -> None:
     parser = make_parser(__doc__)
-    parser.add_argument("--minutes", type=float, default=60.0, help="how long faults come (60)")
-    parser.add_argument("--seed", type=int, help="of the faults and their times (a random one, which is printed)")
+    parser.add_argument("--minutes", type=float, default=60.0, help="minutes during which faults occur (60)")
+    parser.add_argument("--seed", type=int, help="seed of the faults and their times (a random one, which is printed)")
     add_json(parser)
     options = parser.parse_args()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # else runs ignore it, like a shell's background programs
@@ -349,7 +349,7 @@ def main() -> None:
             runs[exact] += 1
             same = all(torch.equal(value, policy_of(run)[name]) for name, value in policy_of(reference).items())
             if exact and not same:
-                wrong.append(f"run {number} has another policy than one that nothing happened to")
+                wrong.append(f"run {number} has a different policy than a run without faults")
             print(f"run {number} is complete" + (f", the same policy: {same}" if exact else ""), flush=True)
     wrong += [text for report in reports.values() for text in report.lost]
     print("\n".join(itertools.starmap(describe, sorted(reports.items()))))
@@ -364,8 +364,8 @@ def main() -> None:
 def describe(name: str, report: Report) -> str:
     """Returns a fault's line."""
     seconds, steps = sorted(report.seconds), max(report.steps, default=0)
-    told = f"told after {statistics.median(seconds):.1f} s, at most {seconds[-1]:.1f}" if seconds else "never told"
-    return f"{name}: {report.times} times, {told}; at most {steps:,} steps done again; lost: {len(report.lost)}"
+    told = f"seen after {statistics.median(seconds):.1f} s, at most {seconds[-1]:.1f}" if seconds else "never seen"
+    return f"{name}: {report.times} times, {told}; at most {steps:,} steps repeated; lost: {len(report.lost)}"
 
 
 if __name__ == "__main__":

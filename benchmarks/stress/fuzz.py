@@ -2,11 +2,11 @@
 
 python benchmarks/stress/fuzz.py [--resolve 10000] [--train 1000] [--texts 2000] [--seed 1] [--json FILE]
 
---resolve: the number of runs to resolve and check, as before anything is written: all algorithms, spaces, samplers,
-learners, and other settings. --train: the number of runs to draw for one learner in this process and to train until
-they have learned from three rollouts; all results must be finite. --texts: the number of YAML files, experiments and
-command lines, most of them nonsense, for `accel-rl`. A refusal must be a UsageError of one line, before the run's
-folder exists. Failures are listed with the fewest settings that repeat them; then the exit status is 1.
+--resolve: the number of runs whose settings to resolve and check without writing anything: all algorithms, spaces,
+samplers, learners, and other settings. --train: the number of runs to draw for one learner in this process and to train
+until they have learned from three rollouts; all results must be finite. --texts: the number of YAML files, experiments
+and command lines, most of them nonsense, for `accel-rl`. A refusal must be a UsageError of one line, before the run's
+folder exists. Failures are listed with the fewest settings that reproduce them; then the exit status is 1.
 
 The seed draws one part after the other, and --json is written after each.
 """
@@ -48,7 +48,7 @@ from command_line import add_json, make_parser
 
 PART = 100  # examples per part
 LIMIT_S = 60.0  # time limit of an example
-LIMIT_BYTES = 8 << 30  # address space besides that in use at the start; a request for more fails at once
+LIMIT_BYTES = 8 << 30  # address space beyond that in use at the start; a request for more fails at once
 SCRATCH = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # syncing costs nothing there
 
 Try = Callable[[Any, Path], None]
@@ -61,7 +61,7 @@ class TooSlow(BaseException):
 @dataclass
 class Found:
     """The results of one kind of examples. refused, failures: by the function that raised, with a message; failures
-    also with Python code that repeats one. smallest: these examples."""
+    also with Python code that reproduces one. smallest: these examples."""
 
     passed: int = 0
     refused: dict[str, dict[str, Any]] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Tiny environments of all spaces, for fuzz.py. Only a batch on a device imports torch."""
+"""Tiny environments with spaces of all kinds, for fuzz.py. Only a batch on a device imports torch."""
 
 from typing import Any
 
@@ -46,7 +46,7 @@ REFUSED: dict[str, spaces.Space[Any]] = {
     "empty box": spaces.Box(-1, 1, (0,)),
     "empty dict": spaces.Dict({}),
 }
-"""Spaces that nobody can learn in."""
+"""Spaces in which no algorithm can learn."""
 
 
 class Chance(gymnasium.Env[Any, Any]):

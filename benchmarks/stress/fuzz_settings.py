@@ -1,4 +1,4 @@
-"""Strategies of hypothesis for the settings of `accel-rl train`: most of them fit together, some are wrong on purpose.
+"""Hypothesis strategies for the settings of `accel-rl train`. Most fit together, some are wrong on purpose.
 
 Every field of the settings' classes is drawn by its type and its rule. `sizes` and `of_kind` draw settings that must
 fit others, or that would take long.

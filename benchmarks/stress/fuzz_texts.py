@@ -1,4 +1,4 @@
-"""Strategies of hypothesis for command lines of `accel-rl`, and for the YAML files that they name."""
+"""Hypothesis strategies for command lines of `accel-rl`, and for the YAML files that they name."""
 
 import contextlib
 import io
@@ -29,7 +29,7 @@ NASTY = [
     *('init_from: "\\0"', "out: x", 'network: "a:\\0"', 'cpus: "\\0"', 'replay_device: "\\0"', 'algo: ":"'),
     *('env: ":"', 'wrappers: [":"]'),
 ]
-"""Texts that YAML, or Python with what YAML makes of them, finds difficult."""
+"""Texts that are difficult for YAML, or for Python after YAML has parsed them."""
 
 
 class Command(NamedTuple):
@@ -50,7 +50,7 @@ def words() -> st.SearchStrategy[str]:
 
 @st.composite
 def contents(draw: Draw, is_experiment: bool) -> bytes:
-    """Draws a file's contents: any text, a difficult one, or nearly the right one."""
+    """Draws a file's contents: any text, a difficult one, or a nearly valid one."""
     kind = draw(st.sampled_from(["bytes", "text", "nasty", "values", "nearly", "nearly"]))
     if kind == "bytes":
         return bytes(draw(st.binary(max_size=40)))
@@ -84,7 +84,7 @@ def experiments(draw: Draw) -> dict[str, Any]:
 
 @st.composite
 def commands(draw: Draw) -> Command:
-    """Draws a command line that never trains: a right one only shows the CPUs that it would use."""
+    """Draws a command line that never trains: a valid one only shows the CPUs that it would use."""
     algo = draw(st.sampled_from(preset_names()))
     flags = [flag_of(name) for name in settings_of(algo)[1]]
     kind = draw(st.sampled_from(["config", "config", "experiment", "flags", "flags", "resume", "command"]))

@@ -3,16 +3,16 @@
     python benchmarks/stress/kill_matrix.py [WORD ...] [--jobs 2] [--again]
 
 A cell is a run, a phase, a process and a strike: a signal, SIGSTOP for longer than the time limits, or an exception
-that is raised there. With words, only cells run whose names contain them all. Without --again, cells that have passed
-in benchmarks/results/kills.json are not run again. Phases announce themselves (kill_hook/sitecustomize.py). A cell has
-passed if
+that is raised there. With words, only cells whose names contain them all are run. Without --again, cells that have
+passed in benchmarks/results/kills.json are not run again. Phases announce themselves (kill_hook/sitecustomize.py). A
+cell has passed if
 
-* the run ends, or goes on to its end, as `expected` says, within 10 s and the time limits that are set (three times
+* the run ends, or goes on to its end, as `expected` says, within 10 s plus the environments' time limit (three times
   that, for busy machines),
 * one line of its error output names the cause,
 * no process, shared memory, temporary file or half-written file is left,
-* the last checkpoint loads, and a run that is resumed from it ends; wherever the program promises it (docs/resume.md),
-  with the policy of an undisturbed run. Without a checkpoint, a run that begins anew does the same."""
+* the last checkpoint loads, and a run resumed from it ends; without a checkpoint, a run started anew ends. Where
+  docs/resume.md promises it, the policy equals that of an undisturbed run."""
 
 import argparse
 import contextlib
@@ -43,11 +43,11 @@ from tests.helpers.processes import Command, Result
 
 HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "kills.json"
-LIMIT_S, LEARNER_LIMIT_S = 3.0, 9.0  # for environments and learners; only one that has been struck takes longer
+LIMIT_S, LEARNER_LIMIT_S = 3.0, 9.0  # for environments and learners, which exceed them only if struck
 WITHIN_S = 10.0
 SLOWNESS = 3.0  # factor for busy machines, on which a run starts more slowly
-STEPS = {"replay": 96, "all-reduce": 96, "store": 400, "store-no-lock": 400}  # more if learners do not keep in step
-STOPPED_S = 12.0  # longer than both
+STEPS = {"replay": 96, "all-reduce": 96, "store": 400, "store-no-lock": 400}  # more if learners are asynchronous
+STOPPED_S = 12.0  # longer than both time limits
 
 # ---- the cells ----
 
@@ -170,11 +170,11 @@ def expected(cell: Cell) -> Expected:
     if cell.strike == "exception":
         return Expected((1,), "struck on purpose")
     if cell.strike in ("SIGTERM", "SIGINT"):
-        if cell.process != "command":  # signals are left to the command
+        if cell.process != "command":  # other processes ignore them
             return Expected((0,))
         return Expected((143,) if cell.strike == "SIGTERM" else (130,))
     if cell.process == "probe":
-        return Expected((0,))  # it is started once more
+        return Expected((0,))  # the probe is started once more
     if cell.strike == "SIGKILL":
         if cell.process == "command":
             return Expected((-signal.SIGKILL,))
@@ -184,7 +184,7 @@ def expected(cell: Cell) -> Expected:
         return Expected((0,))
     if is_learner and cell.run.startswith("store") and not starts:
         return Expected((0,))  # no other process waits for a late learner
-    is_maybe_over = is_over or (starts and (is_learner or is_fork_server))  # if it goes on before it is late
+    is_maybe_over = is_over or (starts and (is_learner or is_fork_server))  # if the process continues before its limit
     return Expected((0, 1) if is_maybe_over else (1,), "" if is_maybe_over else "accel-rl: .*answered|built within")
 
 
@@ -347,7 +347,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("words", nargs="*", metavar="WORD", help="only cells with all of these in their names")
     parser.add_argument("--jobs", type=int, default=2, help="cells at a time (2)")
-    parser.add_argument("--again", action="store_true", help="also cells that have passed")
+    parser.add_argument("--again", action="store_true", help="run even cells that have passed")
     parser.add_argument("--list", action="store_true", help="print the cells' names")
     options = parser.parse_args()
     kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}

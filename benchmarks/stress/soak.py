@@ -3,7 +3,7 @@
 python benchmarks/stress/soak.py --run a2c|dqn|appo [--minutes 30] [--seed 1] [--json FILE] [any flag of accel-rl train]
 
 Every ten seconds it looks at each process of `accel-rl train` (anonymous memory, descriptors, threads, mappings) and at
-the run's temporary files in TMPDIR and /dev/shm. It does not use memory that no other process shares (USS): forked
+the run's temporary files in TMPDIR and /dev/shm. It does not measure memory that no other process shares (USS): forked
 processes write to one shared page after the other, so USS would grow for hours without a leak. Growth per hour is
 measured in the second half, as the median slope between any two looks (Theil-Sen), which one jump does not change. Less
 than 1 MB, or 1 of other units, counts as none. A worker that grows is named with its environments; with as many
@@ -76,14 +76,14 @@ class Watched:
             self.values[name].append(value)
 
     def growth(self, since: float) -> dict[str, float]:
-        """Returns the growth of each value per hour, from the time since [hours] on."""
+        """Returns the growth of each value per hour, from the time `since` [hours] on."""
         return {name: slope(self.hours, values, since) for name, values in self.values.items()}
 
 
 @dataclass
 class Soak:
-    """The measurements of a run. files: temporary files, by look. speeds: steps per second of the run and computations
-    per second of the reference, once a minute. left: processes and files after its end."""
+    """The measurements of a run. files: the number of temporary files at each look. speeds: steps per second of the run
+    and computations per second of the reference, once a minute. left: processes and files after its end."""
 
     hours: list[float] = field(default_factory=list)
     processes: dict[int, Watched] = field(default_factory=dict)
@@ -278,10 +278,10 @@ def train_and_watch(run: str, seed: int, flags: list[str], duration_s: float) ->
 def main() -> None:
     parser = make_parser(__doc__)
     parser.allow_abbrev = False  # since the flags of accel-rl train follow
-    parser.add_argument("--run", choices=[*RUNS], required=True, help="what trains")
+    parser.add_argument("--run", choices=[*RUNS], required=True, help="which run to train")
     parser.add_argument("--minutes", type=float, default=30.0, help="duration in minutes (30)")
     parser.add_argument("--seed", type=int, default=1, help="seed of the run (1)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help=f"where figures go ({RESULTS.format(run='RUN')})")
+    parser.add_argument("--json", type=Path, metavar="FILE", help=f"file for the figures ({RESULTS.format(run='RUN')})")
     options, flags = parser.parse_known_args()
     duration_s = 60 * options.minutes
     torch.set_num_threads(1)
