@@ -237,8 +237,8 @@ def verify_cuda(games: Sequence[str], consoles: int, frames: int, device: str) -
     exact = 0
     for game in games:
         try:
-            different = compare(game, consoles, frames, device)
-            print(f"{game:22} {consoles * frames:9,} frames  equal; {different} consoles differ in RAM", flush=True)
+            distinct = compare(game, consoles, frames, device)
+            print(f"{game:22} {consoles * frames:9,} frames  equal; {distinct} consoles differ in RAM", flush=True)
             exact += 1
         except RunError as difference:
             print(f"{game:22} {difference}", flush=True)
