@@ -1,5 +1,5 @@
-"""Rules for every test: the number of threads, where tests marked `gpu` run, that no process is left, and that spaces
-which do not change are found out once, and few starts of games prepared."""
+"""Hooks and fixtures for every test: one thread, real or fake GPUs, no leftover processes, environments probed once,
+few prepared Atari starts, forked launchers."""
 
 import contextlib
 import gc
@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-# Before anything imports torch or numpy; processes that tests start inherit it. Several files are tested at a time, and
-# threads that wait for each other on a busy machine are far slower than one thread.
+# Set before anything imports torch or numpy, and inherited by processes that tests start. Several files are tested at a
+# time, and on a busy machine threads that wait for each other are far slower than one thread.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# A shell starts background jobs with SIGINT ignored, which everything that tests start would inherit.
+# A shell starts background jobs with SIGINT ignored, and every process that tests start would inherit this.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -30,7 +30,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--gpu-order", type=int, default=None, help="seed of a random legal order of the fake GPUs' work; else: latest"
     )
-    if not importlib.util.find_spec("pytest_timeout"):  # else it declares the option of setup.cfg and its mark itself
+    if not importlib.util.find_spec("pytest_timeout"):  # it declares the option and the mark itself
         parser.addini("timeout", "without pytest-timeout, tests have no time limit")
 
 
@@ -41,9 +41,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Exempts all that collecting has imported and made from garbage collection: it stays until the end."""
+    """Exempts everything that collection has imported and made from garbage collection, as it lives until the end."""
     gc.freeze()
-    gc.set_threshold(50_000)  # with 700, collections take a twentieth of all tests' time
+    gc.set_threshold(50_000)  # with 700, garbage collection takes 5% of the tests' time
     gc.enable()
 
 
@@ -73,8 +73,8 @@ def gpus(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def pytest_runtest_teardown(item: pytest.Item) -> None:
-    """Kills the commands that a failed test has left running, ends threads of PyTorch that trainings have started (they
-    would slow down all others), and allows operations that are not deterministic."""
+    """Kills commands that a failed test left running, returns PyTorch to one thread (more would slow down all other
+    tests), and allows nondeterministic operations again."""
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(1)
         torch.use_deterministic_algorithms(False)
@@ -85,10 +85,9 @@ def pytest_runtest_teardown(item: pytest.Item) -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def probe_once() -> Iterator[None]:
-    """Remembers the spaces of games and of gymnasium's own environments, which every run that starts in this process
-    would find out anew. Those of a module's environments may change from call to call, so a fork of this process finds
-    them out each time; tests/envs/test_probe.py asks the probe itself. The cost of a step stays unknown, so that plans
-    do not depend on it."""
+    """Caches the spaces of games and of gymnasium's own environments, which every run in this process would probe anew.
+    The spaces of a module's environments may change from call to call, so a fork of this process probes them each time;
+    tests/envs/test_probe.py calls the probe itself. The cost of a step stays unknown, so plans do not depend on it."""
     from accel_rl.settings import resolve  # here, as collecting tests does not need them
     from tests.helpers.forks import probe_spec
 
@@ -108,7 +107,7 @@ def probe_once() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def few_starts() -> Iterator[None]:
-    """Prepares few starts of an Atari game instead of 93, as each costs a reset in every sampler."""
+    """Prepares only a few starts of an Atari game instead of 93, as each costs a reset in every sampler."""
     from accel_rl.envs.games import atari, native  # here, as collecting tests does not need them
 
     with pytest.MonkeyPatch.context() as patch:
@@ -119,8 +118,8 @@ def few_starts() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def forked_launchers() -> Iterator[None]:
-    """Forks the processes that start simulators and learners from the tests' own one (tests/helpers/forks.py). Those of
-    commands (tests/helpers/processes.py) start as users' do."""
+    """Forks the launchers of simulators and learners from the test process (tests/helpers/forks.py). Those of commands
+    (tests/helpers/processes.py) start as they do for users."""
     from accel_rl.processes import spawning  # here, as collecting tests does not need it
     from tests.helpers.forks import FORKING_LAUNCHER
 

@@ -1,4 +1,4 @@
-"""Tests that facts which several files for continuous integration state are the same in all of them."""
+"""Tests that the files for continuous integration agree with each other and with setup.cfg."""
 
 import os
 import re
@@ -51,7 +51,7 @@ def test_ruff_is_the_same_everywhere() -> None:
 
 @pytest.mark.slow
 def test_gpu_tests_need_no_optional_package() -> None:
-    """On a machine with the requirements and pytest alone, all files are collected, and tests of the GPU code run."""
+    """With only the requirements and pytest installed, all files are collected, and tests of the GPU code run."""
     command = [sys.executable, "-m", "pytest", "-p", "tests.helpers.without_extras", "-p", "no:cacheprovider"]
     environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     for more in (["--collect-only"], ["-m", "gpu", "--gpu", "fake", "tests/hardware/test_capture.py"]):

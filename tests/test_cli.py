@@ -133,7 +133,7 @@ def test_a_run_repeats_from_its_own_config(cartpole: Path, tmp_path: Path) -> No
 
 
 def test_overwrite_leaves_nothing_of_the_old_run(pong: Path, tmp_path: Path, capfd: Any) -> None:
-    """--overwrite removes the old run's files after the settings were checked, and no file of the user's."""
+    """--overwrite removes the old run's files after the settings were checked, but no file of the user's."""
     out = tmp_path / "run"
     settings = {**TINY_SERIAL_RUN, "horizon": 4, "eval_interval_steps": 16, "eval_episodes": 1}
     accel_rl.train(**settings, steps=16, out=out)
@@ -154,13 +154,13 @@ def test_overwrite_leaves_nothing_of_the_old_run(pong: Path, tmp_path: Path, cap
     assert (out / "notes.md").exists()
 
 
-# ---- what is done with a run ----
+# ---- uses of a run ----
 
 
 def test_a_renderer_that_fails_is_said_and_no_error(
     cartpole: Path, tmp_path: Path, capfd: Any, monkeypatch: Any
 ) -> None:
-    """A renderer that fails is one printed line, and the final games are still scored."""
+    """A renderer that fails costs one printed line, and the final games are still scored."""
     shutil.copytree(cartpole, tmp_path / "run")
     monkeypatch.setattr(summary, "record_video", lambda *_, **__: [].eglInitialize)
     summary.play_final_games(tmp_path / "run", 1, seed=0)
@@ -260,7 +260,7 @@ def test_help_explains_every_setting(capfd: Any) -> None:
 
 
 def test_help_begins_with_what_matters(capfd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The short help fits 100 lines and has the algorithm's own settings, a user's included."""
+    """The short help fits 100 lines and has the algorithm's own settings, even for a user's algorithm."""
     monkeypatch.setenv("COLUMNS", "80")
     for algo, own in (("ppo", "clip"), ("categorical_dqn", "atoms"), ("docs.reinforce:Reinforce", "normalize")):
         shown = call(capfd, "train", "--algo", algo, "--help").out
@@ -269,7 +269,7 @@ def test_help_begins_with_what_matters(capfd: Any, monkeypatch: pytest.MonkeyPat
         assert {"steps", "envs", "seed", "learning-rate", "help-all", own} <= {*flags} and "chunks" not in flags
 
 
-# ---- what is known from other frameworks ----
+# ---- names of other frameworks ----
 
 
 def tables(heading: str) -> list[list[str]]:
@@ -379,7 +379,7 @@ BAD_ARGUMENTS = [
     ("train --learnin-rate 1", "unknown argument '--learnin-rate'; did you mean --learning-rate"),
     ("train --network math:sqrt", "network math:sqrt does not fit observations"),
     ("train --env CartPole-v1 --reset-mode reserve", "reset_mode=reserve needs states that can be copied"),
-    ("train --env vector:CartPole-v1 --reset-mode wait", "reset_mode=wait leaves single environments alone"),
+    ("train --env vector:CartPole-v1 --reset-mode wait", "reset_mode=wait pauses single environments"),
     ("train --envs 5", "envs=5 does not split into 2 groups; use an even number, or --sampler serial"),
     ("train --envs 6 --workers 8", "workers=8 are more than envs=6; use 6 or fewer"),
     ("train --devices cpu --learners-per-gpu 1e16", "learners_per_gpu=10000000000000000 must be at most 1024"),
@@ -480,7 +480,7 @@ def test_a_real_process_refuses_bad_arguments_as_well() -> None:
 
 
 def test_what_needs_no_algorithm_is_answered_at_once(tmp_path: Path) -> None:
-    """Neither another command nor the answer to a mistyped flag imports torch, which takes seconds."""
+    """Answers that need no algorithm, such as to a mistyped flag, do not import torch, which takes seconds."""
     (tmp_path / "config.yaml").write_text("algo: dqn\n")
     code = (
         "import sys; from accel_rl import cli; cli._parser([]); assert 'yaml' not in sys.modules\n"
@@ -500,7 +500,7 @@ def test_the_names_of_built_in_settings_are_all_known() -> None:
 
 
 def test_too_few_addresses_for_torch_are_one_line(tmp_path: Path) -> None:
-    """Too little address space to import torch is one line."""
+    """Too little address space to import torch is reported in one line."""
     limited = 'ulimit -v 400000; exec "$0" -m accel_rl train --env CartPole-v1'
     process = subprocess.run(["sh", "-c", limited, sys.executable], capture_output=True, text=True, cwd=tmp_path)
     Result(process.returncode, process.stdout, process.stderr).assert_one_line(1)

@@ -1,4 +1,4 @@
-"""Tests of the documentation's Python: complete examples run, and all other ones are known to be parts."""
+"""Tests of the documentation's Python: complete examples run, and all others are known to be parts."""
 
 import ast
 import builtins
@@ -107,7 +107,7 @@ def test_complete_examples_run(example: Example, folder: Path, tmp_path: Path, m
 
 
 def is_environment(value: Any) -> bool:
-    """Returns whether an example's name is an environment of its own, or a factory of batches."""
+    """Returns whether an example defines this as an environment or as a factory of batches."""
     if inspect.isfunction(value):
         return "num_envs" in inspect.signature(value).parameters
     is_env = isinstance(value, type) and issubclass(value, gymnasium.Env) and not issubclass(value, gymnasium.Wrapper)

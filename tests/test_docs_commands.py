@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[1]
 METRICS = (ROOT / "docs/metrics.md").read_text()
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
-# One rollout, or the first sizes; what a run leaves besides is tested where it is made.
+# One rollout, or the first sizes; other outputs of a run are tested elsewhere.
 SHORT = "--steps 1 --eval-interval-steps 0 --decorrelation-steps 0 --final-games 0 --no-report --no-tensorboard"
 SHORTER: dict[str, str] = {
     "train": SHORT,
@@ -38,7 +38,7 @@ LONGER = {
     "ga3c": "--steps 1000",
     "unreal": "--steps 1000 --auxiliary-replay-steps 40",
 }
-"""What commands with these words need: they learn from no single rollout."""
+"""Flags that commands with these words need, as one rollout is not enough for them to learn from."""
 ELSEWHERE: dict[str, str] = {
     "accel-rl launch --experiment runs/experiments/cartpole.yaml --summary": "tests/experiments",
     "accel-rl launch --experiment runs/experiments/table2.yaml --executor ray": "needs a cluster; tests/experiments",
@@ -60,7 +60,7 @@ ELSEWHERE: dict[str, str] = {
     "export ": "sets a variable",
     ". ": "sets up the shell",
 }
-"""How commands begin that are not run here, and why."""
+"""The beginnings of commands that are not run here, and why."""
 
 
 def commands() -> Iterator[str]:
@@ -84,7 +84,7 @@ HERE = [command for command in commands() if not is_elsewhere(command)]
 
 
 def find_repeated(commands: list[str]) -> set[str]:
-    """Returns commands that train on Atari or CartPole with an algorithm and flags that commands before them have."""
+    """Returns commands that train on Atari or CartPole with an algorithm and flags of earlier commands."""
     seen, found = set[str](), set[str]()
     for command in commands:
         words = {*re.findall(r"^accel-rl +\w+|--algo \S+|--[\w-]+", command)}
@@ -120,7 +120,7 @@ MARKS = {"my_pqn": "class MyPQN", "my_env": "class Balance", "my_wrappers": "cla
 
 
 def first_of(parts: dict[str, Any]) -> dict[str, Any]:
-    """Returns an experiment or a sweep with its first run alone."""
+    """Returns an experiment or a sweep with only its first run."""
     if "grid" in parts:
         block = {name: value[:1] if isinstance(value, list) else value for name, value in parts["grid"][0].items()}
         return {"settings": parts.get("settings", {}), "grid": [block], "seeds": parts.get("seeds", [0])[:1]}
@@ -129,7 +129,7 @@ def first_of(parts: dict[str, Any]) -> dict[str, Any]:
 
 
 def shortened(command: str) -> list[str]:
-    """Returns the words after accel-rl by which a command is run here."""
+    """Returns the words after accel-rl with which a command is run here."""
     words = shlex.split(re.sub(r"\[.*?\]| \| \w+", "", command))[1:]
     name, is_own = words[0], "--experiment" in words or "--resume" in words
     if "jax" in command:
@@ -166,13 +166,13 @@ def test_commands_run(command: str, folder: Path, monkeypatch: pytest.MonkeyPatc
     writes."""
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(str(folder))
-    for module in folder.glob("*.py"):  # another test may have imported one of this name
+    for module in folder.glob("*.py"):  # another test may have imported a module of this name
         monkeypatch.delitem(sys.modules, module.stem, raising=False)
     shutil.rmtree(folder / "out", ignore_errors=True)
     words = shortened(command) + (["--show-affinity"] if command in REPEATED else [])
     result = call(capfd, *words)
     minutes = 0.2
-    while "minutes=" in result.err and minutes < 5:  # as this machine needs them
+    while "minutes=" in result.err and minutes < 5:  # a slow machine needs more
         minutes *= 2
         result = call(capfd, *words, "--minutes", minutes)
     assert result.status == 0, (words, result.err)

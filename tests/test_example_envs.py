@@ -1,4 +1,4 @@
-"""Tests of the environments in docs/examples, which are trained, filmed and resumed as users do it."""
+"""Tests of the environments in docs/examples, which are trained, filmed and resumed as by users."""
 
 import json
 from pathlib import Path

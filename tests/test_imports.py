@@ -11,8 +11,8 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "accel_rl"
 
-# From the top to the bottom. A part imports from floors below its own, and from itself; parts on one floor do not know
-# each other.
+# From the top to the bottom. A part imports from floors below its own, and from itself; parts on one floor do not
+# import each other.
 FLOORS = (
     ("__init__", "__main__"),
     ("cli",),
@@ -42,7 +42,7 @@ PARTS = sorted({path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" 
 
 @functools.cache
 def imports(path: Path) -> set[str]:
-    """Returns the modules of accel_rl that a file imports while the program runs, inside functions, too."""
+    """Returns the modules of accel_rl that a file imports while the program runs, even inside functions."""
     names: set[str] = set()
     for node in _runtime_nodes(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -55,7 +55,7 @@ def imports(path: Path) -> set[str]:
 
 
 def _runtime_nodes(tree: ast.AST) -> list[ast.AST]:
-    """Yields all nodes but those under `if TYPE_CHECKING`."""
+    """Returns all nodes except those under `if TYPE_CHECKING`."""
     found = [tree]
     for child in ast.iter_child_nodes(tree):
         if not (isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)):

@@ -1,4 +1,4 @@
-"""What the command says where a shell, a locale or an environment is odd: one line that names the cause."""
+"""Tests that the command names the cause in one line if a shell, a locale or an environment is odd."""
 
 import os
 import signal
@@ -34,7 +34,7 @@ def test_a_deleted_folder_is_named(words: list[str], tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("word", ["--env=Cärt-v1", "--out=/tmp/ümläut"])
 def test_a_name_that_the_locale_cannot_read_is_named(word: str) -> None:
-    """A name is not called something else because the locale's encoding lacks its characters."""
+    """A name whose characters the locale's encoding lacks is refused for that cause, not as an unknown name."""
     environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     result = subprocess.run(
         [*CLI, "train", word], capture_output=True, text=True, env=environment, cwd=ROOT, timeout=60
@@ -45,7 +45,7 @@ def test_a_name_that_the_locale_cannot_read_is_named(word: str) -> None:
 
 
 def test_an_environment_that_cannot_be_closed_is_built(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
-    """An environment whose close() raises is one that can be built, copied and trained in: that is logged."""
+    """An environment whose close() raises can be built, copied and trained on, and the error is logged."""
     options = {"deed": "never closes"}
     config = EnvConfig("tests.helpers.misbehaving_envs:Misbehaving", options=options)
     assert find_spec(config).observation_space.shape == (2,)

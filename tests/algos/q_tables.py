@@ -13,7 +13,7 @@ from accel_rl.samplers.base import StepHook
 
 
 class OneHot(nn.Module):
-    """Returns observations unchanged: for one-hot observations, the next layer is a table."""
+    """A trunk that returns one-hot observations unchanged, so the next layer is a table."""
 
     def __init__(self, num_states: int):
         super().__init__()

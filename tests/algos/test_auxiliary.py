@@ -1,4 +1,4 @@
-"""Auxiliary tasks as a part of an algorithm: when they learn, what they leave alone, and what is refused."""
+"""Auxiliary tasks within an algorithm: when they learn, what they leave unchanged, and which settings are refused."""
 
 from contextlib import closing
 from pathlib import Path
@@ -37,7 +37,7 @@ def build(**settings: Any) -> A2C:
 
 
 def test_heads_change_nothing_else() -> None:
-    """Auxiliary heads leave the policy's initial parameters and the random generator as they are without them."""
+    """Auxiliary heads change neither the policy's initial parameters nor the state of the random generator."""
     base = build()
     after_base = torch.rand(3)
     algo = build(auxiliary=ALL)
@@ -66,11 +66,10 @@ def test_tasks_of_weight_0_change_nothing(tmp_path: Path, algo: str) -> None:
 
 @pytest.mark.parametrize("start", ["at_once", pytest.param("when_full", marks=pytest.mark.slow), "all_when_full"])
 def test_when_tasks_start(tmp_path: Path, start: str) -> None:
-    """Tasks start with the first sequence or the full replay of each environment; `all_when_full` holds the policy,
-    too."""
+    """Tasks start with each environment's first sequence or full replay; `all_when_full` delays the policy, too."""
     run = accel_rl.train(**SMALL, auxiliary=ALL, auxiliary_start=start, out=tmp_path / "run")
-    # A row for each rollout of 16 steps. The replay of 12 steps per environment is full with the third; `at_once` needs
-    # one sequence of 4 steps and what follows it.
+    # Each rollout of 16 steps is a row. The third one fills the replay of 12 steps per environment. `at_once` needs
+    # one sequence of 4 steps and the observation after it.
     table = rows(run)
     learns = [bool(row.get("train/policy_loss")) for row in table]
     helps = [bool(row.get("train/pixel_control_loss")) for row in table]
@@ -92,7 +91,7 @@ def test_when_tasks_start(tmp_path: Path, start: str) -> None:
         ({"auxiliary": ALL, "auxiliary_start": "when_full", "steps": 40}, "waits for 12 steps of each of 4"),
         ({"auxiliary": ALL, "auxiliary_replay_steps": 10**12}, "auxiliary_replay_steps=10+ needs .* GB"),
         ({"auxiliary": "pixel_control", "env": "CartPole-v1"}, "pixel_control needs pictures"),
-        # Its learners update alone, each with two environments, but their steps are counted together.
+        # Its learners update independently, each with two environments, but their steps are counted together.
         (
             {"algo": "unreal", "devices": "cpu,cpu", "device": "auto", "frame_stack": 1, "steps": 40},
             "auxiliary_start=all_when_full waits for 12 steps of each of 4 environments",
@@ -109,7 +108,7 @@ def test_what_is_refused(settings: dict[str, Any], message: str) -> None:
 
 
 def test_sequences_are_as_long_as_what_an_update_learns_from() -> None:
-    """A replayed sequence is by default as long as the steps that an update learns from."""
+    """By default, a replayed sequence has as many steps as an update learns from."""
     assert make_tasks(build(auxiliary="none")) is None
     for settings, expected in (({}, 4), ({"horizon": 5}, 5), ({"algo": "vtrace", "batches": 2, "batch_steps": 7}, 7)):
         tasks = make_tasks(build_algo(resolve({**SMALL, **settings, "auxiliary": ALL})))

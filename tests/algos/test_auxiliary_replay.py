@@ -19,7 +19,7 @@ from accel_rl.updates import Update
 from tests.helpers.runs import TINY_SERIAL_RUN
 from tests.helpers.samplers import TOYS, Flat, make_kind
 
-T, B, SIZE, LENGTH = 6, 4, 15, 5  # rollouts, and a replay that forgets
+T, B, SIZE, LENGTH = 6, 4, 15, 5  # rollouts [T, B]; the replay overwrites old steps
 
 
 def make_tasks(sampler: Any) -> AuxiliaryTasks:
@@ -33,7 +33,7 @@ def make_tasks(sampler: Any) -> AuxiliaryTasks:
 
 
 def drawn_sequences(tasks: AuxiliaryTasks, num_draws: int) -> Iterator[tuple[int, int, Any]]:
-    """Yields environment, number of steps and fields of each sequence, for pixel control and value replay in turn."""
+    """Yields each sequence's environment, number of steps and fields, alternating pixel control and value replay."""
     replay = tasks.replay
     assert replay
     for draw in range(num_draws):
@@ -51,7 +51,7 @@ def with_rows(batch: Any) -> Iterator[tuple[str, Tensor]]:
 
 
 def check_clock(tasks: AuxiliaryTasks, lengths: list[int], num_draws: int = 20) -> tuple[int, int]:
-    """Checks draws against the rules of Clock; returns how many terminated and truncated steps were among them."""
+    """Checks draws against the rules of Clock; returns their numbers of terminated and truncated steps."""
     ends = [0, 0]
     for _, num_steps, drawn in drawn_sequences(tasks, num_draws):
         shown = drawn["rows"][: num_steps + 1, :2, 0, 0].long()  # [game, step] of each row
@@ -110,7 +110,7 @@ def test_lost_steps_are_never_drawn(tmp_path: Path, kind: str, reset_mode: str) 
 def test_each_update_learns_from_a_sequence_of_each_of_its_environments(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each update draws anew, for every task, one sequence of each environment that it learns from."""
+    """For every task, each update draws a new sequence from each environment that it learns from."""
     settings: dict[str, Any] = {
         "a2c": {"normalize_returns": False},
         "ppo": {"epochs": 2, "minibatches": 2, "normalize_returns": False},

@@ -41,12 +41,12 @@ def make_task(name: str, algo: A2C) -> AuxiliaryTask:
     return TASKS[name](algo.policy, None, algo.settings)
 
 
-LENGTHS = [5, 3, 1, 4, 0]  # steps of five sequences, at most five each; 0: nothing was found
+LENGTHS = [5, 3, 1, 4, 0]  # steps of five sequences, at most five each; 0: no sequence was found
 ENDS = ["full", "terminated", "truncated", "invalid", "none"]
 
 
 def make_batch(spec: EnvSpec, seed: int = 0) -> SequenceBatch:
-    """Returns five sequences that end in every way."""
+    """Returns five sequences, each with a different kind of end."""
     generator = torch.Generator().manual_seed(seed)
     L, b, history = 5, len(LENGTHS), max(spec.frame_stack - 1, 0)
     length = torch.tensor(LENGTHS)
@@ -90,7 +90,7 @@ def batch_of(name: str, spec: EnvSpec) -> Any:
     ],
 )
 def test_cells_of_a_frame(frame: tuple[int, int], cell: int, cells: tuple[int, int]) -> None:
-    """The cells of a frame are those of the papers' crop, and the deconvolutions' output has the same size."""
+    """A frame has the cells of the papers' crop, and the deconvolutions' output has the same size."""
     assert cell_grid(frame, cell) == cells
     frames = torch.randint(256, (2, 1, *frame), dtype=torch.uint8)
     assert pixel_change(frames, cell).shape == (1, 1, *cells)
@@ -116,7 +116,7 @@ def test_pixel_change_of_random_frames(frame: tuple[int, int], channels: tuple[i
 
 
 def slow_returns(reward: Tensor, batch: SequenceBatch, last_value: Tensor, discount: float) -> Tensor:
-    """Returns the returns of each sequence on its own, computed backwards from its end; 0 behind it."""
+    """Computes the returns of each sequence by itself, backwards from its end; 0 after the end."""
     returns = torch.zeros_like(reward)
     for env, length in enumerate(LENGTHS):
         after = torch.zeros_like(last_value[env]) if batch.terminated[env] else last_value[env]
@@ -146,7 +146,7 @@ def test_pixel_control_loss(spec: EnvSpec) -> None:
 
 
 def test_value_replay_loss() -> None:
-    """Value replay's loss and gradient are those of squared errors to constant n-step returns of valid steps."""
+    """Value replay's loss and gradient equal those of squared errors to constant n-step returns of valid steps."""
     algo, batch = make_algo(discount=0.8, value_replay_weight=0.5), make_batch(STACKS)
     loss_sum, _ = make_task("value_replay", algo).loss(batch)
     value = torch.stack([algo.policy(row)[1] for row in batch.observations()])
@@ -174,7 +174,7 @@ def test_reward_prediction_loss() -> None:
 
 
 def prepared(name: str, algo: A2C, batch: SequenceBatch) -> PreparedSequences:
-    """Returns what an agent would have made of the same sequences, with garbage behind the ends."""
+    """Returns the same sequences as an agent would prepare them, with garbage after their ends."""
     encoded = algo.policy.encode(batch.observations())
     if name == "pixel_control":
         values = algo.policy.auxiliary_heads[name](encoded[0].flatten(0, 1)).unflatten(0, encoded[0].shape[:2]).amax(2)
@@ -211,7 +211,7 @@ def test_what_agents_have_drawn_has_the_same_loss(name: str, spec: EnvSpec) -> N
 
 @pytest.mark.parametrize("spec", [STACKS, COLOUR], ids=["stacks", "colour"])
 def test_values_that_agents_ask_for(spec: EnvSpec) -> None:
-    """Agents get the state's value, and each cell's greatest Q over the actions, without a graph."""
+    """Agents get the state's value and each cell's maximum Q over the actions, without an autograd graph."""
     algo, observation = make_algo(spec), make_batch(spec).observations()[0]
     _, value = algo.policy(observation)
     torch.testing.assert_close(algo.policy.predict_auxiliary("value_replay", observation), value)

@@ -1,4 +1,4 @@
-"""A subclass of Algo needs one method."""
+"""A subclass of Algo needs only one method."""
 
 from typing import Any
 
@@ -41,7 +41,7 @@ def test_learn_is_enough() -> None:
 
 
 def test_statistics_of_several_updates() -> None:
-    """Stacked statistics keep those that only some updates have, without padding."""
+    """Stacking keeps statistics that only some updates have, without padding."""
     stats: list[dict[str, Any]] = [{"loss": torch.tensor(1.0)}, {"loss": torch.tensor(2.0), "more": torch.tensor(3.0)}]
     stacked = stack_stats(stats)
     assert {name: value.tolist() for name, value in stacked.items()} == {"loss": [1.0, 2.0], "more": [3.0]}

@@ -1,4 +1,4 @@
-"""Batches of a rollout: each step once, side by side with its own targets, and sequences with their own state."""
+"""Batches of a rollout hold each step once with its targets, and each sequence with its initial state."""
 
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ CORE = {"core": "lstm", "core_size": 8, "previous_inputs": True}
 
 
 class Numbers(NamedTuple):
-    """Targets that hold the numbers of each step's sample and environment."""
+    """Targets that hold the indices of each step's sample and environment."""
 
     sample: Tensor
     env: Tensor
@@ -30,7 +30,7 @@ TARGETS = Numbers(torch.arange(T * B).view(T, B), torch.arange(B).expand(T, B))
 
 
 def collect(**network: Any) -> Rollout:
-    """Collects a rollout in the middle of games, with invalid steps."""
+    """Collects a rollout that begins mid-episode and has invalid steps."""
     torch.manual_seed(0)
     policy = ActorCritic(spec_of(COUNTING), **network)
     sampler = make(SerialSampler, COUNTING, SamplerConfig(B, T, 2), policy, reset_mode="wait")
@@ -45,7 +45,7 @@ def three_parts(rollout: Rollout, order: Tensor) -> list[tuple[Batch, Numbers, T
 
 
 def test_samples_hold_each_step_once() -> None:
-    """The minibatches of a random order hold each step once, with all fields of the same sample."""
+    """Minibatches in random order hold each step once, and all fields of a row belong to the same sample."""
     rollout = collect()
     orders = random_orders(rollout, 3)
     assert orders.shape == (3, T * B) and len({tuple(order.tolist()) for order in orders}) == 3
@@ -68,7 +68,7 @@ def test_samples_hold_each_step_once() -> None:
 
 @pytest.mark.parametrize("whole", [False, True])
 def test_sequences_hold_each_environment_once(whole: bool) -> None:
-    """Minibatches of sequences hold each environment once, whole, with the state that it began with."""
+    """Minibatches of sequences hold each environment's whole sequence once, with its initial state."""
     rollout = collect(**CORE)
     inputs = rollout.recurrent_inputs
     assert inputs is not None and inputs.state[0].any(1).sum() > 1

@@ -33,7 +33,7 @@ CPU = torch.device("cpu")
     [(8, 128, 32, 32), (8, 128, 256, 4), (8, 128, 512, 2), (8, 128, 1024, 1), (8, 256, 2048, 1), (0.1, 30, 1, 3)],
 )
 def test_updates_per_rollout(intensity: float, num_samples: int, batch_size: int, updates: int) -> None:
-    """The updates per rollout are the paper's, and exact for an intensity that binary floats only approximate."""
+    """The updates per rollout are the paper's, and exact even for an intensity that floats only approximate."""
     assert updates_per_rollout(intensity, num_samples, batch_size) == updates
 
 
@@ -64,8 +64,8 @@ def test_numbers_that_do_not_divide(intensity: float, num_samples: int, batch_si
     [(3, 25, 2.0, 4), (3, 36, 0.5, 6), (5, 30, 4.0, 5), (4, 31, 1.0, 16)],
 )
 def test_the_intensity_is_exact(horizon: int, warmup: int, intensity: float, batch_size: int) -> None:
-    """After the warm-up, the number of updates matches the training intensity exactly. A rollout's share of updates
-    is made while the next one is sampled, so the last rollout's is still due."""
+    """After the warm-up, the number of updates matches the training intensity exactly. A rollout's updates are
+    made while the next one is sampled, so the last rollout's are still due."""
     changes = {"warmup_steps": warmup, "training_intensity": intensity, "batch_size": batch_size}
     algo, sampler, update = make_run(horizon=horizon, **changes)
     assert algo.learns_on_step
@@ -79,7 +79,7 @@ def test_the_intensity_is_exact(horizon: int, warmup: int, intensity: float, bat
 
 
 def test_returns_are_scaled_as_they_are_drawn() -> None:
-    """The replay stores unscaled rewards; a drawn batch divides them by the present scale of returns."""
+    """The replay stores unscaled rewards; a drawn batch divides them by the current scale of returns."""
     algo, sampler, update = make_run(normalize_returns=True, discount=0.5)
     returns, running = [], np.zeros(4)
     for _ in range(5):
@@ -98,8 +98,8 @@ def test_returns_are_scaled_as_they_are_drawn() -> None:
 
 
 def test_a_loop_without_on_step_learns_as_often() -> None:
-    """`learn` makes the updates that `on_step` has not made, also after a resume."""
-    algo, sampler, update = make_run()  # warm after two rollouts, each of which brings 6 updates
+    """`learn` makes the updates that `on_step` has not made, even after a resume."""
+    algo, sampler, update = make_run()  # warm after two rollouts of 6 updates each
     num_calls = []
     for rollout in range(6):
         algo.before_rollout(12 * rollout)
@@ -132,7 +132,7 @@ def test_random_until_warm_then_by_schedule() -> None:
     ("num_envs", "warmup", "rollouts", "updates"), [(4, 25, 3, 6), (8, 48, 2, 12), (8, 49, 3, 12), (16, 96, 2, 24)]
 )
 def test_the_warm_up_counts_stored_steps(num_envs: int, warmup: int, rollouts: int, updates: int) -> None:
-    """The warm-up ends by the steps that the learner has stored, for any number of environments."""
+    """The warm-up counts the steps that the learner has stored, for any number of environments."""
     algo, sampler, update = make_run(num_envs=num_envs, warmup_steps=warmup, batch_size=8, training_intensity=4.0)
     num_calls = []
     for rollout in range(rollouts + 3):
@@ -165,7 +165,7 @@ def test_a_state_without_local_parts_is_loaded() -> None:
 
 
 def test_the_target_is_synced_when_a_multiple_is_crossed() -> None:
-    """The target network is synced after each rollout in which the steps cross a multiple of the interval."""
+    """The target network is synced after each rollout that crosses a multiple of the interval."""
     algo, sampler, update = make_run(target_interval_steps=30, warmup_steps=400)
     parameters = list(zip(algo.policy.parameters(), algo.target.parameters(), strict=True))
     synced = []
@@ -179,12 +179,11 @@ def test_the_target_is_synced_when_a_multiple_is_crossed() -> None:
 
 
 def test_weights_of_what_is_drawn_by_priority() -> None:
-    """Importance weights have a largest of 1, their exponent rises to 1, and each sample drawn gets its new
-    priority."""
+    """The largest importance weight is 1, the exponent rises to 1, and each drawn sample gets its new priority."""
     changes: dict[str, Any] = {"priority_alpha": 0.7, "priority_beta": 0.4, "priority_beta_steps": 200}
     algo, sampler, update = make_run(prioritized=True, new_priority=0.5, batch_size=6, **changes)
     play(algo, sampler, update, 8)
-    algo.replay.ring.return_.mul_(0.05)  # or all errors would be clipped at 1
+    algo.replay.ring.return_.mul_(0.05)  # otherwise all errors would be clipped at 1
     stored = torch.arange(len(algo.replay.priorities.tree[:]))
     algo.replay.update_priorities(stored, torch.rand(len(stored)))
     for step, beta in ((0, 0.4), (100, 0.7), (200, 1.0), (500, 1.0)):
@@ -214,7 +213,7 @@ def test_weights_of_what_is_drawn_by_priority() -> None:
 
 
 def test_both_networks_subtract_the_background() -> None:
-    """The background of the first rollout changes the target's values with the policy's, also in a resumed run."""
+    """The first rollout's background changes the target's values like the policy's, also in a resumed run."""
     pictures = EnvSpec(gymnasium.spaces.Box(0, 255, (84, 84), np.uint8), gymnasium.spaces.Discrete(2), 2)
     settings = DQNSettings(**SMALL | {"normalize_observations": True})
     images, valid = torch.randint(256, (8, 2, 84, 84), dtype=torch.uint8), torch.ones(8, dtype=torch.bool)
@@ -239,7 +238,7 @@ def test_both_networks_subtract_the_background() -> None:
 
 
 def test_networks_compute_in_the_same_precision() -> None:
-    """A target network computes in bfloat16 as soon as the policy does."""
+    """A target network computes in bfloat16 if the policy does."""
     torch.manual_seed(0)
     algo = DQN(spec_of(COUNTING), DQNSettings(**SMALL), 1000, 4, 3)
     algo.policy.bf16 = True

@@ -27,7 +27,7 @@ def huber(d: Any) -> Any:
 
 
 def quantile_loss(quantiles: Any, td_target: Any) -> Any:
-    """Returns the loss of one sample, from two loops."""
+    """Computes the loss of one sample by two loops."""
     K, total = len(quantiles), 0.0
     for i, quantile in enumerate(quantiles):
         tau = (2 * (i + 1) - 1) / (2 * K)
@@ -46,7 +46,7 @@ def divergence(td_target: Tensor, p: Tensor) -> float:
     return sum(a * math.log(a / b) for a, b in pairs)
 
 
-# A loss, that of one sample, and the shape of a sample's values.
+# A loss, the same loss for one sample, and the shape of a sample's values.
 Q_LOSSES: dict[str, tuple[Any, Any, tuple[int, ...]]] = {
     "huber": (huber_loss, lambda value, td_target: huber(td_target - value), ()),
     "quantile": (quantile_huber_loss, quantile_loss, (5,)),
@@ -61,7 +61,7 @@ IS_WEIGHTED = ("huber", "quantile", "cross-entropy")
     ("name", "weighted"), [*((name, False) for name in Q_LOSSES), *((name, True) for name in IS_WEIGHTED)]
 )
 def test_loss_and_gradient(name: str, weighted: bool) -> None:
-    """Each loss and its gradient equal plain arithmetic over the valid samples; nan in others reaches neither."""
+    """Each loss and its gradient equal plain arithmetic over the valid samples; nan in invalid ones reaches neither."""
     loss, of_sample, shape = Q_LOSSES[name]
     generator = torch.Generator().manual_seed(0)
     valid = torch.rand(12, generator=generator) < 0.6
@@ -99,7 +99,7 @@ def test_loss_and_gradient(name: str, weighted: bool) -> None:
 
 
 def test_priorities_are_bounded() -> None:
-    """Priorities lie between 1e-6 and a finite largest value."""
+    """Priorities lie between 1e-6 and a finite maximum."""
     certain = torch.tensor([[0.0, -300.0, -300.0]] * 2).log_softmax(-1)
     td_target = torch.tensor([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]])
     _, terms = cross_entropy_loss(certain, td_target, torch.arange(3.0), torch.ones(2, dtype=torch.bool))
@@ -113,7 +113,7 @@ def test_priorities_are_bounded() -> None:
 
 
 def make(algo_class: Any, **changes: Any) -> Any:
-    """Returns an algorithm of tables of 3 states and 2 actions."""
+    """Returns an algorithm whose networks are tables of 3 states and 2 actions."""
     settings = algo_class.Settings(**{**SMALL, **changes})
     algo = algo_class(table_spec(3, 2), settings, 1000, 2, 4, table_trunk)
     algo.setup(0, RecordingUpdate)
@@ -141,7 +141,7 @@ BATCH = transitions([0, 0, 1, 2], [0, 1, 1, 0], [0.1, 0.2, 0.3, 0.4], [1, 2, 2, 
 
 @pytest.mark.parametrize("double", [False, True])
 def test_targets_of_hand_made_tables(double: bool) -> None:
-    """DQN's targets take the target table's value of the best next action, by the policy's table in double Q."""
+    """DQN's targets use the target table's value of the best next action, chosen by the policy's table in double Q."""
     algo = make(DQN, double=double)
     set_table(algo.policy, TABLE)
     set_table(algo.target, TARGET)
@@ -158,7 +158,7 @@ def test_targets_of_hand_made_tables(double: bool) -> None:
 
 
 def categorical_target(p: list[float], support: list[float], return_: float, bootstrap: float) -> list[float]:
-    """Spreads every atom's mass over all atoms, by the triangle around the place it reaches."""
+    """Spreads each atom's mass over all atoms by a triangular kernel around the value that it reaches."""
     distance, td_target = support[1] - support[0], [0.0] * len(support)
     for j, mass in enumerate(p):
         reached = min(max(return_ + bootstrap * support[j], support[0]), support[-1])
@@ -216,11 +216,11 @@ def test_quantile_targets_of_hand_made_tables(double: bool) -> None:
     loss_sum, terms = algo.loss(BATCH)
     assert loss_sum.item() == pytest.approx(expected, rel=1e-5) and terms["priority"].shape == (4,)
     observation = one_hot([0, 1, 2], 3)
-    assert torch.equal(algo.policy.act(observation, None)[0], mine.mean(-1).argmax(-1))  # greedy by the mean
+    assert torch.equal(algo.policy.act(observation, None)[0], mine.mean(-1).argmax(-1))
 
 
 def test_returns_outside_of_the_support_are_counted() -> None:
-    """Valid returns beyond the support's ends are counted; one that lies on an end is not."""
+    """Valid returns beyond the support's ends are counted; a return exactly at an end is not."""
     algo = make(CategoricalDQN, atoms=5, v_min=-2.0, v_max=2.0)
     returns = [-2.5, -2.0, 0.0, 2.0, 2.25, 30.0, 30.0]
     batch = transitions([0, 1, 2, 1, 0, 0, 0], [0] * 7, returns, [1] * 7, [0.9] * 7)

@@ -19,7 +19,7 @@ def test_epsilon_falls_linearly_and_stays(step: int, epsilon: float) -> None:
     ("odds", "shares"), [((0.4, 0.3, 0.3), (0.4, 0.3, 0.3)), ((1, 0, 1), (0.5, 0, 0.5)), (None, (1 / 3,) * 3)]
 )
 def test_environments_draw_their_final_epsilon(odds: Any, shares: tuple[float, ...]) -> None:
-    """Each environment draws its own final epsilon by the odds, which need not add up to 1."""
+    """Each environment draws its own final epsilon with the given odds, which need not add up to 1."""
     settings = ExplorationSettings(epsilon_final=(0.1, 0.01, 0.5), epsilon_odds=odds, epsilon_steps=10)
     exploration = Exploration(settings, 30_000)
     final = exploration.at(10)

@@ -35,10 +35,10 @@ def reference(logits: Tensor, value: Tensor, action: Tensor, return_: Tensor, co
 
 
 def test_an_update_descends_the_papers_sum() -> None:
-    """An update's gradient is that of the paper's loss, summed over the valid samples; what is logged are means."""
+    """An update's gradient is that of the paper's loss summed over the valid samples; the logged loss is the mean."""
     torch.manual_seed(0)
     algo = GA3C(VECTORS, GA3CSettings(value_weight=0.5, discount=0.9), 1000, 3, HORIZON, learns_from_segments=True)
-    with torch.no_grad():  # some probabilities near 0, where epsilon counts
+    with torch.no_grad():  # some probabilities near 0, where epsilon matters
         algo.policy.policy_head.weight.mul_(4000)
     rollout = merged(VECTORS, algo.policy, 12)
     valid = rollout.valid
@@ -62,7 +62,7 @@ def test_an_update_descends_the_papers_sum() -> None:
 
 
 def test_logarithms_with_epsilon() -> None:
-    """Log-probability and entropy both have the epsilon, in the loss and in its gradient."""
+    """Both the log-probability and the entropy include the epsilon, in the loss and in its gradient."""
     generator = torch.Generator().manual_seed(0)
     logits = 8 * torch.randn(7, 3, generator=generator, dtype=torch.float64)  # probabilities from 1e-9 to 1
     value, advantage, return_ = torch.randn(3, 7, generator=generator, dtype=torch.float64)
@@ -105,7 +105,7 @@ def test_certainty(logit: float, dtype: torch.dtype) -> None:
 
 
 def test_settings_that_do_not_fit() -> None:
-    """GA3C refuses an epsilon for Box actions, and the values of learning in generalized advantages."""
+    """GA3C refuses an epsilon for Box actions, and a gae_lambda other than 1."""
     box = EnvSpec(VECTORS.observation_space, gymnasium.spaces.Box(-1, 1, (2,), np.float32))
     with pytest.raises(UsageError, match="log_epsilon=1e-06 is for Discrete actions"):
         GA3C(box, GA3CSettings(), 100, 2, 5)

@@ -1,5 +1,4 @@
-"""Kernels that learning launches on a GPU outside of CUDA graphs, and graphs that learn the same as single
-operations."""
+"""Learning launches few kernels outside of CUDA graphs, which learn the same as single operations."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -33,12 +32,12 @@ pytestmark = pytest.mark.gpu(fake=True)
 CPU, GPU = torch.device("cpu"), torch.device("cuda:0")
 T, B = 4, 6
 MOST_LAUNCHES = 10  # per update
-FEW_LAUNCHES = 5  # per update, when all minibatches find the rollout in one place
-LEAST_LAUNCHES = 4  # per update, when also one graph makes all updates of an epoch
+FEW_LAUNCHES = 5  # per update, if all minibatches read the rollout from one place
+LEAST_LAUNCHES = 4  # per update, if one graph also makes all updates of an epoch
 ONE_GRAPH_AN_EPOCH = ("ppo", "ppo, core", "pqn", "pqn, core")
-# Auxiliary tasks add to each update: noise for each task, and copies of it, of environments and of rows.
+# Auxiliary tasks add to each update noise for each task, and copies of the noise, environments and rows.
 MORE_WITH_TASKS = 6
-MOST_OF_STORING = 25  # per rollout: each of its arrays goes into the replay by itself
+MOST_OF_STORING = 25  # per rollout, whose arrays go into the replay one by one
 SCHEDULES = {"learning_rate_schedule": "linear"}
 ENTROPY = {**SCHEDULES, "entropy_schedule": "linear"}
 EPOCHS = {"epochs": 3, "minibatches": 2}
@@ -114,7 +113,7 @@ class Run:
         return TerminalFrames(*(leaf.to(self.device) for leaf in (step, env, frame)))
 
     def _columns(self, leaf: Tensor) -> Tensor:
-        """Returns the leaf as some columns of more environments, the form in which a window comes."""
+        """Returns the leaf as columns of a wider tensor, as a window's tensors are."""
         if leaf.dim() < 2:
             return leaf.to(self.device)
         return torch.cat([leaf, leaf], 1).to(self.device)[:, : leaf.shape[1]]
@@ -186,7 +185,7 @@ def test_deterministic_runs(name: str) -> None:
 @pytest.mark.parametrize("replay_device", ["auto", pytest.param("cpu", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", some_slow(OFF_POLICY, {"dqn", "qr_dqn", "rainbow"}))
 def test_graphs_draw_and_learn_the_same(name: str, replay_device: str) -> None:
-    """Graphs draw the same samples and learn the same from them, while the room for final frames grows."""
+    """Graphs draw the same samples and learn the same from them, while the buffer for final frames grows."""
     runs = [Run(name, device, replay_device=replay_device) for device in (CPU, GPU)]
     rooms = []
     for run in runs:  # the same noise for both

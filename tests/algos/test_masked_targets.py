@@ -32,7 +32,7 @@ def random_rows(*shape: int, seed: int = 0) -> tuple[Tensor, Tensor]:
 
 
 def make(algo: str, **settings: Any) -> Any:
-    """Returns an algorithm whose target differs from its network, with values that differ much between actions."""
+    """Returns an algorithm whose target differs from its network, with values that vary widely between actions."""
     config = resolve({"algo": algo, "env": "CartPole-v1", "device": "cpu", "envs": 8, **settings}, spec=SPEC)
     made, _ = build_algo_and_update(config)
     for network, seed in ((made.policy, 1), (made.target, 2)):
@@ -45,7 +45,7 @@ def make(algo: str, **settings: Any) -> Any:
 @pytest.mark.parametrize("algo", ["dqn", "categorical_dqn", "qr_dqn"])
 @pytest.mark.parametrize("double", [False, True])
 def test_the_best_next_action_is_allowed(algo: str, double: bool) -> None:
-    """The best next action is chosen among the allowed ones, in double Q-learning, too."""
+    """The best next action is chosen among the allowed ones, even in double Q-learning."""
     made = make(algo, double=double)
     assert isinstance(made, DQN)
     (rows, _), (after, allowed) = random_rows(64), random_rows(64, seed=1)

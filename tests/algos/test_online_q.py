@@ -145,7 +145,7 @@ def test_sarsa_does_not_join_what_does_not_follow() -> None:
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_the_target_is_synced_when_a_multiple_is_crossed(target: str) -> None:
-    """The target network is synced after each rollout in which the steps cross a multiple of the interval."""
+    """The target network is synced after each rollout that crosses a multiple of the interval."""
     envs = streams(SPEC, NUM_ENVS, 36, 7, seed=3)
     algo, update = make(target, 3, target_interval_steps=30)
     synced = []

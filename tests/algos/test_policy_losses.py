@@ -13,7 +13,7 @@ from accel_rl.algos.ppo import PPOSettings, PPOTargets, ppo_loss
 from accel_rl.algos.vtrace import VTraceSettings, VTraceTargets, vtrace_loss
 from accel_rl.models.distributions import Categorical, DiagonalGaussian, MultiCategorical, SphericalGaussian
 
-# tests/models/test_distributions.py has the numbers of the distributions.
+# tests/models/test_distributions.py tests the numbers of the distributions.
 DISTRIBUTIONS: dict[str, Callable[[], Any]] = {
     "categorical": lambda: Categorical(3),
     "multi_categorical": lambda: MultiCategorical([2, 3]),
@@ -25,7 +25,7 @@ T, B, DISCOUNT, RHO_BAR, C_BAR, CLIP, ENTROPY_WEIGHT = 6, 3, 0.9, 1.2, 0.8, 0.2,
 
 
 class Samples:
-    """Random float64 samples [T, B]; those behind the end of an episode are invalid, and hold garbage."""
+    """Random float64 samples [T, B]; those after the end of an episode are invalid and hold garbage."""
 
     def __init__(self, kind: str):
         generator = torch.Generator().manual_seed(2)
@@ -69,7 +69,7 @@ def ppo(s: Samples, value_clip: float | None) -> tuple[Tensor, dict[str, Tensor]
 
 def ppo_terms(s: Samples, i: Any, value_clip: float | None) -> dict[str, Tensor]:
     ratio, advantage = (s.log_p(i) - s.behaviour[i]).exp(), s.advantage[i]
-    # A sample is constant once its ratio has left the clip in the direction of its advantage.
+    # A sample's loss is constant once its ratio has left the clip range in the direction of its advantage.
     bounded = ratio.clamp(max=1 + CLIP) if advantage > 0 else ratio.clamp(min=1 - CLIP)
     error = (s.value[i] - s.return_[i]) ** 2
     if value_clip is not None:
@@ -96,7 +96,7 @@ def vtrace_terms(s: Samples, i: Any) -> dict[str, Tensor]:
 
     def v(start: int) -> float:
         """Returns the sum in the paper's definition of v."""
-        total, weight = V[start], 1.0  # weight: discount^(t - start) times the c before t
+        total, weight = V[start], 1.0  # weight: discount^(t - start) times the product of c before t
         for t in range(start, T):
             total += weight * min(RHO_BAR, ratio[t]) * td_error(t, V[t + 1])
             weight *= DISCOUNT * min(C_BAR, ratio[t])
@@ -120,7 +120,7 @@ LOSSES: dict[str, tuple[Callable[..., Any], Callable[..., dict[str, Tensor]], tu
 @pytest.mark.parametrize("name", LOSSES)
 @pytest.mark.parametrize("kind", DISTRIBUTIONS)
 def test_loss_and_gradient(kind: str, name: str) -> None:
-    """A loss, its terms and its gradient are those of its equation, summed over the valid samples."""
+    """A loss, its terms and its gradient equal its equation summed over the valid samples."""
     loss, terms_of, options = LOSSES[name]
     samples = Samples(kind)
     each = []

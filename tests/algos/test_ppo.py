@@ -30,8 +30,8 @@ def ppo(env: EnvConfig, num_envs: int, horizon: int, steps: int = 10_000, **sett
 @pytest.mark.parametrize("core", [{}, CORE], ids=["feedforward", "lstm"])
 @pytest.mark.parametrize(("normalize", "reset_mode"), [(False, "immediate"), (True, "wait")])
 def test_the_first_minibatch_has_ratio_one(core: dict[str, Any], normalize: bool, reset_mode: str) -> None:
-    """Learning starts from the probabilities that acted. In the batch shapes of acting they are the recorded ones
-    bit for bit; a minibatch has another shape, so its first ratio is 1 up to rounding."""
+    """Learning starts from the acting probabilities. In the batch shapes of acting, they are the recorded ones
+    bit for bit. A minibatch has another shape, so the first ratio is 1 up to rounding."""
     settings = {"clip": 1e-4, "clip_schedule": "constant", "learning_rate": 1e-2, "normalize_observations": normalize}
     algo = ppo(COUNTING, 8, 16, **settings, **core)
     sampler = make(SerialSampler, COUNTING, SamplerConfig(8, 16, 2), algo.policy, reset_mode=reset_mode)
@@ -63,7 +63,7 @@ def test_the_first_minibatch_has_ratio_one(core: dict[str, Any], normalize: bool
 
 @pytest.mark.parametrize("weight", [0.01, 0.0])
 def test_a_bonus_has_a_gradient(weight: float) -> None:
-    """The entropy has a gradient if it has a weight; without one it is computed for the log alone."""
+    """The entropy has a gradient only if it has a weight; otherwise it is computed for the log alone."""
     algo = ppo(COUNTING, 4, 4, entropy_weight=weight)
     rollout = make(SerialSampler, COUNTING, SamplerConfig(4, 4, 2), algo.policy).collect()
     outputs = algo.evaluate(rollout.samples())

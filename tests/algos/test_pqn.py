@@ -26,7 +26,7 @@ def make(horizon: int, **changes: Any) -> tuple[PQN, RecordingUpdate]:
 
 
 def rollouts(envs: list[Env], horizon: int, count: int) -> Any:
-    """Yields rollouts with random values, as if another network had acted than the one that learns."""
+    """Yields rollouts with random values, as if they came from another network than the learner's."""
     generator = torch.Generator().manual_seed(3)
     for k in range(count):
         rollout = rollout_of(envs, k * horizon, horizon, SPEC)
@@ -40,7 +40,7 @@ def best(algo: PQN, seen: Any) -> float:
 
 
 def returns_of(algo: PQN, env: Env, first: int, value: list[float]) -> list[float]:
-    """Returns the targets of one environment's steps, computed from the last; value: the estimates of acting."""
+    """Returns the targets of one environment's steps, computed backwards; value: the estimates made while acting."""
     mix, last = algo.settings.return_lambda, first + len(value)
     return_tp1 = value_tp1 = best(algo, env.rows[last])
     found = []
@@ -90,7 +90,7 @@ def test_targets_are_those_of_plain_loops(return_lambda: float, horizon: int) ->
 
 
 def test_the_loss_is_of_the_action_taken() -> None:
-    """The value that is learned belongs to the action taken, not to the best one."""
+    """The learned value is that of the action taken, not of the best one."""
     algo, update = make(2, epochs=1, minibatches=1)
     (_, rollout), *_ = rollouts(streams(SPEC, NUM_ENVS, 3, 7, seed=1), 2, 1)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Auxiliary tasks that learn from the sequences that the queued sampler's agents have drawn."""
+"""Auxiliary tasks that learn from sequences drawn by the queued sampler's agents."""
 
 from dataclasses import replace
 from typing import Any
@@ -30,7 +30,7 @@ from tests.helpers.random_rollouts import random_rollout
 
 NAMES = tuple(TASKS)
 SPEC = EnvSpec(Box(0, 255, (36, 36), np.uint8), Discrete(5), 2)
-T, C, NUM_SEGMENTS = 5, 6, 4  # the columns behind the segments are padding
+T, C, NUM_SEGMENTS = 5, 6, 4  # the columns after the segments are padding
 AGENTS, SEED = 3, 3
 ALGOS: dict[str, tuple[type[ActorCriticAlgo], Any, dict[str, Any]]] = {
     "a2c": (A2C, A2CSettings, {}),
@@ -53,7 +53,7 @@ def make_tasks(name: str = "a2c", device: str = "cpu", **settings: Any) -> Prepa
 
 
 def columns_of(slots: dict[str, np.ndarray[Any, Any]], config: AgentReplayConfig) -> dict[str, dict[str, Tensor]]:
-    """Merges the slots' arrays as trainers do: columns behind time."""
+    """Merges the slots' arrays as trainers do, with columns after time."""
     merged: dict[str, dict[str, Tensor]] = {task: {} for task in config.tasks}
     for key, array in slots.items():
         task, name = key.split("/")
@@ -131,7 +131,7 @@ def test_padding_and_empty_columns_count_for_nothing(empty: tuple[int, ...]) -> 
 
 
 def test_large_observations_are_learned_from_in_parts() -> None:
-    """Large observations are learned from in parts whose losses add up to the loss of the whole."""
+    """Large observations are split into parts whose losses add up to the loss of the whole."""
     tasks = make_tasks()
     tasks.store(make_rollout(tasks, drawn_by_agents(tasks)))
     whole = tasks.draw(Update(tasks.algo.policy, SGD()))

@@ -76,8 +76,8 @@ def test_the_settings_without_changes_are_accepted() -> None:
     """The base settings are accepted, and so are those at the very limits."""
     check(resolved(DQN))
     check(resolved(CATEGORICAL))
-    check(resolved({**DQN, "horizon": 48, "replay_size": 192, "n_step": 40, "warmup_steps": 300, "steps": 600}))  # just
-    check(resolved({**DQN, "warmup_steps": 352}))  # rollouts of 16: 22, one for the statistics, two to learn in
+    check(resolved({**DQN, "horizon": 48, "replay_size": 192, "n_step": 40, "warmup_steps": 300, "steps": 600}))
+    check(resolved({**DQN, "warmup_steps": 352}))  # of 25 rollouts: 22, one for statistics, two to learn
 
 
 @pytest.mark.parametrize(("changes", "message"), BAD_SETTINGS, ids=[str(sorted(c)[-1]) for c, _ in BAD_SETTINGS])

@@ -33,7 +33,7 @@ def column(*values, dtype=torch.float64):
 
 
 def per_env(slow, *arrays):
-    """Runs a loop written for one environment over all of them, in float64: [T, B] from B lists."""
+    """Runs a loop written for one environment over all environments; returns float64 [T, B]."""
     envs = zip(*(array.tolist() if array.dim() == 1 else array.T.tolist() for array in arrays), strict=True)
     return torch.tensor([slow(*env) for env in envs], dtype=torch.float64).T
 
@@ -45,7 +45,7 @@ def assert_close(actual, expected, dtype=torch.float64):
 
 
 def slow_return(reward, done, bootstrap_value, discount=DISCOUNT):
-    """Adds discounted rewards from every start until done, and the bootstrap if none is done."""
+    """Sums discounted rewards from every step until done, plus the bootstrap value if no step is done."""
     result = []
     for start in range(len(reward)):
         total, weight = 0.0, 1.0
@@ -109,7 +109,7 @@ def slow_n_step(reward, done, n):
 
 
 def slow_projection(probabilities, support, target_support):
-    """Shares each mass between the atom below and the atom above by their distance."""
+    """Splits each mass between the atoms below and above it by their distance."""
     spacing = (support[-1] - support[0]) / (len(support) - 1)
     result = [0.0] * len(support)
     for mass, target in zip(probabilities, target_support, strict=True):
@@ -145,7 +145,7 @@ def test_generalized_advantage_is_the_sum_of_td_errors(seed, dtype):
 @pytest.mark.parametrize(("rho_bar", "c_bar"), [(1.0, 1.0), (2.0, 0.9), (math.inf, 1.5)])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_vtrace_is_the_sum_of_weighted_td_errors(seed, rho_bar, c_bar, dtype):
-    """V-trace's targets and advantages equal IMPALA's equation 1, cut at done, with rho and c clipped apart."""
+    """V-trace's targets and advantages equal IMPALA's equation 1, cut at done, with rho and c clipped separately."""
     rollout = random_rollout(seed, dtype)
     target, advantage = returns.vtrace(*rollout, DISCOUNT, rho_bar, c_bar)
     expected = per_env(lambda *env: slow_vtrace(*env, rho_bar, c_bar), *rollout)
@@ -169,7 +169,7 @@ def test_n_step_return_is_the_sum_of_n_rewards(seed, n, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_projection_shares_mass_between_neighbours(seed, dtype):
-    """The projection shares all mass between neighbouring atoms and keeps the clipped mean."""
+    """The projection splits all mass between neighboring atoms and keeps the clipped mean."""
     generator = torch.Generator().manual_seed(seed)
     support = torch.linspace(-10, 10, 51, dtype=dtype)
     probabilities = torch.randn(7, 51, generator=generator, dtype=dtype).softmax(-1)
@@ -230,7 +230,7 @@ def test_n_step_return_refuses_an_n_that_does_not_fit(n):
 
 
 def test_nothing_leaks_backwards_through_done():
-    """Nan behind a done reaches no result before it."""
+    """Nan after a done step reaches no result up to that step."""
     reward, value, done, log_ratio = column(REWARD, VALUE, DONE, [0.1] * 5)
     for array in (reward, value, log_ratio):
         array[3:] = math.nan

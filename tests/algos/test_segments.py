@@ -43,7 +43,7 @@ def make(name: str, spec: Any = VECTORS, from_segments: bool = True, **changes: 
     torch.manual_seed(0)
     settings = algo_class.Settings(discount=0.9, **{**settings, **changes})
     algo = algo_class(spec, settings, 1000, 3, HORIZON, learns_from_segments=from_segments)
-    with torch.no_grad():  # or all actions would be about equally likely, and all values about 0
+    with torch.no_grad():  # otherwise all actions would be about equally likely, and all values about 0
         for parameter in algo.policy.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
     algo.setup(0, RecordingUpdate)
@@ -69,7 +69,7 @@ def loss_and_gradient(algo: Any, rollout: Rollout) -> tuple[float, Tensor, float
 @pytest.mark.parametrize("is_padded", [False, True])
 @pytest.mark.parametrize("name", ALGOS)
 def test_a_merged_rollout_is_its_segments(name: str, is_padded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A merged rollout's loss and gradient are the sums of its segments' own, whatever its padding holds."""
+    """A merged rollout's loss and gradient are the sums over its segments, whatever its padding holds."""
     if is_padded:
         monkeypatch.setattr(Rollout, "without_padding", lambda rollout: rollout)
     algo, single = make(name), make(name, from_segments=False)

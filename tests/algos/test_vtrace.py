@@ -1,4 +1,4 @@
-"""Which samples V-trace's multi-batch strategy learns from, and when."""
+"""V-trace's multi-batch strategy: which samples it learns from, and when."""
 
 import pickle
 from collections.abc import Iterator

@@ -7,7 +7,7 @@ import numpy as np
 
 
 class Rooms(gymnasium.Env[Any, Any]):
-    """Shows a goal and a picture [H, W, C], and pays for choosing the goal; 5 steps."""
+    """Shows a goal and a picture [H, W, C] and rewards choosing the goal; lasts 5 steps."""
 
     observation_space = gymnasium.spaces.Dict(
         {"picture": gymnasium.spaces.Box(0, 255, (24, 20, 3), np.uint8), "goal": gymnasium.spaces.Discrete(3, start=2)}

@@ -1,4 +1,4 @@
-"""Model cards: the folder to share a policy by, and what hubs read in it."""
+"""Model cards: the folder for sharing a policy, and the metadata that hubs read."""
 
 import re
 from pathlib import Path
@@ -24,7 +24,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_a_card_is_enough(run: Path, tmp_path: Path, capfd: Any, monkeypatch: Any) -> None:
-    """A card's folder works without the run, and its score is that of the policy in it."""
+    """A card's folder works without the run, and shows the score of the policy in it."""
     monkeypatch.setattr(card, "EPISODES", 4)
     out = tmp_path / "cards" / "cartpole"
     result = call(capfd, "export", run, "--format", "card", "--out", out)
@@ -43,7 +43,7 @@ def test_a_card_is_enough(run: Path, tmp_path: Path, capfd: Any, monkeypatch: An
 
 
 def test_a_card_is_what_hubs_read_and_replaces_only_a_card(run: Path, tmp_path: Path, monkeypatch: Any) -> None:
-    """A card has the front matter that hubs read. It replaces an older card whole, and never a user's files."""
+    """A card has the front matter that hubs read. It replaces an older card completely, but never a user's files."""
     monkeypatch.setattr(card, "EPISODES", 1)
     monkeypatch.setattr(card, "_make_onnx", lambda agent, path: ["No ONNX file: none"])
     monkeypatch.setattr(card, "_make_video", lambda agent, path, seed: ["No video: none"])

@@ -1,4 +1,4 @@
-"""Every space that trains goes the whole way: predict, each format of export, and a card with a score and a video."""
+"""Every space that trains also supports prediction, each export format, and a card with a score and a video."""
 
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ CASES = [(name, "discrete") for name in fuzz_env.OBSERVATIONS] + [("vector", nam
 def test_every_space_goes_the_whole_way(
     observations: str, actions: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A policy of any space that trains predicts, is judged, filmed, exported and shared."""
+    """A policy of any space that trains can predict and be evaluated, filmed, exported and shared."""
     monkeypatch.setattr(card, "EPISODES", 1)
     options = {"observations": observations, "actions": actions}
     run = accel_rl.train(**SETTINGS, env_options=options, out=tmp_path / "run")
@@ -28,7 +28,7 @@ def test_every_space_goes_the_whole_way(
     env = agent.make_env()
     observation, _ = env.reset(seed=1)
     action, _ = agent.predict(observation, deterministic=True)
-    env.step(action)  # which raises an error for an action that is not in its space
+    env.step(action)  # raises an error for an action outside of its space
     for form in ("torchscript", "card"):
         assert main(["export", str(run), "--format", form, "--out", str(tmp_path / form), "--trust"]) == 0
     assert {"policy.onnx", card.VIDEO} <= {path.name for path in (tmp_path / "card").iterdir()}

@@ -47,7 +47,7 @@ BOUNDED = spaces.Box(np.array([[-0.1], [-2.0]], np.float32), np.array([[0.1], [n
 
 
 def make_agent(spec: EnvSpec, algo: str = "a2c", **settings: Any) -> TrainedPolicy:
-    """Returns an untrained agent whose actions depend strongly on its inputs: its matrices are large and random."""
+    """Returns an untrained agent whose large random matrices make its actions depend strongly on its inputs."""
     config = resolve({"algo": algo, "env": "CartPole-v1", "device": "cpu", **settings}, spec=spec)
     agent = TrainedPolicy(config, build_algo(config).policy, Path("policy.json"))
     generator = torch.Generator().manual_seed(1)
@@ -85,7 +85,7 @@ def runner(path: Path) -> Run:
             return [torch.from_numpy(each) for each in session.run(None, feed)]
 
         return run
-    with warnings.catch_warnings(action="ignore"):  # PyTorch would rather have another format
+    with warnings.catch_warnings(action="ignore"):  # PyTorch recommends another format
         module: Any = torch.jit.load(str(path))  # type: ignore[no-untyped-call]
     return lambda inputs: list(module(*inputs))
 
@@ -107,7 +107,7 @@ def assert_same_actions(agent: TrainedPolicy, found: Tensor, expected: Any) -> N
 
 
 def check_actions(agent: TrainedPolicy, path: Path, observations: Any, rows: Any) -> dict[str, Tensor]:
-    """Compares a file's actions for rows with the agent's for observations; returns all that the file returns."""
+    """Compares a file's actions for rows with the agent's for observations; returns the file's outputs."""
     exported = export(agent, path, path.suffix.removeprefix("."))
     assert exported.is_checked and exported.path == path and [*path.parent.iterdir()] == [path]
     found = dict(zip(exported.outputs, runner(path)([torch.from_numpy(rows)]), strict=True))
@@ -149,7 +149,7 @@ CASES: dict[str, tuple[EnvSpec, dict[str, Any]]] = {
 }
 
 
-# Each policy in one format, every other one in the same; "a2c" in both.
+# Formats alternate between policies; "a2c" is in both.
 SLOW = [("a2c", "onnx"), *zip([*CASES][1:], itertools.cycle(("onnx", "torchscript")), strict=False)]
 
 
@@ -219,7 +219,7 @@ MASKED: dict[str, tuple[EnvSpec, dict[str, Any]]] = {
     ],
 )
 def test_files_keep_to_masks(name: str, suffix: str, tmp_path: Path) -> None:
-    """A file's second input is the action mask, and its actions are allowed by it."""
+    """A file's second input is the action mask, and it chooses only allowed actions."""
     spec, settings = MASKED[name]
     agent = make_agent(spec, **settings)
     exported = export(agent, tmp_path / f"policy.{suffix}", suffix)
@@ -274,7 +274,7 @@ def test_recurrent_policies_remember(core: str, action_space: Any, suffix: str, 
 
 
 def test_each_part_of_an_action_is_an_output(tmp_path: Path) -> None:
-    """Each part of a nested action is an output of its own with its scores, equal to the agent's part."""
+    """Each part of a nested action is a separate output with its scores, equal to the agent's part."""
     action_space = spaces.Dict(
         {"arm": spaces.Tuple([BOUNDED, spaces.MultiBinary(3)]), "gear": spaces.Discrete(3, start=1)}
     )
@@ -392,7 +392,7 @@ def test_networks_that_a_file_cannot_hold(
 
 
 def test_a_policy_of_another_class_is_refused(tmp_path: Path) -> None:
-    """A policy of a user's own class is refused by the name of its class."""
+    """A policy of a user's own class is refused with the name of the class."""
     agent = make_agent(CARTPOLE)
     agent.policy = nn.Linear(4, 2)
     with pytest.raises(UsageError, match="a policy of class Linear cannot be exported"):
@@ -403,7 +403,7 @@ def test_a_policy_of_another_class_is_refused(tmp_path: Path) -> None:
     ("found", "problem"),
     [
         ({"action": [0, 1]}, None),
-        ({"action": [0, 0]}, None),  # the second two are as good as equal
+        ({"action": [0, 0]}, None),  # the second two are nearly equal
         ({"action": [1, 1]}, "action differs for 1 of 2 observations"),
         ({"action": [0, 2]}, "action differs for 1 of 2 observations"),
         ({"q_values": [[1.0, 0.0, -1.0], [0.5, 0.6, 0.1]]}, "q_values differs by up to 0.1"),
@@ -436,7 +436,7 @@ def test_the_command_writes_a_file_and_says_what_it_takes(tmp_path: Path, capsys
         *(["output", name] for name in ("action", "mean", "std", "value", "next_state")),
     ]
     assert not said.err and (folder / "policy.torchscript").is_file()
-    assert "policy.torchscript" in policy_file.EXPORTED  # which --overwrite removes
+    assert "policy.torchscript" in policy_file.EXPORTED  # --overwrite removes it
     folder = save_run(make_agent(CARTPOLE), tmp_path / "small")
     assert main(["export", str(folder), "--format", "torchscript", "--out", str(tmp_path / "mine.pt")]) == 0
     assert (tmp_path / "mine.pt").is_file()

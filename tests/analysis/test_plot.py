@@ -16,7 +16,7 @@ SETTINGS = {"algo": "a2c", "env": "pong", "learning_rate": 7e-4, "envs": 16, "fr
 
 
 def write_run(folder, rows, header=HEADER, **settings):
-    """rows: CSV cells under the header."""
+    """Writes a run's settings and table. rows: CSV cells under the header."""
     folder.mkdir()
     (folder / "config.yaml").write_text(yaml.safe_dump({**SETTINGS, **settings}))
     lines = [header, *(",".join(map(str, row)) for row in rows)]

@@ -57,7 +57,7 @@ def test_evaluate_policy_plays_the_games_that_we_play(tmp_path: Path, sb3: Any, 
     """Stable-Baselines3's evaluate_policy scores the same games as playing the agent by hand."""
     agent = untrained(
         tmp_path / "run", "CartPole-v1", weights=seed, core=core, core_size=8
-    )  # more units would make chaos of rounding
+    )  # more units would amplify rounding
     make = lambda: make_env("CartPole-v1")  # noqa: E731
     vec_env = sb3.VecEnv([make] * 3)
     vec_env.seed(5)
@@ -80,7 +80,7 @@ def test_evaluate_policy_plays_the_games_that_we_play(tmp_path: Path, sb3: Any, 
 def test_observations_of_a_vec_env_are_those_of_the_environment(
     tmp_path: Path, sb3: Any, env: str, options: dict[str, Any]
 ) -> None:
-    """An agent acts alike on a VecEnv's batches and on its environments' own observations."""
+    """An agent acts the same on a VecEnv's batches and on its environments' own observations."""
     settings = {"network": "tests.helpers.samplers:Flat"} if "Picture" in env else {}
     atari = {"decorrelation_steps": 0, "max_episode_steps": 9} if env == "pong" else {}
     agent = untrained(tmp_path / "run", env, **settings, **atari)

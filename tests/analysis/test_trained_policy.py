@@ -38,7 +38,7 @@ def test_images_are_accepted_as_the_environment_returns_them(tmp_path: Path) -> 
 
 @pytest.fixture(scope="module")
 def recurrent(tmp_path_factory: pytest.TempPathFactory) -> TrainedPolicy:
-    """An agent for CartPole with an LSTM and large random weights, so that its state shows in its actions."""
+    """An agent for CartPole with an LSTM and large random weights, so its state affects its actions."""
     core = {"core": "lstm", "core_size": 8, "previous_inputs": True, "sampler": "serial", "device": "cpu"}
     folder = train("a2c", "CartPole-v1", out=tmp_path_factory.mktemp("agent") / "run", **{**TINY, **core, "envs": 4})
     agent = accel_rl.load(folder)
@@ -63,7 +63,7 @@ def test_a_recurrent_agent_acts_like_the_sampler(recurrent: TrainedPolicy) -> No
         rewards = rollout.reward[t - 1].numpy() if t else None
         together, state = recurrent.predict(seen[t], state, reset[t], deterministic=True, reward=rewards)
         assert together.tolist() == rollout.action[t].tolist()
-        for env in range(4):  # one game at a time, which forgets by having no state
+        for env in range(4):  # one game at a time; no state means a new game
             before = None if reset[t, env] else states[env]
             reward = 0.0 if rewards is None else rewards[env]
             action, states[env] = recurrent.predict(seen[t, env], before, deterministic=True, reward=reward)

@@ -62,7 +62,7 @@ def test_a_frame_per_step_and_the_strip_changes_with_the_score(tmp_path):
     frames, fps = read(out)
     assert frames.shape == (4, 12 * 35 + STRIP_HEIGHT, 12 * 71, 3)  # 12: the least factor that gives 400 rows
     assert fps == 30
-    # Decoded colours are near the ones that were written: red at the left, in BGR.
+    # Decoded colors are close to the written ones, which are red at the left, in BGR.
     assert np.abs(frames[:, 10:400, 10:100].mean((0, 1, 2)) - [0, 0, 200]).max() < 20
     change = np.abs(np.diff(score_strips(frames), axis=0)).max((1, 2, 3))
     assert change[1] > 100  # from "score 0" to "score 10" at step 2
@@ -112,7 +112,7 @@ def test_a_failure_leaves_the_old_video_and_no_incomplete_one(tmp_path):
     with pytest.raises(ZeroDivisionError):
         record_video(Corridor(), lambda observation, reward, info: 1 if observation == 0 else 1 // 0, out)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (200, limits[1]))  # stands for a full disk
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200, limits[1]))  # simulates a full disk
     try:
         with pytest.raises(RunError, match="disk"):
             record_video(Corridor(), lambda observation, reward, info: 1, out)

@@ -72,8 +72,8 @@ def check(value: Any, schema: Any, where: str = "result") -> None:
 
 @pytest.fixture(scope="module")
 def result(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Returns the JSON for one core and two simulators, as the command line writes it. The game is one of those
-    for which no starts are prepared, which takes each sampler half a second."""
+    """Returns the JSON that the command line writes for one core and two simulators. The game has no prepared
+    starts, which would take each sampler half a second."""
     folder = tmp_path_factory.mktemp("bench")
     options = "--env kung_fu_master --cores 1 --envs-per-core 2 --horizon 8 --seconds 0.01 --rounds 1 --device cpu"
     with pytest.MonkeyPatch.context() as patch:
@@ -115,7 +115,7 @@ def test_a_curve_for_powers_of_two_and_for_all_cores() -> None:
 
 
 def test_figure_has_a_curve_for_each_number_of_cores(result: Any, tmp_path: Path) -> None:
-    """Would catch a figure that cannot be drawn for a machine with hyperthreads."""
+    """The figure can also be drawn for a machine with hyperthreads."""
     point = sampling.figure_point
     points = [point("sampler", c, k, 100.0 * c * k) for c in (1, 2, 4) for k in (2, 4, 8, 16)]
     points += [point("process", 1, None, 2000.0), point("hyperthreads", 1, None, 2500.0)]

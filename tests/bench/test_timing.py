@@ -32,7 +32,7 @@ class Player:
 
 
 def test_a_rate_is_steps_over_the_time_that_they_took() -> None:
-    """A rate is over all the time that the work took: also of the last piece, and of what it leaves running."""
+    """A rate covers all the time of the work, including its last piece and what it leaves running."""
     clock = FakeClock()
 
     def work() -> int:
@@ -65,14 +65,14 @@ def test_order_reverses_and_warm_up_does_not_count() -> None:
 
 @pytest.mark.parametrize(("budget_s", "rounds"), [(99.0, 20), (13.0, 3), (12.0, 3), (11.9, 2), (1.0, 2)])
 def test_rounds_fit_into_the_budget(budget_s: float, rounds: int) -> None:
-    """Rounds fit the time budget on a slow machine: a round with its 3 turns takes 3 s here."""
+    """Rounds fit the time budget on a slow machine, where a round with its 3 turns takes 3 s."""
     clock = FakeClock()
     turns = alternate([Player(name, [], clock) for name in "abc"], Schedule(1.0, 20, budget_s), clock=clock)
     assert len(turns["a"].rates) == rounds
 
 
 def test_least_rounds() -> None:
-    """At least the fewest allowed rounds are played, even beyond the budget."""
+    """The minimum number of rounds is played, even beyond the budget."""
     schedule = Schedule(1.0, rounds=20, budget_s=10.0, least_rounds=5)
     assert [schedule.rounds_that_fit(round_s) for round_s in (0.1, 1.0, 3.0)] == [20, 9, 5]
     assert Schedule(1.0, 3, 10.0, least_rounds=5).rounds_that_fit(99.0) == 3

@@ -1,4 +1,4 @@
-"""What tests of benchmarks share: a program of that folder, run whole."""
+"""A fixture that runs a whole program of benchmarks/."""
 
 import runpy
 import sys
@@ -13,7 +13,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 @pytest.fixture
 def run_program(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Runs a program with these options in this process, to its end with status 0."""
+    """Returns a function that runs a program in this process and asserts that it ends with status 0."""
 
     def run(name: str, *options: Any) -> None:
         monkeypatch.setattr(sys, "argv", [name, *map(str, options)])

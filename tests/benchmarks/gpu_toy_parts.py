@@ -1,4 +1,4 @@
-"""Parts of a GPU session that go wrong, without PyTorch. Run as benchmarks/gpu/parts.py is."""
+"""Parts of a GPU session that go wrong, without PyTorch. Run like benchmarks/gpu/parts.py."""
 
 import os
 import signal
@@ -26,7 +26,7 @@ def peers(rows: Rows) -> None:
 
 
 def wrong(rows: Rows) -> None:
-    """One row fails, at the first call."""
+    """Makes one row fail at the first call."""
 
     def once() -> Row:
         if not (rows.out / "called").exists():

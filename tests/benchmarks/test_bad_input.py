@@ -1,4 +1,4 @@
-"""What the programs of benchmarks/ refuse before any work."""
+"""Bad input that the programs of benchmarks/ refuse before any work."""
 
 import runpy
 import sys

@@ -1,4 +1,4 @@
-"""Faults at random times: the program runs, strikes, and sees what is lost."""
+"""Faults at random times: the program runs, causes faults, and notices losses."""
 
 import json
 import sys
@@ -17,7 +17,7 @@ pytestmark = [
 
 
 def test_a_short_chaos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Faults come, and the run that they struck survives them."""
+    """Faults occur, and the run survives them."""
     file = tmp_path / "chaos.json"
     monkeypatch.setattr(sys, "argv", ["chaos.py", "--minutes", "0.1", "--seed", "1", "--json", str(file)])
     monkeypatch.setattr(chaos, "STEPS", 8_000)
@@ -30,7 +30,7 @@ def test_a_short_chaos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
 
 
 def test_what_is_left_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run that leaves processes, or goes on, is noticed."""
+    """A run that leaves processes behind, or does not end, is noticed."""
     monkeypatch.setattr(chaos, "WITHIN_S", 1.0)
     run = chaos.Run(tmp_path, exact=True)
     run.begin()

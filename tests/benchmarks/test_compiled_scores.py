@@ -1,4 +1,4 @@
-"""The benchmark of compiled updates' scores: it goes on where it stopped, and says whether intervals overlap."""
+"""The benchmark of compiled updates' scores: it continues where it stopped, and says whether intervals overlap."""
 
 import json
 from pathlib import Path
@@ -36,7 +36,7 @@ def test_the_table_says_whether_intervals_overlap() -> None:
 
 
 def test_only_what_is_missing_is_run() -> None:
-    """Runs that the file holds are not made again; a preset that is refused, or not compiled, is left out."""
+    """Runs that the file holds are not made again; a preset that is refused or not compiled is skipped."""
 
     def keys(runs: dict[str, Any]) -> list[str]:
         known = {TASK: {"a2c": {"names": ["a2c"], "runs": runs}}}
@@ -58,7 +58,7 @@ def test_presets_are_the_users() -> None:
 
 @pytest.mark.slow
 def test_a_run_is_trained_and_evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    """A short run's score is in the file, from which the program goes on; a refused task is noted."""
+    """The program writes a short run's score and continues from its file; a refused task is noted."""
     monkeypatch.setattr(compiled_scores, "MODES", ("never",))
     monkeypatch.setattr(compiled_scores, "STEPS", {TASK: 320, "Pendulum-v1": 320})
     file = tmp_path / "scores.json"

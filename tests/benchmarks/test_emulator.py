@@ -30,7 +30,7 @@ def test_every_part_and_its_json(run_program: Any, tmp_path: Path, capsys: pytes
 
 
 def test_ratios_are_to_the_faster_of_both_peers(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    """Ratios are over ale-py's faster variant; the mean over the games is a geometric one."""
+    """Ratios are over ale-py's faster variant; the mean over the games is geometric."""
     scales = iter((1.0, 4.0))
 
     def compare(*_: Any) -> dict[str, Turns]:

@@ -36,7 +36,7 @@ CODES = {"LDA": 0xA9, "DEX": 0xCA, "NOP": 0xEA, "STA": 0x85, "STX": 0x86, "LDA_n
 
 
 def traces_of(*lanes: str) -> Traces:
-    """Returns the traces of consoles. An instruction is a mnemonic, @ its line (0), and / its place in the ROM."""
+    """Returns the traces of consoles. An instruction is a mnemonic, @line (default 0), and /place in the ROM."""
     length = max(len(lane.split()) for lane in lanes)
     codes, clocks, places = np.zeros((3, len(lanes), length), np.int32)
     for console, lane in enumerate(lanes):
@@ -100,7 +100,7 @@ def test_lanes_meet_at_the_end_of_a_line() -> None:
 
 
 def test_a_vote_lets_some_lanes_wait() -> None:
-    """The lane that is ahead waits for the others: they are more, or at a lower address."""
+    """A lane that is ahead waits for others that are more or at a lower address."""
     traces = traces_of("LDA/7 NOP/8", "DEX/5 LDA/7 NOP/8", "DEX/5 LDA/7 NOP/8")
     assert count(traces)[w.BODIES] == 5
     for policy in (w.LARGEST, w.LOWEST):
@@ -113,7 +113,7 @@ def test_a_vote_lets_some_lanes_wait() -> None:
 
 
 def test_lanes_complete_their_lines_together() -> None:
-    """Postponed, a completion takes as many lines as that of the lane with most, and updates all their masks."""
+    """A postponed completion takes the lines of the lane with most, and updates the masks of all lanes."""
     traces = traces_of("STA NOP", "DEX STA NOP", "DEX DEX STA NOP")
     for console, (lines, updates) in enumerate(((2, 0b1), (5, 0b10), (1, 0b10))):
         complete(traces, console, console, w.COMPLETES, lines, updates)
@@ -130,7 +130,7 @@ def test_lanes_complete_their_lines_together() -> None:
 
 
 def test_lanes_complete_each_line_at_its_end() -> None:
-    """A write between two lines then has nothing to complete; one within a line has its part of that line."""
+    """A write between two lines then completes nothing; one within a line completes its part of the line."""
     traces = traces_of("NOP STA@1 STA@1 NOP@2")
     complete(traces, 0, 1, w.COMPLETES, 1, 0b1)
     complete(traces, 0, 2, w.SPLITS, 3, 0b10)
@@ -158,7 +158,7 @@ def test_warps_of_similar_consoles() -> None:
 
 
 def test_a_change_of_colours_completes_nothing() -> None:
-    """What it has completed, since the console was painting, falls to the next completion."""
+    """Whatever a change of colors completes while the console paints counts with the next completion."""
     opcodes = np.full((1, 7), CODES["STA"], np.int32)
     blank = 6 * LINE + 30  # before the first pixel of its line
     completed = np.array([[0, 400, 0, 1000, 1000, blank, 0]], np.int32)
@@ -179,7 +179,7 @@ def test_a_change_of_colours_completes_nothing() -> None:
         ("85 9B", {}, w.NOTHING, 0, 0),  # STA of the RAM
         ("85 1B", {}, w.TIA, 900, 0),  # STA GRP0
         ("85 09", {}, w.TIA, 0, 900),  # STA COLUBK
-        ("A5 09", {}, w.TIA, 900, 0),  # LDA INPT1: a read changes no colour
+        ("A5 09", {}, w.TIA, 900, 0),  # LDA INPT1: a read changes no color
         ("85 1B", {"DRAWN_CLOCK": 900}, w.TIA, 0, 0),  # nothing to complete
         ("85 1B", {"DRAWN_CLOCK": 5000, "INSTRUCTIONS_LEFT": 0}, w.TIA, 900, 0),  # the frame's first instruction
         ("B5 F0", {"X": 0x20}, w.TIA, 900, 0),  # LDA n,X: page zero wraps
@@ -207,7 +207,7 @@ def test_what_an_instruction_accesses(
 
 @pytest.mark.parametrize("game", ["pong", "seaquest"])
 def test_traces_are_what_a_console_executes(game: str) -> None:
-    """Each console's trace equals its program counters, one instruction at a time, without the loop that waits."""
+    """Each console's trace equals its program counters, one instruction at a time, without waiting loops."""
     traces = record(game, 4, 2, seed=3)
     rng = np.random.default_rng(3)
     atari = consoles_in_play(game, 4, rng)
@@ -245,7 +245,7 @@ def without_polls(instructions: list[tuple[int, int]], rom: np.ndarray) -> list[
 
 
 def test_the_program_and_its_json(run_program: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Meeting at each line brings most; one lane alone never waits."""
+    """Meeting at each line helps most; a single lane never waits."""
     file = tmp_path / "d.json"
     run_program("emulator_divergence.py", "--games", "pong", "--consoles", 64, "--json", file)
     result = json.loads(file.read_text())

@@ -1,4 +1,4 @@
-"""The trained environments of many packages: the program continues where it was cut, and the page has its results."""
+"""The trained environments of many packages: an interrupted program continues, and the page has the results."""
 
 import json
 import subprocess
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Lives(gymnasium.Env[Any, Any]):
-    """Games of two lives, of three steps each, with rewards that are clipped to 1 of a score of 5."""
+    """Games of two lives with three steps each, whose scores of 5 are clipped to rewards of 1."""
 
     observation_space = gymnasium.spaces.Discrete(2)
     action_space = gymnasium.spaces.Discrete(2)
@@ -44,7 +44,7 @@ def test_the_page_shows_the_tried_environments() -> None:
 
 
 def test_cases_that_are_known_are_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    """A program that was cut keeps what it had, and runs only cases that are new or whose command has changed."""
+    """An interrupted program keeps its results, and runs only cases that are new or whose command has changed."""
     ran: list[str] = []
 
     def run_case(case: Case) -> dict[str, Any]:

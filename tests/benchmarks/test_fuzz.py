@@ -1,4 +1,4 @@
-"""The program that draws settings by chance: it tells refusals from failures, and shows what repeats a failure."""
+"""The program that draws random settings tells refusals from failures and shows how to repeat a failure."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""docs/gpu.md is what the committed results of GPU sessions say."""
+"""docs/gpu.md shows the committed results of GPU sessions."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ def write(folder: Path, part: str, rows: list[dict[str, Any]], status: str = "co
 
 
 def test_the_page_is_that_of_the_results() -> None:
-    """A page that was edited, or results that were added without it, show here."""
+    """The page is exactly the one that the committed results make."""
     assert gpu_page.PAGE.read_text() == gpu_page.make_page()
 
 

@@ -1,4 +1,4 @@
-"""Our training beside another framework's on a GPU: on the fake one, with drivers that work, fail and are missing."""
+"""Our training against another framework's on a fake GPU, with drivers that work, fail or are missing."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -36,9 +36,9 @@ FAILING = DRIVER.replace("    updates += 2\n", "    updates += 2\n    if updates
 
 @pytest.fixture
 def hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[list[Row]]]:
-    """Holds A2C's contest between those of its contestants that are named, and others.
+    """Returns a function that holds A2C's contest between its named contestants and others.
 
-    driver: in place of the real one. Returns each row's states, by row."""
+    The function takes a driver in place of the real one, and returns each row's states, by row."""
     build = peers.builders
 
     def hold(driver: str, *names: str, **others: Callable[[], Any]) -> list[list[Row]]:
@@ -66,7 +66,7 @@ def hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[
 @pytest.mark.multiprocess
 @pytest.mark.gpu(fake=True)
 def test_a_contest(hold: Callable[..., list[list[Row]]]) -> None:
-    """Rows have rates and ratios round by round, sizes that can be compared, and say what is not installed."""
+    """Rows have rates and ratios round by round, sizes that can be compared, and the name of what is not installed."""
     states = hold(DRIVER, "ours, TF32", *peers.SB3)
     ours, processes, envpool = (row[-1] for row in states)
     assert [[state["complete"] for state in row] for row in states] == [[False, False, False, True]] * 3

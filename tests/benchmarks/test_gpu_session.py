@@ -1,4 +1,4 @@
-"""The program for a short visit to a GPU, on the fake one, and with parts that go wrong."""
+"""The program for a short session on a GPU, on a fake one and with parts that go wrong."""
 
 import json
 import os
@@ -26,9 +26,9 @@ from gpu.rows import Row, Rows, format_rows
 from gpu_session import PARTS, Part, SessionOptions, run
 
 ROOT = Path(__file__).parents[2]
-# The rows that the fast tests make of parts with many.
+# The rows that the fast tests make of parts with many rows.
 SOME_ROWS = {"sampling": ["serial 16"]}
-# Those are run by `test_a_session` alone.
+# Only `test_a_session` runs these.
 TRAINING_PARTS = ("correctness", "learners", "launch", "peers", "training", "pong")
 IN_TEST_SLOW = (*TRAINING_PARTS, "scaling", "profile", "switches", "micro")
 
@@ -92,13 +92,13 @@ def test_every_part_has_its_program() -> None:
 
 @pytest.mark.parametrize("name", speed.TRAININGS)
 def test_settings_are_valid_as_they_are_measured(name: str) -> None:
-    """A dry run makes settings small; the real ones divide and fit, too."""
+    """The settings are valid at full size, which a dry run reduces."""
     config = check(resolve({**speed.BASE, **speed.TRAININGS[name], "device": "cpu"}))
     assert config.run.envs >= 16
 
 
 def test_tests_are_counted_as_they_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run of tests that is cut short leaves how many have passed, and which have failed, and how."""
+    """An interrupted run of tests reports how many have passed, and which have failed and how."""
     (tmp_path / "test_some.py").write_text(
         "import pytest, time\n"
         "def test_right(): pass\n"
@@ -133,7 +133,7 @@ def test_tests_are_counted_as_they_end(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_a_command_that_is_missing_or_hangs_is_said() -> None:
-    """Facts about a machine without nvidia-smi, or with a broken driver, are rows and no failures."""
+    """Without nvidia-smi, or with a broken driver, facts about a machine say so and do not fail."""
     assert checks.say("no-such-program --list") == "there is no no-such-program here"
     assert checks.say("sleep 60", 0.1) == "sleep 60 has not answered within 0.1 s"
     assert checks.say("echo GPU 0") == "GPU 0"
@@ -211,7 +211,7 @@ def test_no_part_ends_the_others(toys: None, tmp_path: Path, capsys: Any) -> Non
 
 @pytest.mark.multiprocess
 def test_a_session_that_is_ended_leaves_nothing(toys: None, tmp_path: Path) -> None:
-    """What a part has started ends with the session, and its rows stay."""
+    """The processes that a part has started end with the session, and its rows stay."""
     program = (
         "import gpu_session as s; s.PROGRAM = 'tests.benchmarks.gpu_toy_parts'; s.PARTS = {'hangs': s.Part('', 60)}"
     )
@@ -228,7 +228,7 @@ def test_a_session_that_is_ended_leaves_nothing(toys: None, tmp_path: Path) -> N
 
 @pytest.mark.multiprocess
 def test_a_second_call_goes_on_with_what_is_missing(toys: None, tmp_path: Path, capsys: Any) -> None:
-    """Rows that are there are not made again, unless their part is named."""
+    """Existing rows are not made again, unless their part is named."""
     with pytest.raises(RunError):
         run(SessionOptions(parts=["good", "wrong"], out=tmp_path))
     before = read(tmp_path)
@@ -244,7 +244,7 @@ def test_a_second_call_goes_on_with_what_is_missing(toys: None, tmp_path: Path, 
 
 @pytest.mark.multiprocess
 def test_a_part_with_a_program_of_its_own(toys: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """gpu_peers.py runs its part only, in the same folder, and a session that names no part leaves it out."""
+    """gpu_peers.py runs only its part, in the same folder; a session without named parts omits that part."""
     parts = {"good": Part("", 20), "peers": Part("", 20, is_default=False)}
     monkeypatch.setattr(gpu_session, "PARTS", parts)
     assert gpu_session.main(["--out", str(tmp_path)]) == 0
@@ -259,7 +259,7 @@ def test_a_part_with_a_program_of_its_own(toys: None, tmp_path: Path, monkeypatc
 
 @pytest.mark.multiprocess
 def test_a_part_for_more_gpus(toys: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A part that cannot run here is not verified by leaving it out."""
+    """A named part that needs more GPUs than there are is refused, not skipped."""
     monkeypatch.setitem(gpu_session.PARTS, "good", Part("", 20, least_gpus=2))
     with pytest.raises(UsageError, match="the part good needs 2 GPUs, but there is one; omit it"):
         run(SessionOptions(parts=["good"], out=tmp_path))

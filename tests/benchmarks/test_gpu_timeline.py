@@ -1,4 +1,4 @@
-"""The serving loop on a simulated clock: nobody waits needlessly, and the loop counts its waits as they are."""
+"""The serving loop on a simulated clock never waits needlessly, and counts its waits correctly."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -47,9 +47,9 @@ def between(timeline: Timeline, first: str, then: str, row: Callable[[Span], int
 @pytest.mark.parametrize("hook", HOOKS)
 @pytest.mark.parametrize("durations", DURATIONS)
 def test_the_server_is_idle_only_if_it_has_nothing_to_do(durations: str, hook: str) -> None:
-    """A group that is announced is received, a received one is enqueued, actions are handed over once they are there,
-    and a hook runs, each as soon as the rules of hooks and the server's other work allow it; and not sooner. Hand-overs
-    come before the receipt of another row, since simulators wait for them."""
+    """The server receives announced groups, enqueues received ones, hands over finished actions and runs hooks exactly
+    as soon as the rules of hooks and its other work allow. It hands over actions before it receives another row,
+    since simulators wait for them."""
     timeline = simulate(DURATIONS[durations], 6, **HOOKS[hook])
     done = tasks(timeline)
     assert len(done) == 2 * (7 + 6 + 6) + len(timeline.of("hook"))
@@ -61,8 +61,8 @@ def test_the_server_is_idle_only_if_it_has_nothing_to_do(durations: str, hook: s
 
 @pytest.mark.parametrize("durations", DURATIONS)
 def test_waits_are_counted_as_they_are(durations: str) -> None:
-    """The loop's env_wait is the time in which the server is idle while a group is simulated, gpu_wait that in which it
-    is idle and none is. The GPU has nothing to do only while each group is simulated or waits for a busy server."""
+    """The loop's env_wait is the server's idle time while a group is simulated, gpu_wait its idle time while none is.
+    The GPU has nothing to do only while each group is simulated or waits for a busy server."""
     timeline = simulate(DURATIONS[durations], 6)
     served = of(timeline, ON_SERVER)
     idle = set(range(max(served))) - served
@@ -79,7 +79,7 @@ def test_waits_are_counted_as_they_are(durations: str) -> None:
 
 
 def test_hooks_are_no_part_of_sampling() -> None:
-    """The time of hooks is left out of what the loop counts, all other time of the server's is in it."""
+    """The loop counts all of the server's time except that of hooks."""
     timeline = simulate(USUAL, 6, every=1)
     hooks = len(of(timeline, ("hook",)))
     assert hooks == 6 * USUAL.hook
@@ -87,7 +87,7 @@ def test_hooks_are_no_part_of_sampling() -> None:
 
 
 def test_the_page_has_the_figures_of_the_simulation() -> None:
-    """The sentence on why there are two groups has today's figures, and they say so: no trip is as long as a step."""
+    """The sentence on why there are two groups has current figures, and by these no trip is as long as a step."""
     timeline = simulate(USUAL, 5)
     waits, steps = measure(timeline), of(timeline, ("step",))
     page = " ".join((ROOT / "docs" / "architecture.md").read_text().split())

@@ -26,7 +26,7 @@ def references(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 @pytest.mark.multiprocess
 @pytest.mark.parametrize("cell", SAMPLE, ids=str)
 def test_a_run_survives_or_ends_as_promised(cell: Cell, references: dict[str, Any]) -> None:
-    """A run that is struck ends or goes on as expected, leaves nothing behind and can be resumed."""
+    """After a strike, a run ends or goes on as expected, leaves nothing behind and can be resumed."""
     assert "failure" not in run_in_folder(cell, references)[1]
 
 

@@ -16,7 +16,7 @@ MAKE = "benchmarks.minigrid_pictures:make"
 @pytest.mark.parametrize("task", ["DoorKey-5x5", "MultiRoom-N2-S4", "LavaGapS5"])
 def test_the_pictures_are_those_of_minigrid(task: str) -> None:
     """Pictures equal MiniGrid's own, with the agent and what it carries."""
-    from minigrid.wrappers import RGBImgPartialObsWrapper  # here, as it imports pygame
+    from minigrid.wrappers import RGBImgPartialObsWrapper  # imported here, since it imports pygame
 
     env = make_env(MAKE, task=task)
     reference = RGBImgPartialObsWrapper(gymnasium.make(f"minigrid:MiniGrid-{task}-v0"), tile_size=8)
@@ -33,7 +33,7 @@ def test_the_pictures_are_those_of_minigrid(task: str) -> None:
 
 
 def test_actions_and_states() -> None:
-    """Actions are those that were chosen, and the environment's state can be saved."""
+    """The environment has only the chosen actions, and its state can be saved."""
     env = make_env(MAKE, actions=[2, 5])
     assert env.action_space.n == 2
     env.reset(seed=0)

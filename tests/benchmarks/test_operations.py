@@ -29,7 +29,7 @@ def test_an_update_of_ppo_has_few_operations(tmp_path: Path, monkeypatch: pytest
 
 
 def test_views_are_no_kernels() -> None:
-    """What reads no number is an operation, but no kernel; what another operation calls is no call."""
+    """An operation that reads no numbers is not a kernel; one that another operation calls is not a call."""
     x = torch.zeros(2, 3)
     counts = operations.count(lambda: torch.nn.functional.linear(x.t().unsqueeze(0), torch.zeros(4, 2)))
     assert counts["kernels"] < counts["operations"] and counts["calls"] == 4

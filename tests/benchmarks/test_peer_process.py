@@ -1,4 +1,4 @@
-"""Contestants in processes of their own: the line protocol, and that nothing of them runs between turns or remains."""
+"""Contestants in their own processes follow the line protocol, run only in their turns, and leave nothing behind."""
 
 import ast
 import os
@@ -16,7 +16,7 @@ from accel_rl.errors import RunError
 from peer_process import DRIVERS, PeerProcess, driver_command
 from process_tree import is_alive
 
-LIMIT_S = 60.0  # for what happens at once on an idle machine
+LIMIT_S = 60.0  # for events that are immediate on an idle machine
 
 # Iterations of 10 steps and 2 updates take 20 ms. A child inherits the pipes and lets a file grow in the background.
 DRIVER = """
@@ -80,7 +80,7 @@ def test_turns_are_whole_iterations(peer: PeerProcess) -> None:
 
 
 def test_nothing_runs_between_turns(peer: PeerProcess) -> None:
-    """A peer does nothing between its turns, also in background processes."""
+    """A peer does nothing between its turns, not even in background processes."""
     grows = peer.tree.folder / "grows"
     peer.run(0.1)
     before = grows.stat().st_size
@@ -110,7 +110,7 @@ def test_close_leaves_nothing(command: list[str]) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="relies on the kernel to hang up orphaned groups")
 def test_nothing_outlives_a_killed_benchmark(command: list[str], tmp_path: Path) -> None:
-    """Stopped processes do not remain after kill -9."""
+    """Stopped processes do not outlive a benchmark that is ended by kill -9."""
     code = f"""
 from peer_process import PeerProcess
 contestant = PeerProcess("peer", {command!r})

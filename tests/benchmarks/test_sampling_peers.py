@@ -1,4 +1,4 @@
-"""The benchmark of our sampler beside other vector environments: its peers, and its JSON from a tiny real run."""
+"""The benchmark of our sampler against other vector environments: its peers, and its JSON from a tiny real run."""
 
 import json
 from collections.abc import Callable

@@ -13,7 +13,7 @@ from accel_rl.hardware.topology import available_cpus
 @pytest.mark.skipif(len(available_cpus()) < 2, reason="two learners need a logical CPU each")
 @pytest.mark.multiprocess
 def test_table_and_json(run_program: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Efficiency is the rate over that of one learner; each kind of learners has the shares that it loses."""
+    """Efficiency is relative to one learner's rate; each kind of learners has the shares of time that it loses."""
     file = tmp_path / "out" / "s.json"
     run_program("scaling.py", "--learners", 2, "--seconds", 0.05, "--rounds", 1, "--json", file)
     one, synchronous, asynchronous = json.loads(file.read_text())["points"]

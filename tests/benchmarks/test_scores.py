@@ -1,4 +1,4 @@
-"""benchmarks/scores.py: what is kept of runs, and the page that is made from it."""
+"""benchmarks/scores.py: the scores that it keeps of runs, and the page that it makes of them."""
 
 import json
 import re
@@ -41,7 +41,7 @@ def driver_file(folder, setting, seed, last, **about):
 
 
 def test_runs_are_kept_by_setting_and_game(folder):
-    """Each seed is kept once, its newest run, with a curve of limited length."""
+    """Only the newest run of each seed is kept, with a curve of limited length."""
     for seed, last in ((1, 10), (2, 20), (1, 30)):
         scores.add([driver_file(folder, "ppo", seed, last)], "alone", None, None)
     runs = read_scores(folder / "ppo-pong.json")
@@ -58,7 +58,7 @@ def test_runs_are_kept_by_setting_and_game(folder):
 
 
 def test_commands_of_folders(tmp_path):
-    """A kept command repeats the run anywhere: it has the settings of its file and no folder."""
+    """A kept command repeats the run anywhere, since it has the settings of the run's file and no folder."""
     command, file = tmp_path / "command.txt", tmp_path / "it.yaml"
     command.write_text("/some/where/accel-rl train --algo ppo --env pong --out x/y --seed 1\n")
     assert scores._command(tmp_path) == "accel-rl train --algo ppo --env pong --seed 1"
@@ -106,7 +106,7 @@ def pages(folder):
 
 
 def test_the_page_holds_what_is_kept(folder, pages):
-    """The page has the scores of the right steps and minutes, right signs, and its text around the tables."""
+    """The page has the scores at the right steps and minutes, the right signs, and the text around its tables."""
     for setting, last in (("ppo_small", (16, 20)), ("sb3", (10, 10)), ("trial_x", (1,))):
         for seed, score in enumerate(last):
             scores.add([driver_file(folder, setting, seed, score, final=19.0)], "half", None, None)
@@ -138,7 +138,7 @@ def test_the_page_holds_what_is_kept(folder, pages):
 
 
 def test_a_new_setting_is_a_row_and_a_line(folder, pages, monkeypatch):
-    """Each method has one row, with its best setting, trials included; the chosen setting stands for its own method."""
+    """Each method has one row, with its best setting, trials included; a chosen setting represents its method."""
     drawn = []
     monkeypatch.setattr(scores.figures, "methods_figure", lambda *given: drawn.extend(given) or "figure")
     monkeypatch.setattr(scores, "save", lambda *_: None)
@@ -163,7 +163,7 @@ def test_a_new_setting_is_a_row_and_a_line(folder, pages, monkeypatch):
 
 
 def test_a_pace_gives_minutes_to_shared_runs(folder, tmp_path):
-    """It is the pace of a run's last half: its start is slower. Rows before the first finished game count, too."""
+    """The pace is that of a run's last half, since its start is slower. Rows before the first game's end count, too."""
     run = tmp_path / "run"
     run.mkdir()
     (run / "config.yaml").write_text("{algo: a2c, env: Robot-v1, seed: 7}")

@@ -1,4 +1,4 @@
-"""The soak: it runs as a user's command does, tells growth from none, and names what grows. And starting up."""
+"""The soak runs like a user's command, detects growth, and names what grows; also the benchmark of startup."""
 
 import json
 import re
@@ -18,8 +18,8 @@ NAMES = ["command", "worker 0", "worker 1", "workers' fork server"]
 
 
 def seen(**later: Any) -> Soak:
-    """Returns half an hour of looks at a run: its memory grows and its files come for ten minutes, and then nothing
-    happens but what `later` says of worker 1 and of the run, as a function of the minutes since the fifteenth."""
+    """Returns half an hour of observations of a run. Its memory and files grow for ten minutes, then only as `later`
+    says for worker 1 and the run, as functions of the minutes since the fifteenth."""
     soak = Soak(processes={pid: Watched(name) for pid, name in enumerate(NAMES)})
     soak.speeds = [(1000.0 * later.get("speed", lambda m: 1)(minute - 15), 50.0) for minute in range(1, 31)]
     for look in range(181):
@@ -63,7 +63,7 @@ def test_growth_differs_from_warm_up(later: Any, found: list[str]) -> None:
 
 
 def test_processes_that_come_and_what_is_left_are_named() -> None:
-    """Workers that are replaced again and again are reported, and so is what outlives a run."""
+    """A worker that begins late in the run is reported, and so is a process that outlives the run."""
     soak = seen()
     soak.processes[9] = Watched("worker 2")
     soak.processes[9].add(0.4, dict.fromkeys(("memory", "descriptors", "threads", "mappings"), 1.0))
@@ -74,7 +74,7 @@ def test_processes_that_come_and_what_is_left_are_named() -> None:
 
 
 def soak(tmp_path: Path, seconds: float, *flags: Any) -> tuple[str, dict[str, Any]]:
-    """Runs the program; returns what it has printed and its JSON."""
+    """Runs the program; returns its output and its JSON."""
     file = tmp_path / "soak.json"
     words = ["--run", "a2c", "--minutes", seconds / 60, "--json", file, *flags, "--log-interval-steps", 200]
     program = [sys.executable, str(ROOT / "benchmarks/stress/soak.py"), *map(str, words)]

@@ -35,7 +35,7 @@ CONTEST = Contest("A2C, small", SMALL, "peer", "small", {"mode": "slow"}, 5.0)
 
 @pytest.fixture
 def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainingOptions:
-    """Options of a benchmark whose first contest has the peer above; that of the second contest is missing."""
+    """Returns options whose first contest has the peer above, and whose second contest's peer is missing."""
     (tmp_path / "peer" / "bin").mkdir(parents=True)
     (tmp_path / "peer" / "bin" / "python").symlink_to(sys.executable)
     (tmp_path / "small.py").write_text(DRIVER.format(drivers=DRIVERS))

@@ -1,4 +1,4 @@
-"""The benchmark of plans: it measures the run's own pick beside the others, and keeps what its file holds."""
+"""The benchmark of plans measures the run's own pick and all others, and keeps earlier results in its file."""
 
 import json
 from pathlib import Path

@@ -55,7 +55,7 @@ def test_other_numbers_are_no_whole_ones(value: Any) -> None:
     ],
 )
 def test_what_is_no_mapping_is_answered_with_one(text: str, form: str) -> None:
-    """The refusal of a text that is no mapping shows one with the given values, ready to type."""
+    """If a text is not a mapping, the error shows a mapping of its values, ready to type."""
     with pytest.raises(UsageError) as refused:
         pick(RunSettings, {"env_options": text})
     assert str(refused.value).endswith(f" must be a mapping, as in --env-options '{form}'")
@@ -97,7 +97,7 @@ def test_numbers_that_nothing_can_hold_are_refused(name: str, value: Any) -> Non
     ],
 )
 def test_what_is_no_mapping_in_yaml_is_refused(text: str, tmp_path: Path) -> None:
-    """YAML that is invalid, or no mapping from names to values, is refused with the file's name."""
+    """YAML that is invalid or not a mapping from names to values is refused with the file's name."""
     (tmp_path / "run.yaml").write_text(text)
     with pytest.raises(UsageError, match=r"run.yaml (is not YAML|must hold a mapping of settings)"):
         read_yaml(tmp_path / "run.yaml", "settings")

@@ -83,7 +83,7 @@ def test_more_settings_train_or_are_refused(run: dict[str, Any]) -> None:
 @settings(**BY_CHANCE, max_examples=150)
 @given(runs())
 def test_settings_of_every_sampler_are_resolved_or_refused(run: dict[str, Any]) -> None:
-    """Settings of samplers and learners in processes of their own are either resolved or refused."""
+    """Settings of samplers and learners in separate processes are either resolved or refused."""
     check(resolve_run, run)
 
 

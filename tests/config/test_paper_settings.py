@@ -387,7 +387,7 @@ PAPERS = {
 }
 NOT_IN_PAPERS = {"ppo_lstm", "ppo_small", "vtrace_lstm", "pqn_16x32"}
 
-# The presets' numbers that differ from the paper's, by the preset or by its base.
+# Numbers that differ from the paper's, set by the preset or by its base.
 ONLINE_Q_DEVIATIONS = {"learning_rate": 7e-4, "frame_shape": (104, 80)}
 DEVIATIONS: dict[str, dict[str, Any]] = {
     "a2c": {"optimizer_options": {"decay": 0.99, "epsilon": 1e-10}},
@@ -423,7 +423,7 @@ def resolved(preset: str) -> Config:
 
 
 def comments(preset: str) -> str:
-    """Returns the comments in a preset's file or, of a variant in its base's file, in its own part."""
+    """Returns the comments in a preset's file or, for a variant in its base's file, in the variant's part."""
     folder = importlib.resources.files("accel_rl") / "presets"
     if (file := folder / f"{preset}.yaml").is_file():
         text = file.read_text()
@@ -447,14 +447,14 @@ def test_a_preset_has_its_papers_numbers(preset: str) -> None:
     settings = config.as_dict()
     expected = {name: paper.value for name, paper in PAPERS[preset].items()}
     own = preset_settings([load_preset(preset)], "pixels")
-    for name in lineage(preset):  # a base's, where its paper has the same number and the variant sets none
+    for name in lineage(preset):  # a base's deviations hold if its paper has the same number and the variant sets none
         for setting, value in DEVIATIONS.get(name, {}).items():
             if name != preset and setting in own:
                 continue
             if setting not in PAPERS[preset] or PAPERS[preset][setting].value == PAPERS[name][setting].value:
                 expected[setting] = value
     if "devices" in expected and "color" not in expected:
-        expected["frame_shape"] = (84, 84)  # the paper's again, unlike the base's
+        expected["frame_shape"] = (84, 84)  # as in the paper, unlike the base
     wrong = {
         name: (value, expected[name], PAPERS[preset][name].source)
         for name, value in ((name, _as_tuple(settings[name])) for name in expected)
@@ -479,7 +479,7 @@ def test_a_deviation_stands_in_the_presets_comment(preset: str) -> None:
         assert setting in comments(preset), setting
 
 
-# Parameters of the networks, with 6 actions, by arithmetic from the papers' layers.
+# Numbers of parameters with 6 actions, by arithmetic from the papers' layers.
 A3C_NET, DQN_NET = 899_127, 3_620_518  # on 4x104x80
 NUM_PARAMETERS = {
     "a2c": A3C_NET,
@@ -488,9 +488,9 @@ NUM_PARAMETERS = {
     "categorical_dqn": 3_774_418,
     "eps_rainbow": 7_340_037,
     "qr_dqn": 3_620_518 + 513 * 6 * 199,
-    "pqn": 1_687_206 + 2 * (32 + 64 + 64 + 512),  # on 4x84x84, with a factor and an offset of each normalized number
+    "pqn": 1_687_206 + 2 * (32 + 64 + 64 + 512),  # on 4x84x84, with a scale and an offset per normalized feature
     "a3c_cpu16": 677_943,  # on 4x84x84
-    "async_n_step_q": 677_686,  # the same without a value
+    "async_n_step_q": 677_686,  # the same without a value head
     "unreal": 2_874_977,  # on 3x84x84, with the heads of its tasks
     "ga3c": 1_005_623,  # padded, on 4x84x84
     "gunreal": 2_343_521,  # on 4x84x84, with the heads of its tasks

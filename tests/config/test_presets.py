@@ -34,7 +34,7 @@ def named(preset: str) -> dict[str, str]:
 
 
 def example(preset: str, kind: str) -> str:
-    """Returns an environment that the preset is for."""
+    """Returns an environment for the preset."""
     vectors = "Pendulum-v1" if "continuous" in preset else "CartPole-v1"
     return "pong" if kind == "pixels" else vectors
 
@@ -45,7 +45,7 @@ def resolve_for(settings: dict[str, Any], env: str) -> Config:
 
 
 def kinds_of(preset: str) -> tuple[str, ...]:
-    """Returns the kinds of observations; for a variant, vectors only if it has settings of its own for them."""
+    """Returns the kinds of observations; for a variant, vectors only if it has its own settings for them."""
     content = load_preset(preset)
     return KINDS if "base" not in content or "vectors" in content else KINDS[:1]
 
@@ -58,7 +58,7 @@ def test_a_preset_is_whole(preset: str, kind: str) -> None:
     check(config)
     content = load_preset(preset)
     resolved = config.as_dict() | {"envs": config.run.envs // config.rank_info.size}  # of one learner
-    about = {"description", "algo", "base", "pixels", "vectors", "box", "devices"}  # --device cpu stands for devices
+    about = {"description", "algo", "base", "pixels", "vectors", "box", "devices"}  # --device cpu replaces devices
     for name, value in (content | content.get(kind, {})).items():
         follows_the_cpu = name == "precision" and value == "fast"
         assert name in about or follows_the_cpu or resolved[name] == value, name
@@ -124,7 +124,7 @@ PICTURE = EnvConfig(f"{TOYS}:Picture", options={"height": 84, "width": 84})
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("preset", ACTOR_CRITICS)
 def test_box_actions_have_settings_of_their_own(preset: str, kind: str) -> None:
-    """Every actor-critic preset accepts Box actions, with a smaller entropy weight of their own."""
+    """Every actor-critic preset accepts Box actions and has a smaller entropy weight for them."""
     spec, env = spec_of(EnvConfig("Pendulum-v1")), {"env": "Pendulum-v1"}
     if kind == "pixels":
         spec, env = replace(spec_of(PICTURE), action_space=spec.action_space), {"env": PICTURE.env_id}

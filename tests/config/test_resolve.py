@@ -120,7 +120,7 @@ def test_settings_of_atari_games_in_a_preset_do_not_concern_other_pictures() -> 
 
 
 def test_wrappers_are_names() -> None:
-    """Wrappers are given as names, which may be a list in a text; classes are refused."""
+    """Wrappers are given as names, also as one text that lists several; classes are refused."""
     with pytest.raises(UsageError, match=r"wrappers=.* must be names, as in gymnasium.wrappers:FlattenObservation"):
         resolve_on_cpu(env="CartPole-v1", wrappers=[dict])
     given = "gymnasium.wrappers:FlattenObservation, gymnasium.wrappers:DtypeObservation"
@@ -157,7 +157,7 @@ def test_a_misspelt_default_of_a_class_is_refused() -> None:
     ],
 )
 def test_a_variant_of_another_algorithm_is_refused(algo: str, preset: str, what: str) -> None:
-    """A variant of another algorithm is refused, also where both have the same class."""
+    """A variant of another algorithm is refused, even if both have the same class."""
     message = f"preset '{preset}' is {what}, not a variant of {algo}; use --algo {preset} without --preset"
     with pytest.raises(UsageError) as caught:
         resolve_on_cpu(algo=algo, preset=preset, env="pong")

@@ -73,7 +73,7 @@ class Clipped(AlgoSettings):
 
 
 def test_ends_include_an_algorithms_own_schedules() -> None:
-    """`ends` reports an algorithm's own schedules, too, and no constant ones."""
+    """`ends` includes an algorithm's own schedules and omits constant ones."""
     settings = build(Clipped, {})
     assert ends(settings, 100) == {"clip_schedule": (100, 0)}
     settings = build(Clipped, {"learning_rate_schedule": PIECEWISE, "clip_schedule": "linear:0.5"})

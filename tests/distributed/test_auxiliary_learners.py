@@ -25,7 +25,7 @@ SGD: dict[str, Any] = {"optimizer": "sgd", "optimizer_options": {}, "learning_ra
 
 
 def test_two_halves_of_the_environments_are_the_whole(tmp_path: Path) -> None:
-    """Two learners with half of the environments each learn the same, with tasks, as one with all."""
+    """Two learners with half of the environments each learn the same, auxiliary tasks included, as one with all."""
     settings = {**CLOCK, **SGD, "algo": "tests.helpers.toy_algos:SameDrawsPPO", "epochs": 2, "minibatches": 1}
     settings["steps"] = 200
     runs = [accel_rl.train(**settings, **each, out=tmp_path / name) for name, each in (("2", TWO), ("1", ALONE))]

@@ -1,4 +1,4 @@
-"""Learners on GPUs, each in a process of its own."""
+"""Learners on GPUs, each in a separate process."""
 
 from pathlib import Path
 from typing import Any

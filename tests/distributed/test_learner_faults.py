@@ -63,7 +63,7 @@ def test_a_killed_learner_ends_the_run(tmp_path: Path, capfd: Any, phase: str, f
             if has_ended.wait(0.02):
                 return
         if phase == "all_reduce":
-            time.sleep(0.3)  # it goes from the mark to the all-reduce; killed earlier, it ends the run too
+            time.sleep(0.3)  # until it reaches the all-reduce; an earlier kill ends the run, too
         killed.append(int((run / "mark").read_text()))
         os.kill(killed[0], signal.SIGKILL)
 
@@ -85,7 +85,7 @@ def test_a_killed_learner_ends_the_run(tmp_path: Path, capfd: Any, phase: str, f
 
 
 def test_a_learner_that_raises_ends_the_run(tmp_path: Path, capfd: Any) -> None:
-    """An exception in a learner ends the run with its name and its traceback, and no other."""
+    """An exception in a learner ends the run with that learner's name and traceback, and no other traceback."""
     before = psutil.Process().children(recursive=True)
     status = main(arguments(tmp_path, "--how", "raise", "--sampler", "serial"))
     assert psutil.Process().children(recursive=True) == before
@@ -101,7 +101,7 @@ LATE = rf"learner 1 \((cpu|cuda:1), process (\d+)\) has not answered for {TIMEOU
 
 @pytest.mark.slow
 def test_a_stopped_learner_is_named(tmp_path: Path) -> None:
-    """Of three learners, those that wait for a stopped one fail in time and name it."""
+    """Learners that wait for a stopped one fail in time and name it."""
     flags = ["--devices", "cpu,cpu,cpu", "--envs", 6, "--sampler", "serial", "--learner-timeout-s", TIMEOUT_S]
     command = start(tmp_path / "run", *flags, "--share-processors", algo="a2c")
     command.wait_for((tmp_path / "run" / "checkpoint.pt").exists)
@@ -115,7 +115,7 @@ def test_a_stopped_learner_is_named(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.gpu(count=2)
 def test_a_learner_that_hangs_is_named(tmp_path: Path, capfd: Any) -> None:
-    """A learner that hangs is named where no collective times out because NCCL lets the GPU wait."""
+    """A learner that hangs is named even where no collective times out because NCCL lets the GPU wait."""
     run = tmp_path / "run"
     flags = ["--devices", "cuda:0,cuda:1", "--sampler", "serial", "--learner-timeout-s", TIMEOUT_S, "--how", "sampling"]
     status = main(arguments(run, *flags, "--mark", run / "mark"))

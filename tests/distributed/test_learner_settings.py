@@ -76,14 +76,14 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("settings", "message"), REFUSED, ids=[str(settings) for settings, _ in REFUSED])
 def test_contradicting_settings_are_refused(settings: dict[str, Any], message: str) -> None:
-    """Settings that contradict several learners are refused in one line. The command prints what is raised here,
-    before it writes anything."""
+    """Settings that several learners cannot have are refused in one line. The command prints this error before it
+    writes anything."""
     with pytest.raises(UsageError, match=message) as error:
         check(resolve({**CARTPOLE, **settings}, spec=spec_of(EnvConfig("CartPole-v1"))))
     assert "\n" not in str(error.value)
 
 
-# ---- learners that torchrun has started ----
+# ---- learners started by torchrun ----
 
 
 @pytest.fixture
@@ -201,7 +201,7 @@ def test_a_port_in_use_is_named(tmp_path: Path, capfd: Any, launched: Any) -> No
 @pytest.mark.multiprocess
 @pytest.mark.slow
 def test_learners_of_different_versions_are_refused(tmp_path: Path) -> None:
-    """Learners with different versions, which are compared as settings are, refuse to start, each in one line."""
+    """Learners of different versions, which are compared like settings, refuse to start, each with one line."""
     script, out, host = tmp_path / "other.py", tmp_path / "run", re.escape(socket.gethostname())
     script.write_text(
         "import sys, accel_rl.version\n"

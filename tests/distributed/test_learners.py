@@ -72,7 +72,7 @@ def test_synchronous_learners_count_schedule_evaluate_and_log_together(tmp_path:
     table = rows(run)
     assert steps_of(table) == list(range(20, 601, 20))
     names = [name.removeprefix("train/norm/step/") for name in table[0] if name.startswith("train/norm/step/")]
-    for row in table:  # a row per update: with SGD, its learning rate is the ratio of step and gradient
+    for row in table:  # one per update: with SGD, the ratio of step to gradient is the learning rate
         expected = 0.05 * (1 - (int(row["time/total_timesteps"]) - 20) / 600)
         steps, gradients = (
             sum(float(row[f"train/norm/{kind}/{name}"]) ** 2 for name in names) ** 0.5 for kind in ("step", "gradient")
@@ -87,7 +87,7 @@ def test_synchronous_learners_count_schedule_evaluate_and_log_together(tmp_path:
 @pytest.mark.multiprocess
 @pytest.mark.slow
 def test_a_terminated_run_resumes_exactly_and_with_another_number_of_learners(whole: Path, tmp_path: Path) -> None:
-    """A terminated run resumes exactly with as many learners, and with its parameters with four of them."""
+    """A terminated run resumes exactly with the same number of learners, and from its parameters with four."""
     run = tmp_path / "run"
     command = Command("train", "--out", run, "--steps", STEPS, *as_flags(A2C))
     command.wait_for(lambda: (run / "progress.csv").exists() and steps_of(rows(run))[-1] >= 100)
@@ -113,7 +113,7 @@ def test_a_terminated_run_resumes_exactly_and_with_another_number_of_learners(wh
 @pytest.mark.multiprocess
 @pytest.mark.slow
 def test_ppo_resumes_exactly_and_learners_share_the_environments_of_one(tmp_path: Path) -> None:
-    """PPO resumes exactly, and two learners see together the games and statistics of one."""
+    """PPO resumes exactly, and two learners together see the games and statistics of one."""
     _, run = assert_resumes_exactly(tmp_path, TWO | NORMALIZED, 240, stop=120)
     alone = accel_rl.train(**{**COMMON, **NORMALIZED}, steps=240, out=tmp_path / "alone")
     seen, expected = moments(run), moments(alone)
@@ -126,7 +126,7 @@ def test_ppo_resumes_exactly_and_learners_share_the_environments_of_one(tmp_path
 @pytest.mark.multiprocess
 @pytest.mark.slow
 def test_learners_of_pqn_normalize_together(tmp_path: Path) -> None:
-    """PQN's learners count all returns in one scale and keep their own epsilons."""
+    """PQN's learners share one return scale over all returns, and keep their own epsilons."""
     settings = {**TWO, "algo": "pqn", "minibatches": 2, "epsilon_steps": 200, "epsilon_final": (0.1, 0.5)}
     state = load(accel_rl.train(**settings, steps=120, out=tmp_path / "run"))
     assert float(state["shared_buffers"]["return.count"]) == 120
@@ -137,7 +137,7 @@ def test_learners_of_pqn_normalize_together(tmp_path: Path) -> None:
 @pytest.mark.multiprocess
 @pytest.mark.slow
 def test_synchronous_learners_split_replay_and_batches(tmp_path: Path) -> None:
-    """Synchronous learners split replay and batches, share warm-up and target, and resume exactly or alone."""
+    """Synchronous learners split replay and batches, share warm-up and target, and resume exactly or as one learner."""
     settings = {**TWO, **REPLAY, "schedule_steps": 240}
     run = accel_rl.train(**settings, steps=240, checkpoint_interval_steps=60, out=tmp_path / "whole")
     half = accel_rl.train(**settings, steps=120, checkpoint_interval_steps=60, out=tmp_path / "half")
@@ -166,13 +166,13 @@ def test_synchronous_learners_split_replay_and_batches(tmp_path: Path) -> None:
     assert learned == [60, 80, 100, 120, 180, 200, 220, 240]  # after the warm-up, each time
     (alone,) = (learner["replay"] for learner in load(tmp_path / "alone")["learners"])
     sizes = [replay["ring"]["size"] for replay in (load(tmp_path / "alone", alone), *replays)]
-    assert sizes == [(4, 33), (2, 33), (2, 33)]  # environments, and 30 of 120 steps of each with 3 more for n steps
+    assert sizes == [(4, 33), (2, 33), (2, 33)]  # environments; rows: 30 of 120 steps, 3 more for n-step returns
 
 
 @pytest.mark.multiprocess
 @pytest.mark.slow
 def test_parameters_that_differ_end_the_run(tmp_path: Path) -> None:
-    """A run ends with an error at the checkpoint at which the learners' parameters differ."""
+    """A run ends with an error at the first checkpoint where the learners' parameters differ."""
     settings = {**TWO, "algo": "tests.helpers.toy_algos:Struck", "how": "drift", "at_step": 100}
     with pytest.raises(
         RunError, match="at step 160 the parameters of learner 1 differ from those of learner 0: they have"
@@ -210,8 +210,8 @@ SHARED: dict[str, dict[str, Any]] = {
 def test_one_learner_trains_the_same_with_and_without_a_store(
     tmp_path: Path, variant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One learner trains the same, number for number, with and without a central store, by the same operations."""
-    monkeypatch.setattr(build, "for_one_learner", lambda optimizer: optimizer)  # else Adam's one operation, for one
+    """One learner computes the same numbers with and without a central store, given the same operations."""
+    monkeypatch.setattr(build, "for_one_learner", lambda optimizer: optimizer)  # else one learner has a fused Adam
     only = {"updates_per_exchange", "locks"}
     settings = {**COMMON, **SHARED[variant]}
     plain = {name: value for name, value in settings.items() if name not in only}
@@ -268,7 +268,7 @@ def check_shared(run: Path, state: dict[str, Any]) -> None:
 
 @pytest.mark.multiprocess
 def test_asynchronous_learners_share_parameters_and_statistics(tmp_path: Path) -> None:
-    """Asynchronous learners share parameters and statistics, which count the steps of all, also after a resume."""
+    """Asynchronous learners share parameters and statistics, which count all learners' steps, even after a resume."""
     settings = {**TWO, **NORMALIZED, "update": "central_store", "updates_per_exchange": 3, "pull_horizon": 2}
     run = accel_rl.train(**settings, steps=300, out=tmp_path / "run")
     state = load(run)
@@ -284,8 +284,8 @@ def test_asynchronous_learners_share_parameters_and_statistics(tmp_path: Path) -
 
 
 def test_learners_save_and_restore_what_is_their_own(tmp_path: Path) -> None:
-    """The last checkpoint holds each learner's pending updates, replay and sampler state, and restores them. Both
-    learners run in this process, so that the order of their work is known."""
+    """The last checkpoint saves and restores each learner's pending updates, replay and sampler state. Both learners
+    run in this process, so the order of their work is known."""
     settings = {**TWO, **REPLAY, "update": "central_store", "updates_per_exchange": 7, "target_interval_steps": 240}
     config = resolve({**settings, "steps": 240})
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config.as_dict()))
@@ -301,7 +301,7 @@ def test_learners_save_and_restore_what_is_their_own(tmp_path: Path) -> None:
         return one, other
 
     first, second = start()
-    for loop in (first, second, second, second, second, second):  # the first one does not learn yet
+    for loop in (first, second, second, second, second, second):  # the first learner does not learn yet
         loop._iterate()
     exchange: Any = second.learner.update.exchange
     assert exchange._num_pending > 0
@@ -312,7 +312,7 @@ def test_learners_save_and_restore_what_is_their_own(tmp_path: Path) -> None:
     assert torch.equal(state["update"]["parameters"], second.learner.update.parameters.values)
     names = [learner["replay"] for learner in state["learners"]]
     assert names == ["replay-10.pt", "replay-60-1.pt"]
-    assert [load(tmp_path, name)["ring"]["size"] for name in names] == [(2, 63)] * 2  # 120 steps of its own
+    assert [load(tmp_path, name)["ring"]["size"] for name in names] == [(2, 63)] * 2  # 120 steps for each learner
     for loop, resumed in zip((first, second), start(state), strict=True):
         learner, other = loop.learner, resumed.learner
         assert_same(other.sampler.get_state(), learner.sampler.get_state())

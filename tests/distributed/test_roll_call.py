@@ -1,4 +1,4 @@
-"""Roll calls: who is absent when learners in step wait in vain. test_learner_faults.py really stops processes."""
+"""Roll calls, which find the learner that the others wait for in vain. test_learner_faults.py stops real processes."""
 
 import contextlib
 import os
@@ -26,7 +26,7 @@ def call(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., RollCall]]:
     store, reported = dist.HashStore(), list[Any]()  # type: ignore[attr-defined]
 
     def end(status: int) -> None:
-        raise RuntimeError  # ends the thread alone
+        raise RuntimeError  # ends only the thread
 
     monkeypatch.setattr(os, "_exit", end)
 
@@ -55,14 +55,14 @@ def test_a_learner_that_is_behind_is_absent(call: Any) -> None:
 
 
 def test_a_late_learner_accuses_nobody(call: Any) -> None:
-    """A learner that is late itself names nobody, also not for the others."""
+    """A learner that is late itself names nobody, and records no absent learner for the others."""
     call.store.set("1/0", str(COUNT + 1))
     call.store.set("1/2", str(COUNT + 1))
     assert call(1).find_absent() == [] and not call.store.check(["absent"])
 
 
 def test_a_learner_with_a_store_that_does_not_answer_is_absent(call: Any) -> None:
-    """If the store itself does not answer, the learner whose process has it is named."""
+    """If the store itself does not answer, the learner that hosts it is named."""
 
     class Hanging:
         def __getattr__(self, name: str) -> Any:
@@ -81,7 +81,7 @@ def test_a_wait_that_the_host_does_not_see_ends_the_process(call: Any) -> None:
 
 
 def test_a_long_evaluation_is_no_fault(call: Any) -> None:
-    """A learner goes on and asks again while all have reached the same collectives."""
+    """A waiting learner asks again and again, without an error, while all have reached the same collectives."""
     for number in range(1, 1000):
         call.store.set(f"{number}/1", str(COUNT))
     learner, _ = call(0, timeout_s=0.02), call(2)
@@ -91,7 +91,7 @@ def test_a_long_evaluation_is_no_fault(call: Any) -> None:
 
 
 def test_only_a_peers_failure_is_named(call: Any) -> None:
-    """An error that is no failure of a peer is raised unchanged."""
+    """An error that no peer's failure has caused is raised unchanged."""
     with pytest.raises(RuntimeError, match=r"^mine$"), RollCall(call.store, 0, 1, 60.0, None, print):
         raise RuntimeError("mine")
     lost = "has lost another learner, .*: Timed out waiting 5ms for recv operation"

@@ -23,7 +23,7 @@ from accel_rl.run_folder import checkpoint
 from accel_rl.run_folder.directory import JOB, Job
 from tests.helpers.processes import MARKER, TIMEOUT_S, TINY, Command
 
-MORTAL = ["setpriv", "--pdeathsig", "KILL"]  # killed by the kernel when the test's process is
+MORTAL = ["setpriv", "--pdeathsig", "KILL"]  # the kernel kills it when the test's process dies
 LINK = "cable"  # name of the link's end on each machine
 DEAD_AFTER_S = 6  # seconds without a sign of life from a machine's torchrun
 RENDEZVOUS = f"join_timeout=60,last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt={DEAD_AFTER_S}"
@@ -53,7 +53,7 @@ def test_learners_need_no_network(tmp_path: Path) -> None:
 
 
 class Node:
-    """A torchrun on a machine of its own; if it is killed, all processes that it has started die at once."""
+    """A torchrun on one of the machines; if it is killed, all processes that it has started die at once."""
 
     def __init__(self, number: int, holder: int, marker: str, cwd: Path, elastic: list[Any], flags: list[Any]):
         address = f"10.77.0.{number + 1}"
@@ -91,8 +91,8 @@ class Node:
 
 
 class Machines:
-    """Two network namespaces, connected by a veth pair. Each lives as long as a process in it, which does not
-    outlive this one: nothing has a name that could stay behind."""
+    """Two network namespaces connected by a veth pair. Each lives as long as a process in it, which does not outlive
+    this one. Nothing has a name, so nothing can stay behind."""
 
     def __init__(self, folder: Path):
         self.folder, self.nodes = folder, list[Node]()
@@ -197,7 +197,7 @@ def test_a_run_continues_when_a_machine_joins_and_when_one_dies(machines: Machin
     assert len(stops) == 2 and steps_of(out) == int(stops[1])
 
 
-# ---- the folder that they share ----
+# ---- the shared folder ----
 
 
 def test_a_folder_that_is_not_shared_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""`accel-rl doctor --gpu`: it verifies what is right and names the family that is wrong."""
+"""`accel-rl doctor --gpu` verifies a GPU that computes correctly, and names the families that fail."""
 
 import contextlib
 from collections.abc import Callable
@@ -23,11 +23,11 @@ from tests.fake_cuda import machine
 from tests.fake_cuda.graphs import CUDAGraph
 from tests.helpers.processes import run
 
-# ---- what is wrong ----
+# ---- faults ----
 
 
 def on_gpu(owner: Any, name: str, change: Callable[..., Any]) -> Callable[[Any], None]:
-    """Returns what replaces a function by change(function, *arguments) where one of its arguments is on a GPU."""
+    """Returns a patch that replaces a function by change(function, *arguments) if one of its arguments is on a GPU."""
     real = getattr(owner, name)
 
     def is_on_gpu(argument: Any) -> bool:
@@ -54,7 +54,7 @@ def one_more(real: Any, tree: Any, *arguments: Any) -> Any:
 
 
 def ignore_first(real: Any, core: Any, x: Any, state: Any, is_first: Any) -> Any:
-    """Forgets that new games start."""
+    """Hides the starts of new games from the core."""
     return real(core, x, state, torch.zeros_like(is_first))
 
 
@@ -76,7 +76,7 @@ def stale_buffers(monkeypatch: Any) -> None:
 
 
 def frozen_step(monkeypatch: Any) -> None:
-    """Captures a graph of acting that does not go on to the next step."""
+    """Captures a graph of acting that does not advance to the next step."""
     real = GpuActionServer._act
 
     def act(self: Any, group: Any, *arguments: Any) -> None:
@@ -106,7 +106,7 @@ def no_publishing(monkeypatch: Any) -> None:
 
 
 Plant = Callable[[Any], None]
-# The fault, the family that it must show in, and one that it must not.
+# Each fault, the family that it must fail, and one that it must not.
 FAULTS: dict[str, tuple[Plant, str, str]] = {"Q": (on_gpu(online_q, "discounted_return", halved), "n-step Q", "")}
 SLOW: dict[str, tuple[Plant, str, str]] = {
     "sum tree": (on_gpu(SumTree, "_find", one_more), "DQN, prioritized", ""),
@@ -138,7 +138,7 @@ SLOW: dict[str, tuple[Plant, str, str]] = {
 @pytest.mark.multiprocess
 @pytest.mark.parametrize("fault", [*FAULTS, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
 def test_a_fault_is_named(fault: str, monkeypatch: Any, capsys: Any) -> None:
-    """A fault on the GPU fails its family, and not another one."""
+    """A fault on the GPU fails its own family and no other."""
     plant, wrong, right = (FAULTS | SLOW)[fault]
     plant(monkeypatch)
     with pytest.raises(
@@ -155,7 +155,7 @@ def test_a_fault_is_named(fault: str, monkeypatch: Any, capsys: Any) -> None:
 @pytest.mark.gpu(fake=True)
 @pytest.mark.slow
 def test_a_driver_that_pins_no_memory_is_named(monkeypatch: Any, capsys: Any) -> None:
-    """Transfers are slower then, but all that is computed is right."""
+    """Without pinned memory transfers are slower, but all results are right."""
     refuse_to_pin(monkeypatch)
     gpu_check.check_gpu({"A2C, central store": FAMILIES["A2C, central store"]}, {})
     row, verdict = capsys.readouterr().out.splitlines()[-2:]
@@ -166,7 +166,7 @@ def test_a_driver_that_pins_no_memory_is_named(monkeypatch: Any, capsys: Any) ->
 @pytest.mark.gpu
 @pytest.mark.slow
 def test_what_is_right_is_verified(capsys: Any) -> None:
-    """A right GPU is verified, by name and with the versions."""
+    """A GPU that computes correctly is verified by name, with the versions."""
     gpu_check.check_gpu({"n-step Q": FAMILIES["n-step Q"]}, {})
     title, header, row, verdict = capsys.readouterr().out.splitlines()
     assert header.split() == ["acting", "updates", "graphs", "seconds"] and row.startswith("n-step Q ")

@@ -1,4 +1,4 @@
-"""The report of `accel-rl doctor`: faked machines and packages, what it says of them, and how it ends."""
+"""The report of `accel-rl doctor` on fake machines and packages, and its exit status."""
 
 import importlib.metadata
 import json
@@ -49,7 +49,7 @@ def test_quota(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_load(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine that other programs keep busy is named: the speeds are too low."""
+    """A machine that other programs keep busy is a problem, as its speeds are too low."""
     monkeypatch.setattr(machine, "available_cpus", lambda: [0, 1, 2, 3])
     for average, num_problems in ((1.9, 0), (2.1, 1)):
         monkeypatch.setattr(os, "getloadavg", lambda average=average: (average, 0.0, 0.0))
@@ -57,7 +57,7 @@ def test_load(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_memory_of_a_control_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The free memory is that of the control group, where it has a limit; the remedy is the container's."""
+    """The free memory is the control group's if it has a limit; the remedy is an option of the container."""
     monkeypatch.setattr(host_memory, "ROOT", tmp_path)
     write(tmp_path, {"proc/meminfo": f"MemTotal: {64 << 20} kB\nMemAvailable: {32 << 20} kB"})
     finding = machine.memory()
@@ -70,13 +70,13 @@ def test_memory_of_a_control_group(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_limited_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A limit of the address space is named with `ulimit -v`: CUDA does not start under it."""
+    """A limit on the address space is named with `ulimit -v`, as CUDA does not start under it."""
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (4 * GB, 4 * GB))
     assert "ulimit -v unlimited" in [problem.command for problem in machine.memory().problems]
 
 
 def test_small_dev_shm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Docker's 64 MB of /dev/shm are optional to mend: runs do not use them."""
+    """Enlarging Docker's 64 MB of /dev/shm is optional, as runs do not use them."""
     usage = namedtuple("usage", "free")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(64 * MB))
     problem = the_problem(machine.shared_memory())
@@ -122,7 +122,7 @@ def _modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_modules")
 def test_packages_that_cannot_be_imported() -> None:
-    """A missing package is installed, a broken one again, whatever it raises or prints; llvmlite is not needed."""
+    """Broken packages need reinstalling, whatever they raise or print, and missing ones installing, except llvmlite."""
     names = ("fine", "broken", "leaves", "absent")
     finding = software.packages({f"dist-{name}": name for name in names}, ["also_absent"])
     broken, leaves, absent = finding.problems
@@ -192,7 +192,7 @@ def test_a_native_simulator_that_does_not_work(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cache that cannot be written explains a compilation at each start."""
+    """A cache that cannot be written is named, as it costs a compilation at each start."""
 
     monkeypatch.setattr("accel_rl.envs.games.emulator_choice.find_problem", lambda: None)
     monkeypatch.setattr(machine_code, "cache_folder", lambda: tmp_path / "a" / "b")
@@ -206,7 +206,7 @@ def test_a_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_gpu_that_pytorch_does_not_see(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A GPU is named under PyTorch's build for CPUs, and where it is hidden; a network card is none."""
+    """A GPU is named if PyTorch is a CPU build or the GPU is hidden; a network card is not a GPU."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.version, "cuda", None)
     network = {"vendor": "0x10de", "class": "0x020000"}
@@ -221,14 +221,14 @@ def test_a_gpu_that_pytorch_does_not_see(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_driver(tmp_path: Path) -> None:
-    """The driver's version is that of the kernel module, not another number of its line."""
+    """The driver's version is the kernel module's, not another number in the same line."""
     line = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  560.35.03  Fri Aug 16 21:39:15 UTC 2024"
     assert gpu_driver.find_driver(write(tmp_path, {"proc/driver/nvidia/version": line})) == "560.35.03"
 
 
 @pytest.mark.gpu
 def test_gpus_are_described() -> None:
-    """A GPU that works is described, and nothing is to mend."""
+    """A working GPU is described without a problem."""
     finding = gpus.gpus()
     assert finding.text.startswith(f"{torch.cuda.device_count()}: {torch.cuda.get_device_name(0)}, ")
     assert not finding.problems
@@ -260,7 +260,7 @@ PROBES = {
 
 @pytest.fixture
 def trials(monkeypatch: pytest.MonkeyPatch) -> dict[str, Trial]:
-    """The results of the self-test, which does not run."""
+    """Replaces the probes and the self-test; returns the self-test's results, which a test may change."""
     found = {env: Trial(env, 200.0, settings=(("run", f"a2c on {env}"),)) for env in self_test.STEPS}
     monkeypatch.setattr(self_test, "train", found.__getitem__)
     monkeypatch.setattr(survey, "PROBES", PROBES)
@@ -268,7 +268,7 @@ def trials(monkeypatch: pytest.MonkeyPatch) -> dict[str, Trial]:
 
 
 def test_the_report(trials: dict[str, Trial], capsys: Any) -> None:
-    """Problems stand by their weight, each cause once; stdout has the report alone."""
+    """Problems are ordered by severity, each cause once, and stdout has only the report."""
     assert cli.main(["doctor"]) == 0
     said = capsys.readouterr()
     assert said.out.splitlines() == [
@@ -296,7 +296,7 @@ def test_the_report(trials: dict[str, Trial], capsys: Any) -> None:
 
 
 def test_the_report_as_json(trials: dict[str, Trial], capsys: Any) -> None:
-    """The object has the report's lines, the speeds as numbers, and what to mend."""
+    """The JSON object has the report's lines, the speeds as numbers, and the problems to fix."""
     assert cli.main(["doctor", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["can_train"] and report["machine"]["good_part"] == "fine"
@@ -306,7 +306,7 @@ def test_the_report_as_json(trials: dict[str, Trial], capsys: Any) -> None:
 
 
 def test_a_self_test_that_fails(trials: dict[str, Trial], capsys: Any) -> None:
-    """The status is 1, and the failure is to mend once although both trainings have it."""
+    """A failed self-test exits with status 1, and a failure of both training runs is listed once."""
     for env in trials:
         trials[env] = Trial(env, failure="its process was killed by SIGILL: it said nothing")
     assert cli.main(["doctor", "--json"]) == 1
@@ -322,7 +322,7 @@ def test_a_self_test_that_fails(trials: dict[str, Trial], capsys: Any) -> None:
 
 @pytest.mark.multiprocess
 def test_a_training_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The run's own error is the failure; of a process that hangs, the time."""
+    """The failure is the run's own error, or the time after which a process hung."""
     monkeypatch.setattr(self_test, "FLAGS", ["--no-such-flag"])
     failure = self_test.train("pong").failure
     assert failure.startswith("its process exited with status 2: unknown argument '--no-such-flag'")
@@ -353,7 +353,7 @@ def test_what_a_training_has_said_is_read(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.multiprocess
 @pytest.mark.slow
 def test_the_whole_command(tmp_path: Path) -> None:
-    """Every probe answers, both trainings have speeds, and no file is left."""
+    """Every probe answers, both training runs report a speed, and no file is left behind."""
     result = run("doctor", "--json", cwd=tmp_path, within_s=240)
     assert result.status == 0, result.err
     report = json.loads(result.out)
@@ -375,7 +375,7 @@ def test_the_whole_command(tmp_path: Path) -> None:
     ],
 )
 def test_a_broken_package(package: str, mended_by: str, status: int, tmp_path: Path) -> None:
-    """A broken package is named once, with its remedy, and not its consequences."""
+    """A broken package is named once, with its remedy but without its consequences."""
     write(tmp_path, {f"{package}/__init__.py": "raise ImportError('no such library\\nfor this processor')"})
     paths = os.pathsep.join([str(tmp_path), str(ROOT), *filter(None, sys.path)])
     command = Command("doctor", "--json", cwd=tmp_path, environment={"PYTHONPATH": paths})

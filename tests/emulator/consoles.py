@@ -15,7 +15,7 @@ RESET_PROGRAM = np.array([(console.PRESS, 0, 0, 60), (console.PRESS, 0, 1, 8)], 
 
 
 class Console:
-    """One console, switched on and reset as ale-py's loadROM does it."""
+    """One console, switched on and reset as by ale-py's loadROM."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Console:
         return bool(core.command(order, count, draw, *inputs, *outputs) < 0)
 
     def reset(self, program: np.ndarray | None = None) -> None:
-        """Starts a new game; a program that is given replaces the reset program from now on."""
+        """Starts a new game; `program` replaces the reset program from now on."""
         self._program = self._program if program is None else program
         assert self.order(core.RESET)
 

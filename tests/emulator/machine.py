@@ -1,4 +1,4 @@
-"""A console for tests: put into one of ale-py's states, run, and compared with ale-py's next state."""
+"""A console for tests that starts in one of ale-py's states, runs, and is compared with ale-py's next state."""
 
 from pathlib import Path
 
@@ -63,7 +63,7 @@ def differences(s: np.ndarray, state: AleState) -> dict[str, tuple[int, int]]:
 
 
 # Frames of 262 lines for ale-py's reset; at `wait` a frame ends, by writes past its last line that change no register.
-# All of pages 0xF2 and 0xF3 are bytes that make pointers to 0xF1F1 and 0xF4F4.
+# Pages 0xF2 and 0xF3 hold only bytes of pointers to 0xF1F1 and 0xF4F4.
 PROGRAM = """
         LDA #2
 frame:  STA VSYNC
@@ -95,7 +95,7 @@ wait:   STA $2D
         JMP wait
 """
 JUMP_TO_WAIT = (0x4C, 0x00, 0xF1)
-WAIT_END = 0xF102  # the processor's address when a frame has ended at `wait`
+WAIT_END = 0xF102  # the program counter when a frame has ended at `wait`
 
 
 class Lab:
@@ -113,7 +113,7 @@ class Lab:
         return AleState(bytes(self.start))
 
     def frame(self, state: AleState) -> tuple[np.ndarray, AleState]:
-        """Returns the states to which a frame leads from a state, here and in ale-py."""
+        """Runs a frame from a state; returns the states after it, here and in ale-py."""
         restore_state(self.ale, state)
         self.ale.act(0)
         after = save_state(self.ale)
@@ -122,7 +122,7 @@ class Lab:
         return s, after
 
     def settle(self) -> None:
-        """Discards an unfinished frame, of which ale-py's states hold nothing."""
+        """Discards an unfinished frame, which ale-py's states do not hold."""
         restore_state(self.ale, self.start)
         for _ in range(3):
             self.ale.act(0)

@@ -19,7 +19,7 @@ from accel_rl.emulator.debugger import PORTS, READ, WRITTEN
 SYMBOLS = {name: register for names in (WRITTEN, READ) for register, name in enumerate(names)}
 SYMBOLS |= {name: register for register, name in PORTS.items()}
 
-_OPERANDS = (  # pattern and modes of each notation; the first mode that the operation has counts
+_OPERANDS = (  # pattern and modes of each notation; the first mode that the operation has is used
     (r"#(.+)", opcodes.IMMEDIATE),
     (r"\((.+),X\)", opcodes.INDIRECT_X),
     (r"\((.+)\),Y", opcodes.INDIRECT_Y),
@@ -40,7 +40,7 @@ def assemble(source: str, size: int = 4096, origin: int = 0xF000, fill: int = 0x
     """
     lines = list(_instructions(source))
     labels: dict[str, int] = {}
-    for _ in range(3):  # until all labels are known, which decide what operands are on page zero
+    for _ in range(3):  # until the labels settle, as they decide which operands are on page zero
         rom, known = bytearray([fill]) * size, dict(labels)
         rom[-6:] = bytes([origin & 0xFF, origin >> 8]) * 3
         at = origin
@@ -118,7 +118,7 @@ def _encode(mnemonic: str, operand: str, labels: dict[str, int], at: int) -> byt
 def start_ale(
     game: str | Path, seed: int = 1, repeat_action_probability: float = 0.0, **settings: int
 ) -> ale_py.ALEInterface:
-    """Starts ale-py with a game, by its name, or with the path of a ROM."""
+    """Starts ale-py with the name of a game or the path of a ROM."""
     ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
     ale = ale_py.ALEInterface()
     ale.setInt("random_seed", seed)
@@ -130,14 +130,14 @@ def start_ale(
 
 
 def open_ale(rom: bytes, folder: Path, game: str = "robotank") -> ale_py.ALEInterface:
-    """Starts ale-py with a cartridge of our own, named as a game that it knows, without sticky actions."""
+    """Starts ale-py without sticky actions, with a custom cartridge named like a game that it knows."""
     path = folder / f"{game}.bin"
     path.write_bytes(rom)
     return start_ale(path)
 
 
 def save_state(ale: ale_py.ALEInterface) -> AleState:
-    """Returns ale-py's present state."""
+    """Returns ale-py's current state."""
     words: Any = ale.cloneState().__getstate__()  # bytes, whatever the stub says
     return AleState(words)
 

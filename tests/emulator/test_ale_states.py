@@ -17,7 +17,7 @@ REST = [game for game in known_games() if game_of(game).saved and game not in OT
 
 @pytest.mark.parametrize("game", OTHERS + [pytest.param(game, marks=pytest.mark.slow) for game in REST])
 def test_what_the_rules_remember(game):
-    """A value of the rules that is changed in a state has the same effect here as in ale-py, and is saved back."""
+    """A rule's value that is changed in a state has the same effect here as in ale-py, and is saved again."""
     ale, atari = start_ale(game), BatchAtari(game, 1, full_action_space=True, draw=False)
     rng = np.random.default_rng(0)
     for _ in range(4):
@@ -44,7 +44,7 @@ def test_what_the_rules_remember(game):
 
 
 def test_generators():
-    """States carry the generators of actions and system, so that random draws go on equally in both directions."""
+    """States carry the generators of actions and system, so random draws continue identically in both directions."""
     ale, atari = start_ale("breakout", 3, 0.25), BatchAtari("breakout", 2, seed=[3, 4], full_action_space=True)
     for frame in range(700):
         ale.act(ale_py.Action.FIRE if frame % 10 else ale_py.Action.LEFT)

@@ -51,13 +51,13 @@ def test_seeds_are_ale_pys(seed: int) -> None:
 
 
 def test_the_seed_of_ale_py_that_is_another_each_time() -> None:
-    """The seed -1 gives another random sequence each time, as in ale-py."""
+    """The seed -1 gives a different random sequence each time, as in ale-py."""
     first, second = (BatchAtari("breakout", 1, seed=-1).words(0) for _ in range(2))
     assert (first != second).any()
 
 
 def test_a_frame_may_stop_at_every_instruction() -> None:
-    """A frame that is run in pieces of any number of instructions ends as a whole one does."""
+    """A frame that is run in pieces of any number of instructions ends like a whole one."""
     whole, cut = BatchAtari("seaquest", 1), BatchAtari("seaquest", 1)
     for frame, sizes in enumerate([(1,), (1,), (7, 3, 1000), (5000,), (2,)]):
         whole.step([frame % 5], draw=True)
@@ -113,7 +113,7 @@ def test_sticky_actions_in_steps_of_several_frames() -> None:
 
 
 def test_results_are_written_into_given_arrays() -> None:
-    """Results are written into the given arrays alone; arrays of another form are refused."""
+    """Results are written only into the given arrays; arrays of another form are refused."""
     memory = np.zeros((2, 3, 210, 160), np.uint8)
     arrays = BatchArrays(memory[1], np.zeros(3, np.int32), np.zeros((2, 3), np.bool_), np.zeros(3, np.int32))
     atari = BatchAtari("breakout", 3, arrays=arrays)
@@ -130,7 +130,7 @@ def test_results_are_written_into_given_arrays() -> None:
 
 
 def test_states_that_are_none_of_this_game() -> None:
-    """Bytes that are no state of ale-py's, or of another cartridge, are refused."""
+    """Bytes that are not a state of ale-py, and states of another cartridge, are refused."""
     atari = BatchAtari("breakout", 1)
     with pytest.raises(UsageError, match="no saved state of ale-py's"):
         atari.load_ale_state(0, b"nothing")
@@ -193,7 +193,7 @@ def test_options_out_of_range(options: dict[str, object], message: str) -> None:
 
 
 def test_an_unknown_rom(tmp_path: Path) -> None:
-    """A ROM is known by its contents, not by its name."""
+    """A ROM is recognized by its contents, not by its name."""
     path = tmp_path / "pong.bin"
     path.write_bytes(bytes(4096))
     message = "no game with the MD5 [0-9a-f]{32}: use one of the 104 ROMs"

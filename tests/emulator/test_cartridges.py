@@ -20,7 +20,7 @@ def rom_of(game: str) -> bytes:
 
 
 def test_kinds_of_all_games():
-    """Each game's cartridge is taken for the kind that ale-py finds."""
+    """Each game's cartridge is identified as the kind that ale-py finds."""
     kinds = {game: kind for kind, game in GAMES.items()}
     kinds |= {game: kind for kind, games in OTHERS.items() for game in games}
     for game in ale_roms.get_all_rom_ids():

@@ -7,7 +7,7 @@ from accel_rl.emulator import console, core
 from tests.emulator.consoles import Console
 from tests.emulator.roms import assemble, open_ale
 
-# The television's vertical synchronisation begins each frame.
+# The television's vertical synchronization begins each frame.
 VSYNC = "LDA #2\n STA VSYNC\n STA WSYNC\n STA WSYNC\n STA WSYNC\n LDA #0\n STA VSYNC\n"
 
 
@@ -17,7 +17,7 @@ def both(source: str, folder):
     return Console(rom), open_ale(rom, folder, "boxing")
 
 
-# Each frame has a colour of its own and a random length; some frames use up their instructions.
+# Each frame has its own color and a random length; some frames use up their instructions.
 JITTER = f"""
         LDA #1
         STA $81
@@ -67,7 +67,7 @@ def test_short_frames_show_lines_of_the_frame_before_the_last(share_looked_at, t
 
 @pytest.mark.parametrize("access", ["NOP", "STA PF0", "STA $3F", "LDA INPT4", "STA RESP0"])
 def test_a_frame_in_progress_is_seen_up_to_the_last_access_of_the_tia(access, tmp_path):
-    """An unfinished frame is seen up to the TIA's last access, also one that changes nothing."""
+    """An unfinished frame is seen up to the TIA's last access, even one that changes nothing."""
     source = f"{VSYNC} LDA #$1A\n STA COLUBK\n LDX #100\nline: STA WSYNC\n DEX\n BNE line\n {access}\never: JMP ever"
     ours, ale = both(source, tmp_path)
     ale.act(0)

@@ -67,7 +67,7 @@ def test_programs_read_what_ale_pys_controllers_give(game, settings):
     ours = Console(path.read_bytes(), **settings)
     copy_from_ale(ours.s, start)
     for action in [*range(NUM_ACTIONS), *[3] * 20, *[4] * 40, 12, 0]:
-        assert not ale.game_over()  # the games' rules see the program in RAM; none of these games ends by it
+        assert not ale.game_over()  # the rules read the program as the game's memory, which must not end a game
         ale.act(ale_py.Action(action))
         ours.act(action)
         assert (ours.ram() == ale.getRAM()).all(), action

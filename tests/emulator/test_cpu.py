@@ -119,7 +119,7 @@ SOME_SUMS = [(0, 0, 0x80), (0, 0, 0x9A), *random.Random(0).sample(EVERY_SUM, 60)
 @pytest.mark.parametrize("cases", [SOME_SUMS, pytest.param(EVERY_SUM, marks=pytest.mark.slow)], ids=["some", "all"])
 @pytest.mark.parametrize("operation", ["ADC", "SBC"])
 def test_decimal_mode(operation, cases, folder):
-    """Sums of a byte and 32 consecutive ones are ale-py's in decimal mode, with the flags."""
+    """In decimal mode, results and flags for a byte and each of 32 consecutive ones equal ale-py's."""
     lab = Lab(assemble(PROGRAM + "        .org $F500\n" + DECIMAL.format(operation=operation)), folder)
     for a, carry, first in cases:
         state = lab.state()

@@ -1,4 +1,4 @@
-"""The GPU's kernels, run as functions of the CPU thread by thread, and as PTX."""
+"""The GPU's kernels, run thread by thread on the CPU and on the fake GPU."""
 
 import numpy as np
 import pytest
@@ -23,15 +23,15 @@ SIZES = {"img_height": 21, "img_width": 20, "stack_num": 2}
 
 
 def shuffled(seed):
-    """Returns an order of a CPU's threads: another one at each launch."""
+    """Returns a function that orders threads at random, anew for each launch."""
     random = np.random.default_rng(seed)
     return random.permutation
 
 
 @pytest.mark.parametrize(("game", "options"), [("breakout", {"episodic_life": True}), ("pong", {"maxpool": False})])
 def test_steps_are_those_of_the_vector_environment(game, options):
-    """Observations, rewards, ends and lives of each environment, from each of its starts on, are those of
-    AtariVectorEnv's environment that has made the start, with the same actions. Random numbers stay its own."""
+    """From each start on, observations, rewards, ends and lives equal those of the AtariVectorEnv environment that made
+    the start, given the same actions. Each environment keeps its own random numbers."""
     options = {**SIZES, **options}
     theirs = AtariVectorEnv(game, NUM_STARTS, **options)
     envs = CudaAtari(game, NUM_ENVS, device="cpu", seed=SEED, num_starts=NUM_STARTS, order=shuffled(0), **options)
@@ -65,7 +65,7 @@ def test_steps_are_those_of_the_vector_environment(game, options):
 
 
 def test_a_saved_state_continues_equally():
-    """Steps after set_state are those after get_state, also the starts that are drawn."""
+    """Steps after set_state equal those after get_state, including the drawn starts."""
     options = {"device": "cpu", "num_starts": NUM_STARTS, "episodic_life": True, "repeat_action_probability": 0.25}
     envs = CudaAtari("breakout", NUM_ENVS, seed=SEED, **options, **SIZES)
     envs.reset()
@@ -84,8 +84,8 @@ def test_a_saved_state_continues_equally():
 
 @pytest.mark.gpu(fake=True, count=2)
 def test_a_graph_of_a_step_does_what_its_kernels_do(monkeypatch):
-    """On a GPU that is not the current one, steps and resets are those of the CPU's kernels, and from the third step on
-    a step is one graph."""
+    """On a GPU that is not the current one, steps and resets equal those of the CPU's kernels, and from the third on
+    each step is one graph."""
     options = {"num_starts": NUM_STARTS, "episodic_life": True, **SIZES}
     use_fake_kernels(monkeypatch)
     theirs = CudaAtari("breakout", NUM_ENVS, device="cpu", **options)
@@ -148,7 +148,7 @@ def test_without_a_gpu():
 
 @pytest.mark.parametrize("game", ["skiing", "pitfall2", "tic_tac_toe_3d"])
 def test_frames_are_those_of_the_cpu(game):
-    """States, rewards and pictures of raw frames with sticky actions, with threads in random order.
+    """States, rewards and pictures of raw frames equal the CPU's, with sticky actions and threads in random order.
 
     skiing has a reward in each frame; tic_tac_toe_3d has frames that are shown before their end."""
     assert compare(game, 5, 33, "cpu", shuffled(1)) > 1
@@ -157,5 +157,5 @@ def test_frames_are_those_of_the_cpu(game):
 @pytest.mark.slow
 @pytest.mark.parametrize("game", known_games())
 def test_frames_are_those_of_the_cpu_in_all_games(game):
-    """The same in longer games, with 9 consoles each."""
+    """The same holds in longer games with 9 consoles each."""
     compare(game, 9, 150, "cpu", shuffled(2))

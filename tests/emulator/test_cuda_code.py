@@ -1,4 +1,4 @@
-"""The GPU's machine code of the kernels, as far as it can be seen without a GPU."""
+"""The kernels' machine code for GPUs, as far as it can be checked without a GPU."""
 
 import re
 import subprocess
@@ -13,10 +13,10 @@ from accel_rl.errors import UsageError
 ALL = (*kernels.KERNELS, *agent_kernels.AGENT_KERNELS)
 LARGE = (kernels.play_frames, kernels.step_consoles, agent_kernels.play_agents)  # 20 s each to compile
 SMALL = tuple(kernel for kernel in ALL if kernel not in LARGE)
-# Functions with several callers, which LLVM does not copy to each of them
+# Functions with several callers, which LLVM does not inline
 CALLED = {"_act", "draw_until", "read_bus", "run", "run_frame", "tia_write"}
-MOST_REGISTERS = 128  # of the 65,536 of a GPU's processor, for 16 warps
-MOST_LOCAL, MOST_SPILLED = 640, 1400  # bytes of the large kernels: a thread's stack; what is loaded from it
+MOST_REGISTERS = 128  # so 16 warps share the 65,536 of a multiprocessor
+MOST_LOCAL, MOST_SPILLED = 640, 1400  # bytes, in large kernels: a thread's stack; its spill loads
 
 
 def ptx_of(kernel, arch):
@@ -24,7 +24,7 @@ def ptx_of(kernel, arch):
 
 
 def test_each_gpu_gets_code_that_it_runs():
-    """GPUs between and after the known architectures get the newest code that they run; older ones are refused."""
+    """GPUs between and after the known architectures get the newest code that they can run; older ones are refused."""
     found = [newest_arch(*capability) for capability in [(7, 0), (7, 5), (8, 9), (9, 0), (12, 0)]]
     assert found == ["sm_70", "sm_70", "sm_80", "sm_90", "sm_100"]
     with pytest.raises(UsageError, match=r"7\.0 or newer; this one has 6\.1"):
@@ -34,7 +34,7 @@ def test_each_gpu_gets_code_that_it_runs():
 @pytest.mark.parametrize("arch", PTX_VERSIONS)
 @pytest.mark.parametrize("kernel", SMALL, ids=lambda kernel: kernel.__name__)
 def test_small_kernels_are_one_function_of_integers(kernel, arch):
-    """There is no call, no float64, and no scratch memory."""
+    """Small kernels have no calls, no float64 and no local memory."""
     ptx = ptx_of(kernel, arch)
     assert f".target {arch}" in ptx
     assert f".visible .entry {kernel.__name__}(" in ptx
@@ -45,8 +45,8 @@ def test_small_kernels_are_one_function_of_integers(kernel, arch):
 @pytest.mark.parametrize("arch", ["sm_70", "sm_90"])
 @pytest.mark.parametrize("kernel", LARGE, ids=lambda kernel: kernel.__name__)
 def test_the_lanes_of_a_warp_meet_at_each_instruction_and_line(kernel, arch):
-    """The interpreter has no float64 and no other functions than expected, and two votes, at the ends of instructions
-    and lines, which no optimization has copied or removed."""
+    """The interpreter has no float64 and calls only the expected functions. Its two votes, at the ends of instructions
+    and lines, are neither copied nor removed by optimizations."""
     ptx = ptx_of(kernel, arch)
     called = re.findall(r"^\.func.*?\d(_?[a-z][a-z_]*)B\d*v", ptx, re.MULTILINE)
     assert {*called} <= CALLED
@@ -59,7 +59,7 @@ def test_the_lanes_of_a_warp_meet_at_each_instruction_and_line(kernel, arch):
 @pytest.mark.skipif(not find_ptxas(), reason="needs NVIDIA's assembler: pip install nvidia-cuda-nvcc")
 @pytest.mark.parametrize("kernel", ALL, ids=lambda kernel: kernel.__name__)
 def test_registers_are_enough(kernel, tmp_path):
-    """The assembler takes the code of sm_90, needs a bounded number of registers, and little or no other memory."""
+    """The assembler accepts the code for sm_90, with a bounded number of registers and little or no other memory."""
     ptx_of(kernel, "sm_90")
     command = [find_ptxas(), "-v", "-arch=sm_90", ptx_path(kernel, "sm_90"), "-o", tmp_path / "cubin"]
     said = subprocess.run(command, check=True, capture_output=True, text=True).stderr

@@ -60,7 +60,7 @@ class Screen:
 
 
 class Makers:
-    """Makes frames of given pictures [height, 160] in both ways."""
+    """Makes frames of pictures [height, 160] with FrameMaker and with make_frame."""
 
     def __init__(self, height: int, frame_shape: tuple[int, int], color: bool = False, palette: Bytes = GREY):
         self.size, self.palette = height * 160, palette
@@ -103,7 +103,7 @@ class Makers:
 @pytest.mark.parametrize("color", [False, True])
 @pytest.mark.parametrize(("height", "frame_shape"), SHAPES + LARGER)
 def test_noise(height: int, frame_shape: tuple[int, int], color: bool) -> None:
-    """Frames of noise are equal on both televisions, lost colours included, when any part of either picture changes."""
+    """Frames of noise are equal on both televisions, lost colors included, when any part of either picture changes."""
     rng = np.random.default_rng(height + sum(frame_shape))
     for pal in (False, True):
         makers = Makers(height, frame_shape, color, rgb_palette(pal) if color else grey_palette(pal))
@@ -170,7 +170,7 @@ def test_a_frame_depends_on_its_own_pictures_only() -> None:
 
 @pytest.mark.slow
 def test_every_kind_of_shape() -> None:
-    """Frames of random shapes are equal for noise of few and of many colours."""
+    """Frames of random shapes are equal for noise of few and of many colors."""
     rng = np.random.default_rng(0)
     for _ in range(1000):
         height = int(rng.choice([210, 250, 228, 214]))

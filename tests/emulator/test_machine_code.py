@@ -49,7 +49,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def compiled(cache: Path, image: bytes, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
-    """Makes compiling take no time, since sum_rows is compiled already. Returns the types compiled since then."""
+    """Replaces compilation by the machine code in `image`; returns the types compiled since then."""
     compiled_types: list[tuple[str, ...]] = []
 
     def compile_it(_function: Any, types: tuple[str, ...]) -> tuple[bytes, bool]:
@@ -93,7 +93,7 @@ def test_a_damaged_cache_costs_a_compilation(
     monkeypatch: pytest.MonkeyPatch,
     damage: str,
 ) -> None:
-    """A damaged cache file is never executed, but compiled again and replaced."""
+    """A damaged cache file is never executed; the function is compiled again and the file replaced."""
     run_it()
     [path] = cache.glob("*.o")
     data = bytearray(path.read_bytes())
@@ -118,7 +118,7 @@ def test_a_cache_that_cannot_be_written_costs_a_compilation(
 
 
 def test_another_type_of_array_is_another_function(cache: Path, compiled: list[tuple[str, ...]]) -> None:
-    """Each type of array gets a compiled function of its own; non-contiguous arrays are refused."""
+    """Each type of array gets its own compiled function; non-contiguous arrays are refused."""
     sums = np.zeros(2, np.int32)
     for dtype in (np.uint8, np.int32, np.uint8):
         sum_rows.bind(np.zeros((2, 3), dtype), sums, 1)
@@ -130,7 +130,7 @@ def test_another_type_of_array_is_another_function(cache: Path, compiled: list[t
 
 @pytest.mark.parametrize("version", [None, "0.60.0"])
 def test_numba_is_missing_or_too_old(cache: Path, monkeypatch: pytest.MonkeyPatch, version: str | None) -> None:
-    """Without Numba, or with too old a one, the error names the command that installs it."""
+    """Without Numba, or with an old version, the error names the command that installs it."""
     real = importlib.metadata.version
 
     def version_of(name: str) -> str:
@@ -150,7 +150,7 @@ def test_numba_is_missing_or_too_old(cache: Path, monkeypatch: pytest.MonkeyPatc
 def test_code_for_another_processor(
     compiled: list[tuple[str, ...]], cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Code for the processor that the environment variable names is compiled and kept apart from this one's."""
+    """Code for the processor that the environment variable names is compiled and cached separately."""
     run_it()
     monkeypatch.setenv(machine_code.PROCESSOR, "x86-64-v2")
     monkeypatch.setattr(sum_rows, "_compiled", {})
@@ -162,7 +162,7 @@ def test_code_for_another_processor(
 
 
 def test_llvmlite_cannot_be_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A package that is there but cannot be imported is reported with its error and the way out."""
+    """An installed package that cannot be imported is reported with its error and the way out."""
     (tmp_path / "llvmlite").mkdir()
     (tmp_path / "llvmlite" / "__init__.py").write_text("raise OSError('libLLVM.so is not of this processor')")
     monkeypatch.syspath_prepend(tmp_path)

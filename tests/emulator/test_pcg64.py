@@ -6,12 +6,12 @@ import pytest
 from accel_rl.emulator.compiled import entry
 from accel_rl.emulator.pcg64 import GENERATOR_WORDS, draw_53, draw_below, to_numpy_state, to_words
 
-AT = 3  # the place of the generator's words in the array
+AT = 3  # offset of the generator's words in the array
 
 
 @entry
 def draw_all(s, ends, drawn):
-    """Draws an integer below each end, or 53 bits where it is 0."""
+    """Draws an integer below each end, or 53 bits where the end is 0."""
     for i in range(ends.shape[0]):
         drawn[i] = draw_below(s, AT, ends[i]) if ends[i] else draw_53(s, AT)
 

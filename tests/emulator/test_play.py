@@ -1,4 +1,4 @@
-"""Videos of files of actions, and the debugger."""
+"""Videos made from files of actions, and the debugger."""
 
 import io
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ def test_actions_are_read(tmp_path: Path) -> None:
     ],
 )
 def test_files_that_are_no_actions(text: str | None, message: str, tmp_path: Path) -> None:
-    """A file that is no list of actions is refused with the line and its error."""
+    """A file that is not a list of actions is refused with the line and its error."""
     path = tmp_path / "presses.txt"
     if text:
         path.write_text(text, encoding="utf-8")
@@ -89,7 +89,7 @@ def debug(commands: str, actions: Iterator[int] | None = None) -> list[str]:
      ("ad 84 02", "LDA INTIM"), ("6c fc ff", "JMP ($FFFC)"), ("a9 10", "LDA #$10"), ("95 1b", "STA GRP0,X")],
 )  # fmt: skip
 def test_disassembly(code: str, text: str) -> None:
-    """Instructions are disassembled with their operands and the names of registers in the access's direction."""
+    """Instructions are disassembled with their operands, and registers by their names for reading or writing."""
     assert disassemble(bytes.fromhex(code), 0xF000) == text
 
 

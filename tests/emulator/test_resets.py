@@ -45,7 +45,7 @@ def test_words() -> None:
     ],
 )
 def test_a_loop_ends_when_its_test_passes(test, mode, passing, failing):
-    """A loop ends when its test passes for the mode's number, and else jumps back to its start."""
+    """A loop ends when its test passes for the mode's number, and otherwise jumps back to its start."""
     steps = steps_of(mode, set_mode=f"until {test}: select*3 wait; reset*2", starting_actions="fire")
     for memory in passing:
         assert _pressed(steps, memory) == [(PRESS, 0, 1, 2), *AFTER, (PRESS, 1, 0, 1)]
@@ -54,7 +54,7 @@ def test_a_loop_ends_when_its_test_passes(test, mode, passing, failing):
 
 
 def _pressed(steps, memory):
-    """Returns the presses after the first Reset while the memory stays as it is, four at most."""
+    """Returns up to four presses after the first Reset, with memory that never changes."""
     pressed, at = [], len(BEFORE)
     while at < len(steps) and len(pressed) < 4:
         operation, word, value, jump = steps[at]
@@ -73,7 +73,7 @@ def test_a_misspelt_test_is_an_error() -> None:
 
 
 def _check_modes(game, modes, frames, rng):
-    """Resets a game in modes, one after another, with frames of play between."""
+    """Resets a game into one mode after another, with frames of play in between."""
     rules, path = game_of(game), ale_roms.get_rom_path(game)
     ale = start_ale(path, seed=3, repeat_action_probability=0.25)
     plugged = {"PADDLES": rules.paddles, "PADDLE_MAX": rules.paddle_max, "SWAPPED_PORTS": rules.swapped_ports}
@@ -109,13 +109,13 @@ def _check_modes(game, modes, frames, rng):
     ],
 )
 def test_modes_of_games(game, modes):
-    """Resets into the modes of difficult games equal ale-py's, also their random numbers."""
+    """Resets into the modes of difficult games equal ale-py's, including their random numbers."""
     _check_modes(game, modes, 10, np.random.default_rng(0))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("game", known_games())
 def test_all_modes_of_all_games(game):
-    """Resets into all modes of all games equal ale-py's, also with RAM left by play."""
+    """Resets into all modes of all games equal ale-py's, even with RAM left by play."""
     rng = np.random.default_rng(0)
     _check_modes(game, rng.permutation(game_of(game).modes), 40, rng)

@@ -32,7 +32,7 @@ def test_timers_set_by_a_program(lab, timer):
 
 
 def test_timers_at_any_time(lab):
-    """Timers in any state, also long after their end, read as in ale-py."""
+    """Timers in any state, even long after their end, read as in ale-py."""
     rng = random.Random(0)
     for _ in range(150):
         shift = rng.choice((0, 3, 6, 10))

@@ -18,7 +18,7 @@ from tests.emulator.roms import save_state, start_ale
 
 ROMS = Path(ale_py.__file__).parent / "roms"
 WITHOUT_RULES = {"combat", "joust", "maze_craze", "warlords"}  # ale-py can't play them either
-INCOMPLETE_STATES = {"chopper_command", "hangman", "miniature_golf", "video_cube"}  # ale-py's states leave out a memory
+INCOMPLETE_STATES = {"chopper_command", "hangman", "miniature_golf", "video_cube"}  # ale-py's states lack a memory
 TABLE = configparser.ConfigParser(delimiters=("=",), interpolation=None)
 TABLE.read(Path(rules.__file__).with_name("games.ini"))
 
@@ -34,7 +34,7 @@ def evaluate(s, row, frames, mode):
 
 
 def disagreements(name: str, ale: ale_py.ALEInterface, frames: int, mode: int) -> list[str]:
-    """Returns the frames on which reward, lives or end of a game differ from ale-py's."""
+    """Returns the frames in which reward, lives or end of a game differ from ale-py's."""
     code, choice, s = rules.game_of(name).code, random.Random(mode), np.zeros(STATE_WORDS, np.int32)
     numbers = [int(number, 0) for number in re.findall(r"0x[0-9A-F]+|\b\d+\b", " ".join(dict(TABLE[name]).values()))]
     read, values = [n for n in numbers if 0x80 <= n <= 0xFF], [n for n in numbers if n <= 0xFF]
@@ -59,7 +59,7 @@ def disagreements(name: str, ale: ale_py.ALEInterface, frames: int, mode: int) -
             else:
                 ale.restoreState(start)
                 s[:] = s_at_start
-            if ale.game_over():  # ale-py plays no frame: Demon Attack in some modes
+            if ale.game_over():  # ale-py plays no frame, as in some modes of Demon Attack
                 break
         for _ in range(choice.randrange(4)):
             at = choice.choice(read if read and choice.random() < 0.8 else range(0x80, 0x100)) - 0x80
@@ -120,7 +120,7 @@ def value_of(expression: str, ram: np.ndarray) -> int:
     ],
 )
 def test_expressions_have_the_values_of_python(expression):
-    """Expressions of the table have the values that they have in Python."""
+    """The table's expressions have the same values as in Python."""
     generator = np.random.default_rng(0)
     for _ in range(20):
         ram = generator.integers(0, 256, 128)

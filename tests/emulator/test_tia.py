@@ -77,7 +77,7 @@ def test_motion_by_the_cycle_of_hmove(tmp_path):
 
 
 def test_motion_of_the_programmers_guide():
-    """HMOVE right after WSYNC moves by 7 to the left up to 8 to the right (page 41)."""
+    """HMOVE right after WSYNC moves objects by up to 7 to the left or 8 to the right (page 41)."""
     expected = [0, -1, -2, -3, -4, -5, -6, -7, 8, 7, 6, 5, 4, 3, 2, 1]
     assert [motion.__wrapped__(3, value << 4) for value in range(16)] == expected
 
@@ -122,8 +122,8 @@ def test_priority_and_score(tmp_path):
 
 @pytest.mark.parametrize(("size", "end"), [(0x00, {}), (0x21, {"HMM0": 0x50}), (0x00, {"NUSIZ0": 0x15})])
 def test_stars_of_cosmic_ark(size, end, tmp_path):
-    """With HMM0 changed from 7 to 6, 21 cycles after HMOVE, missile 0 moves on each line until HMOVE. It is wider or
-    hidden in some lines."""
+    """With HMM0 changed from 7 to 6, 21 cycles after HMOVE, missile 0 moves on each line until the next HMOVE. It is
+    wider or hidden in some lines."""
     program = start(HMM0=0x70, NUSIZ0=size, ENAM0=2).wait(40).write("RESM0").lines().write("HMOVE").wait(16)
     program.write("HMM0", 0x60).lines(60).wait(30).writes(**end).lines(60)
     if not end:
@@ -155,7 +155,7 @@ def test_inputs(tmp_path):
 
 @pytest.mark.parametrize("lines", [285, 312, 313])
 def test_colour_loss_of_pal(lines, tmp_path):
-    """On PAL, all colours get bit 0 after an odd number of lines; on NTSC, none does."""
+    """On PAL, all colors get bit 0 after an odd number of lines; on NTSC, none does."""
     check(start(PF1=0xF0).rom(lines), tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""AtariVectorEnv beside ale-py's, which decides all numbers."""
+"""AtariVectorEnv against ale-py's vector environment, which defines the right numbers."""
 
 import copy
 import gc
@@ -23,7 +23,7 @@ SHORT = {"max_num_frames_per_episode": 37, "noop_max": 9}  # ends in the middle 
 
 
 def compare(game: str, steps: int, num_envs: int = 3, seed: int = 3, **options: Any) -> int:
-    """Plays both with the same random actions, asserts that all is equal, and returns the number of ended episodes."""
+    """Plays both with the same random actions, asserts equal results, and returns the number of ended episodes."""
     ours, ales = AtariVectorEnv(game, num_envs, **options), AleVectorEnv(game, num_envs, **options)
     for name in ("single_observation_space", "observation_space", "single_action_space", "action_space"):
         assert getattr(ours, name) == getattr(ales, name)
@@ -41,7 +41,7 @@ def compare(game: str, steps: int, num_envs: int = 3, seed: int = 3, **options: 
 
 
 def assert_equal(ours: tuple[Any, ...], ales: tuple[Any, ...]) -> None:
-    """Asserts that results of `reset` or `step` are equal in every bit, with their types and the order of keys."""
+    """Asserts that results of `reset` or `step` are equal bit for bit, including types and the order of keys."""
     assert list(ours[-1]) == list(ales[-1])
     if "final_obs" in ales[-1]:  # ale-py leaves old memory there for games that have not ended
         for infos in (ours[-1], ales[-1]):
@@ -58,7 +58,7 @@ def assert_equal(ours: tuple[Any, ...], ales: tuple[Any, ...]) -> None:
     ],
 )
 def test_numbers_are_ale_pys(game: str, options: dict[str, Any]) -> None:
-    """Every observation, reward, end and info equals ale-py's, with games that end within a step."""
+    """Every observation, reward, end and info equals ale-py's, even if a game ends within a step."""
     assert compare(game, 35, 2, **options) > 0
 
 
@@ -115,7 +115,7 @@ def test_masks_and_later_resets_are_ale_pys() -> None:
 
 @pytest.mark.parametrize("mode", ["NextStep", "SameStep", "Disabled"])
 def test_decorrelated_games_are_those_of_single_environments(mode: str) -> None:
-    """Games begin after random steps of their own seeds, some beyond an end: beside others, under a mask and alone."""
+    """Games begin after random steps by their own seeds, some past an end: in a batch, under a mask and alone."""
     seeds, options = np.array([5, 9, 6]), {"decorrelation_steps": 30, "autoreset_mode": mode, **SHORT}
     ours = AtariVectorEnv("breakout", 3, num_threads=1, **options)
     observations, infos = ours.reset(seed=seeds)
@@ -141,7 +141,7 @@ def test_a_decorrelated_start_is_within_a_game() -> None:
 
 
 def assert_env(env: int, results: tuple[Any, ...], alone: tuple[Any, ...]) -> None:
-    """Asserts that an environment's part of results is what it returns alone."""
+    """Asserts that an environment's part of the results equals what it returns alone."""
     for ours, theirs in zip(results[:-1], alone[:-1], strict=True):
         assert np.array_equal(ours[env], theirs[0])
     for name in ("lives", "frame_number", "episode_frame_number"):
@@ -149,9 +149,9 @@ def assert_env(env: int, results: tuple[Any, ...], alone: tuple[Any, ...]) -> No
 
 
 def test_ale_py_is_led_to_a_decorrelated_start_by_the_same_actions() -> None:
-    """A start is what the actions lead to that the environment's generator draws after its numbers of no-ops.
+    """ale-py reaches a start by the actions that the environment's generator draws after its numbers of no-ops.
 
-    Users of ale-py wish for such starts (ALE, issue 673)."""
+    Users of ale-py have asked for such starts (ALE, issue 673)."""
     ours = AtariVectorEnv("breakout", 3, num_threads=1, decorrelation_steps=20).reset(seed=7)
     counts = set()
     for env in range(3):
@@ -229,7 +229,7 @@ def test_fewer_environments_than_there_are() -> None:
 
 
 def test_screens_are_shown() -> None:
-    """`render` returns each environment's screen in colour and does not change the games."""
+    """`render` returns each environment's screen in color and does not change the games."""
     env, unseen = AtariVectorEnv("ALE/Pong-v5", 3, num_threads=1), AtariVectorEnv("pong", 3, num_threads=1)
     assert env.render_mode in env.metadata["render_modes"] and env.metadata["render_fps"] == 15
     with pytest.raises(UsageError, match="render"):
@@ -271,7 +271,7 @@ def test_threads_end_with_the_environment() -> None:
 
 
 def test_pinned_threads() -> None:
-    """A pinned thread runs on its processor; processors that do not exist are refused."""
+    """A pinned thread runs on its logical CPU; logical CPUs that do not exist are refused."""
     processor = min(os.sched_getaffinity(0))
     env = AtariVectorEnv("pong", 2, num_threads=1, thread_affinity_offset=processor)
     env.reset(seed=0)

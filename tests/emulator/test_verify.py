@@ -14,7 +14,7 @@ from accel_rl.emulator.rules import known_games
 from accel_rl.emulator.verify import Pair, Plan, verify, write_table
 
 
-# The games cover paddles, swapped ports, frames that stop half-way and a cartridge with a memory of its own.
+# The games cover paddles, swapped ports, frames that stop halfway and a cartridge with its own memory.
 @pytest.mark.parametrize("game", ["breakout", "wizard_of_wor", "qbert", "pitfall2"])
 def test_games_are_equal(game: str) -> None:
     """Games equal ale-py's in RAM, rewards, lives, ends and pixels, from the start and from snapshots."""
@@ -97,7 +97,7 @@ def test_the_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_the_table_is_of_these_sources() -> None:
-    """The committed table was made from the present sources; docs/emulator.md has the command that makes it again."""
+    """The committed table was made from the current sources; docs/emulator.md has the command that makes it again."""
     assert {row["sources"] for row in read_table(EXACTNESS)} == {source_hash()}
 
 
@@ -121,7 +121,7 @@ def test_the_hash_is_of_the_code_of_all_that_is_compared(tmp_path: Path, monkeyp
 
 
 def test_the_committed_table() -> None:
-    """The committed table has every game, with the frames that the README speaks of."""
+    """The committed table has every game, with as many frames as the README says."""
     rows = read_table(EXACTNESS)
     assert [row["game"] for row in rows] == known_games()
     exact = [row for row in rows if not row["difference"]]

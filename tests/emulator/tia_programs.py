@@ -27,7 +27,7 @@ class Program:
         self.source, self.line, self._loops = "", 0, 0
 
     def write(self, register: str, value: int | None = None) -> "Program":
-        """Writes a value in 5 cycles, or A's present value in 3 cycles."""
+        """Writes a value in 5 cycles, or A's current value in 3 cycles."""
         self.source += f" STA {register}\n" if value is None else f" LDA #{value}\n STA {register}\n"
         return self
 
@@ -46,7 +46,7 @@ class Program:
         return self
 
     def lines(self, number: int = 1) -> "Program":
-        """Waits for the start of a line. The program goes on at cycle 0, or at cycle 4 after more than 4 lines."""
+        """Waits for the start of a later line; continues at its cycle 0, or at cycle 4 after more than 4 lines."""
         self.line += number
         if number <= 4:
             self.source += " STA WSYNC\n" * number

@@ -99,14 +99,14 @@ def assert_all_but_the_first_are_exact(result: Result, out: Path, uninterrupted:
 
 @pytest.fixture
 def struck(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Returns the path of a file without which no run of this test ends."""
+    """Returns the path of the file that all runs of this test wait for."""
     monkeypatch.setenv("HELD_UNTIL", str(tmp_path / "struck"))
     return tmp_path / "struck"
 
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Returns a folder with runs to which nothing has happened."""
+    """Returns a folder with uninterrupted runs."""
     folder = tmp_path_factory.mktemp("uninterrupted")
     for seed in SEEDS[1:]:
         accel_rl.train(**SETTINGS, algo="a2c", seed=seed, device="cpu", out=folder / str(seed))
@@ -214,7 +214,7 @@ def test_resources() -> None:
 
 
 def test_slurm_that_takes_no_job(tmp_path: Path, monkeypatch: Any) -> None:
-    """An error of sbatch is one line; once jobs run, further ones wait instead."""
+    """An error of sbatch is reported in one line; once jobs run, further ones wait instead."""
     pytest.importorskip("submitit")
     executor = SlurmExecutor(tmp_path, JobOptions(cluster="local", gpus=0))
     answers: list[Any] = [RuntimeError("sbatch: error: invalid partition"), SimpleNamespace(job_id=7)]
@@ -235,7 +235,7 @@ def test_slurm_that_takes_no_job(tmp_path: Path, monkeypatch: Any) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system binds no processes")
 def test_jobs_on_one_machine_have_cpus_of_their_own(tmp_path: Path, monkeypatch: Any) -> None:
-    """Jobs on one machine are bound to different logical CPUs, as long as there are some."""
+    """Jobs on one machine are bound to different logical CPUs, as long as some are free."""
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
     bound: list[set[int]] = []
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3, 4, 6})

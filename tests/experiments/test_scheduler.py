@@ -69,7 +69,7 @@ def test_a_file_describes_its_runs(tmp_path: Path) -> None:
 
 
 def test_the_papers_numbers_belong_to_their_runs() -> None:
-    """The shipped files give each run its own numbers of the paper: the speed-ups are the paper's."""
+    """The shipped files match each run with its numbers from the paper, so their speed-ups are the paper's."""
     speed_ups = {}
     for name, num_rows in (("table2", 14), ("table3", 12)):
         experiment = read_experiment(SHIPPED / f"{name}.yaml")
@@ -191,7 +191,7 @@ def test_runs_start_when_their_slots_are_free(tmp_path: Path, monkeypatch: Any) 
 
 
 def test_slots_share_out_the_logical_cpus(monkeypatch: Any) -> None:
-    """Slots divide the logical CPUs among them, near their GPUs, each for one slot unless they are shared."""
+    """Slots share out the logical CPUs near their GPUs, each CPU to one slot unless they are shared."""
     cores = tuple((core, core + 4) for core in (0, 2, 1, 3))
     machine = CpuTopology(cores, nodes=(0, 1, 0, 1), num_online=8)
     devices = ["cuda:0", "cuda:1"]
@@ -243,7 +243,7 @@ def test_named_devices_are_used(by: str, tmp_path: Path, capfd: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.multiprocess
 def test_a_failed_run_does_not_stop_the_rest(tmp_path: Path, capfd: Any) -> None:
-    """A failed run is reported and does not stop the rest; the same command runs it again, and no finished run."""
+    """A failed run is reported and does not stop the rest; the same command repeats it, but no finished run."""
     settings = {**SMALL, "steps": 200}
     file = write(tmp_path / "x.yaml", title="Two runs", settings=settings, grid=[{"algo": "a2c"}], seeds=[0, 1])
     out = tmp_path / "out"
@@ -328,7 +328,7 @@ def test_an_experiment_continues_after_a_kill_and_an_interruption(tmp_path: Path
 
 
 def test_a_folder_is_of_one_run(tmp_path: Path) -> None:
-    """A folder continues only with its own settings; those that the machine has decided may differ."""
+    """A folder's run continues only with its own settings; those that the machine has decided may differ."""
     settings = {**SMALL, "algo": "a2c", "steps": 1000, "seed": 1}
     config, run = resolve({**settings, "device": "cpu"}), tmp_path / "run"
 

@@ -117,7 +117,7 @@ def test_the_better_trials_go_on(tmp_path: Path, monkeypatch: Any) -> None:
 
 
 def test_ranges_are_of_the_settings_types(tmp_path: Path) -> None:
-    """A range has its setting's type, and a space is accepted whose values fit in some combination."""
+    """A range has its setting's type, and a space is accepted if its values fit in some combination."""
     search = {"entropy_weight": {"low": 0, "high": 1}, "horizon": {"low": "4", "high": "1e1"}}
     executor = LocalExecutor([Slot("cpu", None)])
     found = sweep.check_space(read(tmp_path, search=search), executor).search
@@ -141,7 +141,7 @@ def test_a_run_in_which_no_game_has_ended_has_no_score(tmp_path: Path) -> None:
 
 
 def test_what_is_noted_is_not_trained_again(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
-    """A sweep that starts again trains no trial that is noted already."""
+    """A restarted sweep does not train a trial that is recorded already."""
     pytest.importorskip("optuna")
     trained: list[int] = []
 
@@ -172,7 +172,7 @@ def test_a_folder_of_another_sweep(tmp_path: Path) -> None:
 
 
 def test_proposals_depend_on_the_seed_and_on_what_has_ended(tmp_path: Path) -> None:
-    """Proposals follow from the seed and the ended trials alone, and a trial is noted once."""
+    """Proposals depend only on the seed and the ended trials, and a trial is recorded once."""
     pytest.importorskip("optuna")
     found = read(tmp_path, generation=4)
     study = Study(found, tmp_path / "study.db")

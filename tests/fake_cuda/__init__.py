@@ -1,7 +1,7 @@
-"""A fake CUDA device: GPU code runs on it without a GPU, and its faults show. README.md describes the device.
+"""A fake CUDA device that runs GPU code without a GPU and exposes its faults. README.md describes the device.
 
-Backpropagation calls autograd's nodes one by one, without hooks. `module.to` makes new parameters, where a GPU would
-keep the objects. Anything else that it does not model raises NotImplementedError.
+Backpropagation calls autograd's nodes one by one, without hooks. `module.to` makes new parameters, where a real GPU
+would keep the objects. Anything else that is not modeled raises NotImplementedError.
 """
 
 from tests.fake_cuda.machine import Counts, Machine, counting, machine

@@ -1,6 +1,6 @@
 """Backpropagation on the fake GPU.
 
-Autograd's engine asks CUDA for a context, which is not there, so the nodes of its graph are called one by one here."""
+Autograd's engine asks CUDA for a context, which does not exist, so the nodes of its graph are called one by one."""
 
 from collections import defaultdict
 from typing import Any
@@ -16,7 +16,7 @@ def backward(
     create_graph: bool = False,
     inputs: Any = None,
 ) -> None:
-    """torch.Tensor.backward, without hooks, second derivatives and chosen inputs."""
+    """Replaces torch.Tensor.backward, without hooks, second derivatives or chosen inputs."""
     if create_graph or inputs is not None:
         raise NotImplementedError("create_graph and inputs on the fake GPU")
     if root.grad_fn is None:
@@ -42,7 +42,7 @@ def backward(
 
 
 def _count_uses(root: Any) -> dict[Any, int]:
-    """Returns how many gradients each node gets."""
+    """Returns the number of gradients that each node gets."""
     uses: dict[Any, int] = defaultdict(int)
     seen, stack = {root}, [root]
     while stack:
@@ -56,7 +56,7 @@ def _count_uses(root: Any) -> dict[Any, int]:
 
 
 def _call(node: Any, gradients: dict[int, Tensor]) -> list[Any]:
-    """Returns what a node passes on, one entry for each of its next_functions."""
+    """Calls a node; returns the gradients that it passes on, one entry for each of its next_functions."""
     count = len(node.next_functions)
     if not gradients:
         return [None] * count
@@ -73,7 +73,7 @@ def _call(node: Any, gradients: dict[int, Tensor]) -> list[Any]:
 
 
 def _fit(gradient: Tensor, meta: Any) -> Tensor:
-    """Sums over what was broadcast, and converts, as the engine does."""
+    """Sums a gradient over broadcast dimensions and converts it, as the engine does."""
     gradient = gradient.sum_to_size(meta.shape) if gradient.shape != meta.shape else gradient
     return gradient.to(meta.dtype) if gradient.dtype != meta.dtype else gradient
 

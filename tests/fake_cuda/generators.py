@@ -1,6 +1,6 @@
-"""Generators on a GPU. From one seed they draw other numbers than a CPU's generator, as real ones do.
+"""Generators on a GPU. Like real ones, they draw other numbers from a seed than a CPU's generator.
 
-tests/helpers/same_numbers.py gives both devices the same."""
+tests/helpers/same_numbers.py makes both devices draw the same."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tests.fake_cuda.machine import machine
 from tests.fake_cuda.streams import gpu_index
 
 CpuGenerator = torch.Generator
-OTHER_SEED = 0x5EED_5EED  # turns a seed into that of other numbers; a CPU's generator reads 32 bits of it
-TAIL = torch.frombuffer(bytearray(b"of a fake GPU..."), dtype=torch.uint8)  # makes its states differ from a CPU's
+OTHER_SEED = 0x5EED_5EED  # changes a seed, so other numbers are drawn; a CPU's generator reads 32 bits
+TAIL = torch.frombuffer(bytearray(b"of a fake GPU..."), dtype=torch.uint8)  # makes states differ from a CPU's
 
 
 class Generator(CpuGenerator):
-    """torch.Generator: on a CPU the real one, on a GPU this class."""
+    """Replaces torch.Generator: makes the real one on a CPU, and this class on a GPU."""
 
     _on: torch.device
 
@@ -68,7 +68,7 @@ defaults: list[Any] = []  # one per GPU
 
 
 def find(generator: CpuGenerator) -> Generator:
-    """Returns the GPU's generator that an operation was given: the dispatcher passes on another object of the same.
+    """Returns the GPU's generator that an operation was given, for which the dispatcher passes on another object.
 
     Raises RuntimeError for a generator of the CPU."""
     seed = generator.initial_seed()
@@ -87,14 +87,14 @@ def default_generator(device: Any = None) -> Any:
 
 
 class Draw:
-    """An operation that draws random numbers: at once, or in a graph at each launch."""
+    """An operation that draws random numbers: immediately, or in a graph at each launch."""
 
     def __init__(self, generator: Any, call: Callable[[], Any]):
         self.generator, self.call = generator, call
         self.values: Any = None
 
     def draw(self) -> Any:
-        """Returns new values, and moves the generator on."""
+        """Returns new values, and advances the generator."""
         before = torch.default_generator.get_state()
         torch.default_generator.set_state(self.generator.cpu_state())
         try:
@@ -106,8 +106,8 @@ class Draw:
 
 
 def check_registered(generator: Any, gpu: int) -> None:
-    """Raises RuntimeError for a generator that the graph being captured does not know (it knows the default one), and
-    for the default one once a capture has failed, until another one succeeds."""
+    """Raises RuntimeError for a generator that is not registered with the graph being captured (the default one always
+    is). After a failed capture it also raises for the default one, until another capture succeeds."""
     capture = machine().capture
     if not capture and generator is defaults[gpu] and machine().generators_are_capturing:
         raise RuntimeError("Offset increment outside graph capture encountered unexpectedly.")

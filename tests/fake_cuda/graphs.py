@@ -1,4 +1,4 @@
-"""CUDA graphs: a tape of the work that was enqueued while capturing, at the addresses that it had then."""
+"""CUDA graphs: a tape of the work that was enqueued during the capture, with the addresses of that time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _numbers = itertools.count(1)
 
 
 class Pool:
-    """Memory that the graphs of one pool share: what one of them has freed, the next one may overwrite."""
+    """Memory that the graphs of one pool share. A graph may overwrite what an earlier one has freed."""
 
     def __init__(self) -> None:
         self.id = (0, next(_numbers))
@@ -49,11 +49,11 @@ def release_pool(gpu: int, pool: tuple[int, int]) -> None:
 
 
 class Capture:
-    """A capture that is under way."""
+    """A capture in progress."""
 
     def __init__(self, queue: Queue, pool: Pool, generators: list[Any], thread: int | None):
         self.queue, self.pool, self.generators = queue, pool, generators
-        self.thread = thread  # Only its calls are captured. None: calls of all threads are.
+        self.thread = thread  # the only thread whose calls are captured; None: all threads
         self.tape: list[Work] = [partial(spoil, memory) for memory in pool.freed]
         pool.freed.clear()
         self.draws: list[Any] = []  # draws of random numbers, in order
@@ -70,7 +70,7 @@ class CUDAGraph:
         self._generators: list[Any] = []
         self._pool: Pool | None = None
         self._tape: list[Work] | None = None
-        self._gpu: int | None = None  # whose current stream a replay takes, as in PyTorch
+        self._gpu: int | None = None  # a replay takes its current stream, as in PyTorch
 
     def register_generator_state(self, generator: Any) -> None:
         self._generators.append(generator)

@@ -1,4 +1,4 @@
-"""The state of the fake machine: its GPUs, the order in which they work, and counts of what they were asked to do."""
+"""The state of the fake machine: its GPUs, the order in which they work, and counts of their work."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CAPACITY = 16 * 2**30  # bytes of each GPU
 
 @dataclass
 class Counts:
-    """Counts of what a program has asked of the GPUs.
+    """Counts of the work that a program has given to the GPUs.
 
     kernels: launches outside of graphs, by operation; captured: the same while capturing. graphs: launches of graphs.
     syncs: waits of the host, by reason. up, down: copies over the bus, by kind; up_bytes, down_bytes: their sizes.
@@ -42,7 +42,7 @@ class Counts:
         return self.since(Counts())
 
     def since(self, before: Counts) -> Counts:
-        """Returns what has been counted since a copy was made."""
+        """Returns the counts since a copy was made."""
         values: dict[str, Any] = {f.name: getattr(self, f.name) - getattr(before, f.name) for f in fields(self)}
         return Counts(**values)
 
@@ -68,7 +68,7 @@ class Machine:
         self.capture: Capture | None = None
         self.pinned: dict[int, int] = {}  # address -> bytes, of page-locked host memory
         self.registered: set[int] = set()  # the addresses among them that cudaHostRegister has pinned
-        self.num_collectives = 0  # NCCL collectives that are enqueued and have not run
+        self.num_collectives = 0  # NCCL collectives that are enqueued but have not run
         self.refuses_to_pin = False
         self.allocating_pools: set[tuple[int, int]] = set()  # pools of captures that have failed
         self.generators_are_capturing = False  # after a capture that has failed
@@ -95,7 +95,7 @@ def machine() -> Machine:
 
 @contextmanager
 def counting() -> Iterator[Counts]:
-    """Yields counts, which hold what happened within the block once it is left."""
+    """Yields counts of what happens within the block; they are filled when the block ends."""
     before, found = machine().counts.copy(), Counts()
     yield found
     for name, value in vars(machine().counts.since(before)).items():

@@ -1,4 +1,4 @@
-"""Memory of the GPUs, which is spoilt as soon as it is freed, and page-locked memory of the host."""
+"""Memory of the GPUs, which is spoiled as soon as it is freed, and page-locked memory of the host."""
 
 from __future__ import annotations
 
@@ -22,11 +22,10 @@ SPOILT_INTEGER = 113
 
 
 class Block:
-    """One allocation: freed with the last tensor that lies in it, then spoilt, in the order of its stream.
+    """An allocation, which is freed with the last tensor in it and then spoiled, in the order of its stream.
 
-    PyTorch gives freed memory to the next allocation on the same stream, so whatever still uses it on another stream,
-    or in a graph that was captured before, finds other values. Memory of a graph's pool is given to later allocations
-    in the same pool only."""
+    PyTorch reuses freed memory for the next allocation on the same stream, so work that still uses it on another
+    stream, or in an earlier graph, finds other values. Memory of a graph's pool is reused only in the same pool."""
 
     def __init__(self, memory: Tensor, gpu: int):
         self.memory, self.gpu = memory, machine().gpus[gpu]
@@ -44,21 +43,21 @@ class Block:
             if self.pool is not None and self.queue.capture is None:
                 self.pool.freed.append(memory)
                 return
-            for user in self.users:  # record_stream: not given away before these are done
+            for user in self.users:  # record_stream: these finish before the memory is reused
                 position = user.num_pushed
                 self.queue.push(partial(user.run_to, position))
             self.queue.push(lambda: spoil(memory))
 
 
 def spoil(memory: Tensor) -> None:
-    """Overwrites freed or fresh memory with values that will be noticed."""
+    """Overwrites freed or new memory with conspicuous values."""
     if memory.numel():
         dtype = memory.dtype
         memory.fill_(math.nan if dtype.is_floating_point else True if dtype == torch.bool else SPOILT_INTEGER)
 
 
 def allocate(shape: Iterable[int], stride: Iterable[int], dtype: torch.dtype) -> Tensor:
-    """Returns memory that holds remains of an earlier use."""
+    """Returns memory that holds leftovers of an earlier use."""
     with torch.inference_mode(False), torch.no_grad():
         memory = torch.empty_strided(tuple(shape), tuple(stride), dtype=dtype)
         spoil(memory)
@@ -74,12 +73,12 @@ def is_pinned(tensor: Tensor) -> bool:
 
 
 def pin(tensor: Tensor, device: Any = None) -> Tensor:
-    """torch.Tensor.pin_memory: returns a page-locked copy."""
+    """Replaces torch.Tensor.pin_memory: returns a page-locked copy."""
     return tensor if is_pinned(tensor) else lock(tensor.clone(memory_format=torch.contiguous_format))
 
 
 def lock(tensor: Tensor) -> Tensor:
-    """Locks the pages of a new tensor, as long as it exists."""
+    """Locks the pages of a new tensor for as long as it exists."""
     now, address = machine(), tensor.data_ptr()
     now.pinned[address] = max(1, tensor.nbytes)
     weakref.finalize(tensor.untyped_storage(), now.pinned.pop, address, None)

@@ -1,6 +1,6 @@
-"""NCCL, as a process group of Gloo: collectives of a GPU's tensors are work in the queue of the current stream.
+"""NCCL as a process group of Gloo. Collectives of a GPU's tensors are work in the queue of the current stream.
 
-A collective that a learner does not join keeps the GPU, and a host that waits for it, waiting for a day."""
+A collective that a learner does not join blocks the GPU, and a host that waits for it, for a day."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _collective(name: str) -> Any:
 
 
 _on_gpus: list[str] = []  # the backends of the default group that serve GPUs
-_group: list[Any] = []  # the backends that serve them here
+_group: list[Any] = []  # the groups that serve them here
 
 
 def _init_process_group(real: Any) -> Any:
@@ -58,7 +58,7 @@ def _init_process_group(real: Any) -> Any:
 
 @contextlib.contextmanager
 def over_gloo() -> Iterator[None]:
-    """Replaces the functions of torch.distributed that the learners use, for a block."""
+    """Replaces, for a block, the functions of torch.distributed that the learners use."""
     if not dist.is_available():
         yield
         return

@@ -1,4 +1,4 @@
-"""Puts the fake GPUs in the place of torch.cuda's, and takes them away again."""
+"""Replaces torch.cuda by the fake GPUs, and restores it."""
 
 from __future__ import annotations
 
@@ -123,20 +123,20 @@ PRIVATE: dict[str, Any] = {
 
 @contextlib.contextmanager
 def fake_gpus(num_gpus: int = 1, seed: int | None = None) -> Iterator[Machine]:
-    """Installs GPUs for a block, here and in processes that are started within it.
+    """Installs fake GPUs for a block, in this process and in those started within it.
 
-    seed: None: work happens as late as is legal; a number: in a random legal order."""
+    seed: of a random legal order of their work; None: as late as is legal."""
     inherited = f"{num_gpus},{'' if seed is None else seed}"
     path = os.pathsep.join([str(STARTUP), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     with contextlib.ExitStack() as stack:
         stack.enter_context(replaced(os.environ, {VARIABLE: inherited, "PYTHONPATH": path}))
-        sys.path.insert(0, str(STARTUP))  # learners get this process's own; some systems have a sitecustomize, too
+        sys.path.insert(0, str(STARTUP))  # learners get this process's path; some systems have another sitecustomize
         stack.callback(sys.path.remove, str(STARTUP))
         yield stack.enter_context(_installed(num_gpus, seed))
 
 
 def install_here(inherited: str) -> None:
-    """Installs GPUs in this process for good; inherited: the variable's value."""
+    """Installs fake GPUs in this process permanently; inherited: the variable's value."""
     num_gpus, seed = inherited.split(",")
     installed = _installed(int(num_gpus), int(seed) if seed else None)
     installed.__enter__()
@@ -178,7 +178,7 @@ def _installed(num_gpus: int, seed: int | None) -> Iterator[Machine]:
 
 @contextlib.contextmanager
 def replaced(names: Any, values: dict[str, Any], owner: Any = None) -> Iterator[None]:
-    """Sets names (of a mapping, or as attributes of owner) for a block."""
+    """Sets names in a mapping, or as attributes of `owner`, for a block."""
     before = {name: names.get(name) for name in values}
     present = {name for name in values if name in names}
 

@@ -1,6 +1,6 @@
 """Streams and events. A stream is a queue of work that runs as late as is legal, or in a random legal order.
 
-So a missing wait shows as wrong numbers: the work to wait for has not happened yet.
+A missing wait therefore shows as wrong numbers, since the work to wait for has not happened yet.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Work = Callable[[], object]
 
 
 class Queue:
-    """The work of one stream, in order. While it is captured, work goes onto the tape of the graph instead."""
+    """The work of one stream, in order. During a capture, new work goes onto the graph's tape instead."""
 
     def __init__(self, gpu: int, name: str):
         self.gpu, self.name = gpu, name
@@ -66,9 +66,9 @@ class Queue:
 
 
 def run_some() -> None:
-    """In random order: runs some of the work of a random stream."""
+    """Runs some of the work of a random stream, if the order is random."""
     order = machine().order
-    # A collective blocks this process until the others run theirs, so it runs where all of them wait for it.
+    # A collective blocks this process until the others run theirs, so it runs only where all of them wait for it.
     if order is None or machine().num_collectives or order.random() < 0.5:
         return
     queue = order.choice(machine().queues)
@@ -77,7 +77,7 @@ def run_some() -> None:
 
 
 def wait(reason: str, *queues: Queue, implicit: bool = False) -> None:
-    """Makes the host wait for some queues. Raises RuntimeError while capturing, and where implicit waits are errors."""
+    """Makes the host wait for some queues. Raises RuntimeError while capturing, or if implicit waits are errors."""
     now = machine()
     refuse_in_capture(reason)
     if implicit and now.sync_debug_mode == 2:
@@ -88,7 +88,7 @@ def wait(reason: str, *queues: Queue, implicit: bool = False) -> None:
 
 
 def refuse_in_capture(what: str) -> None:
-    """Raises RuntimeError during a capture in which this thread's calls count, which invalidates the capture."""
+    """Raises RuntimeError, and invalidates the capture, if this thread's calls are being captured."""
     if (capture := machine().capture) is not None and capture.thread in (None, threading.get_ident()):
         capture.is_valid = False
         raise RuntimeError(f"CUDA error: operation not permitted when stream is capturing ({what})")
@@ -171,7 +171,7 @@ class Event:
             self.at[0].run_to(self.at[1])
 
     def query(self) -> bool:
-        """Also lets time pass: who goes on asking learns at last that the work is done."""
+        """Lets time pass, too, so repeated queries finally find the work done."""
         refuse_in_capture("query")
         if self.at is None or self.at[0].num_done >= self.at[1]:
             return True
@@ -190,7 +190,7 @@ class Event:
 
 
 class stream:  # noqa: N801
-    """torch.cuda.stream: makes a stream the current one, and its device as well."""
+    """Replaces torch.cuda.stream: makes a stream and its device the current ones."""
 
     def __init__(self, stream: Stream | None):
         self.stream = stream
@@ -223,7 +223,7 @@ def synchronize(device: Any = None) -> None:
 
 
 def gpu_index(device: Any) -> int:
-    """Returns a GPU's number. Raises RuntimeError for one that is not there."""
+    """Returns a GPU's number. Raises RuntimeError for a GPU that does not exist."""
     now = machine()
     if device is None:
         return now.device

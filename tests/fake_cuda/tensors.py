@@ -1,7 +1,7 @@
-"""Tensors that say cuda:0 and lie in the CPU's memory, and what happens when an operation is called on them.
+"""Tensors that claim to be on cuda:0 but lie in the CPU's memory, and the operations on them.
 
-Each operation becomes work in the queue of the current stream; what it returns is memory whose contents come later.
-Views are made at once. What makes a real GPU wait (`item`, `nonzero`, copies to the host) does so here. Operations on
+Each operation becomes work in the queue of the current stream, and returns memory whose contents come later. Views are
+made at once. Operations that wait for a real GPU (`item`, `nonzero`, copies to the host) also wait here. Operations on
 tensors of several devices, floating-point `cumsum` in deterministic mode, copies from pageable memory while capturing
 and the like raise what PyTorch raises.
 """
@@ -20,7 +20,7 @@ from tests.fake_cuda.machine import machine
 from tests.fake_cuda.memory import Block, allocate, is_pinned, lock
 from tests.fake_cuda.streams import Stream, current_queue, gpu_index, refuse_in_capture, wait
 
-# Operations whose results have a size, or are a number, that depends on values.
+# Operations whose results are numbers, or have a size that depends on values.
 WAITING = {
     "aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::equal", "aten::is_nonzero",
     "aten::item", "aten::_unique2", "aten::unique_dim", "aten::unique_consecutive", "aten::bincount",
@@ -46,7 +46,7 @@ UNKNOWN = {
 
 
 class GpuTensor(Tensor):
-    """A tensor on a GPU. inner: its values, on the CPU, in order of the GPU's work; block: the allocation it is in."""
+    """A tensor on a GPU. inner: its values on the CPU, in order of the GPU's work; block: its allocation."""
 
     inner: Tensor  # type: ignore[assignment]  # sparse tensors have a method of this name
     block: Block
@@ -71,7 +71,7 @@ class GpuTensor(Tensor):
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return dispatch(func, args, kwargs or {})
 
-    # Functions that do not come through the dispatcher:
+    # Functions that bypass the dispatcher:
 
     @property
     def data(self) -> Tensor:
@@ -122,12 +122,12 @@ class GpuTensor(Tensor):
         return memo[id(self)]  # type: ignore[no-any-return]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Saves values; they are loaded as a tensor on the CPU, as with map_location."""
+        """Saves the values, which are loaded as a tensor on the CPU, as with map_location."""
         return self.detach().cpu().__reduce_ex__(protocol)
 
 
 class GpuMode(TorchDispatchMode):
-    """Sends operations without a GPU tensor to `dispatch` as well: they may make one."""
+    """Also sends operations without a GPU tensor to `dispatch`, as they may make one."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -210,7 +210,7 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def wrap(inner: Tensor, gpu: int) -> GpuTensor:
-    """Returns a tensor in memory of its own."""
+    """Returns a tensor that is a new allocation."""
     return GpuTensor(inner, Block(inner, gpu))
 
 
@@ -321,7 +321,7 @@ def _view(func: Any, args: Any, kwargs: Any, on_gpu: list[GpuTensor]) -> Any:
 
 
 def _allocate_result(func: Any, args: Any, kwargs: Any) -> Any:
-    """Returns memory for what the operation returns, nested alike."""
+    """Allocates memory for the operation's results, nested like them."""
     return _map_result(lambda meta: allocate(meta.shape, meta.stride(), meta.dtype), _shapes(func, args, kwargs))
 
 
@@ -357,7 +357,7 @@ def _written(operation: _Operation, args: Any, kwargs: Any) -> Any:
 def _draw(
     func: Any, operation: _Operation, args: Any, inner_args: Any, inner_kwargs: Any, kwargs: Any, gpu: int
 ) -> Any:
-    """Draws random numbers now, or when the graph is launched; they are written when the stream gets there."""
+    """Draws random numbers now, or when the graph is launched; writes them when the stream gets there."""
     generator = kwargs.get("generator") or next((x for x in args if isinstance(x, torch.Generator)), None)
     generator = find(generator) if generator is not None else default_generator(gpu)
     check_registered(generator, gpu)
@@ -387,7 +387,7 @@ def _values(draw: Draw, gpu: int) -> Callable[[], Any]:
 
 
 def _dropout(func: Any, generator: Any, arguments: list[Any], gpu: int) -> Any:
-    """Draws the mask of a dropout from the shape alone; it is applied when the stream gets there."""
+    """Draws the mask of a dropout from the shape alone; applies it when the stream gets there."""
     if func._schema.name != "aten::native_dropout":
         raise NotImplementedError(f"{func} on the fake GPU")
     x, probability, *_ = arguments
@@ -437,7 +437,7 @@ def _upload(target: Tensor, source: Tensor, non_blocking: bool, gpu: int) -> Non
     counts, queue = machine().counts, current_queue(gpu)
     contiguous = _is_one_piece(source)
     if source.dtype != target.dtype or not contiguous or not _is_one_piece(target):
-        # PyTorch converts, or packs, on one side or the other: an additional kernel, or a copy on the host.
+        # PyTorch converts or packs on one side, by an additional kernel or by a copy on the host.
         counts.up["converted or strided"] += 1
         if not contiguous:
             source = source.contiguous()
@@ -488,7 +488,7 @@ def _to_copy(func: Any, x: Tensor, **options: Any) -> Tensor:
     if target.type == "cpu":
         memory = torch.empty_strided(shape, stride, dtype=dtype)
         if non_blocking:
-            lock(memory)  # as PyTorch does: what reads it must wait for it
+            lock(memory)  # as PyTorch does: whatever reads it must wait for it
         _download(memory, _inner(x), non_blocking, x.block.gpu.index)  # type: ignore[attr-defined]
         return memory
     if target.type != "cuda":
@@ -498,7 +498,7 @@ def _to_copy(func: Any, x: Tensor, **options: Any) -> Tensor:
 
 
 def _foreach_copy(func: Any, targets: list[Tensor], sources: list[Tensor], non_blocking: bool = False) -> None:
-    """One launch if all lie in one piece on one GPU and have one dtype; otherwise copies them one by one."""
+    """Copies in one launch if all lie in one piece on one GPU and have one dtype; otherwise copies one by one."""
     everything = [*targets, *sources]
     alike = all(isinstance(x, GpuTensor) and x.dtype == targets[0].dtype and _is_one_piece(x) for x in everything)
     alike = alike and all(t.stride() == s.stride() for t, s in zip(targets, sources, strict=True))

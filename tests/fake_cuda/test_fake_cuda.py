@@ -1,4 +1,4 @@
-"""Tests that the fake GPU does what CUDA and PyTorch document, and shows what goes wrong."""
+"""Tests that the fake GPU does what CUDA and PyTorch document, and exposes mistakes."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -105,7 +105,7 @@ def test_a_random_order_is_legal_and_not_always_the_latest() -> None:
 
 @pytest.mark.parametrize("is_recorded", [False, True])
 def test_freed_memory_is_spoilt_in_the_order_of_its_stream(is_recorded: bool) -> None:
-    """Another stream may no longer read what was freed meanwhile, unless `record_stream` has named it."""
+    """Another stream may not read memory that was freed meanwhile, unless `record_stream` has named the stream."""
     other, x = side_stream(), torch.ones(4, device=GPU)
     other.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(other):
@@ -168,7 +168,7 @@ def test_memory_within_a_graph_is_given_away() -> None:
     graph.replay()
     assert kept.tolist() == [2] * 3 and result.tolist() == [12] * 3 and inner[0].isnan().all()
     _, other = captured(lambda: x + 5, pool=graph.pool())
-    del kept, result  # and what another graph of the pool gets, it may overwrite
+    del kept, result  # another graph of the pool may overwrite their memory
     last, _ = captured(lambda: x + 6, pool=graph.pool())
     last.replay()
     torch.cuda.synchronize()

@@ -1,1 +1,1 @@
-"""Faults that are planted into the program, to see which of them the tests of `make test` catch (see README.md)."""
+"""Faults to plant into the program, which show what the tests of `make test` catch (see README.md)."""

@@ -2,11 +2,11 @@
 
     python tests/faults/plant.py [NAME ...]     areas or faults; all by default
 
-Each list beside this file (an area) has faults, each of which replaces one passage of one file. A fault is planted into
-a copy of the checkout, where tests are run until one fails: the one that caught it last time, then the nearest
-tests (those that the list names), then all others that are not slow. Each result goes to results.json and README.md
-at once. A fault that has a result is not run again, unless the fault, its file, or the tests have changed.
-`make test` must pass beforehand: a test that fails by itself would count as catching everything."""
+Each list in this folder (an area) has faults, each of which replaces one passage of one file. A fault is planted into a
+copy of the checkout, where tests run until one fails: first the one that caught it last time, then the nearest tests
+(those that the list names), then all others that are not slow. Each result goes to results.json and README.md at once.
+A fault that has a result is not run again, unless the fault, its file, or the tests have changed. `make test` must pass
+beforehand, as a test that fails by itself would count as catching everything."""
 
 import argparse
 import hashlib
@@ -36,7 +36,7 @@ NOT_FOUND, NONE_CHOSEN = 4, 5  # pytest's exit status
 # Forks a process for each run after it has imported the slow packages, in which no fault is planted.
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(["torch._dynamo", "torch.distributed", "gymnasium", "ale_py", "pytest"])
-# The code of that process is a text, since a function would be imported from the checkout without the fault.
+# The code of that process is a string, since a function would be imported from the checkout without the fault.
 PYTEST = """
 import json, os, sys
 os.chdir(checkout)
@@ -79,7 +79,7 @@ class Fault:
         return f"{self.area}: {self.name}"
 
     def apply(self) -> str:
-        """Returns the file's text with the fault. Raises ValueError if it does not apply, or does not compile."""
+        """Returns the file's text with the fault. Raises ValueError or SyntaxError if it does not apply or compile."""
         text = (ROOT / self.file).read_text()
         if (count := text.count(self.old)) != 1:
             raise ValueError(f"{self.key}: its passage occurs {count} times in {self.file}, not once")
@@ -167,7 +167,7 @@ def read_results() -> dict[str, Result]:
 
 
 def write_results(faults: Sequence[Fault], results: dict[str, Result]) -> None:
-    """Writes the results of all these faults and their tables."""
+    """Writes the results of all these faults, and their tables."""
     kept = {fault.key: results[fault.key] for fault in faults if fault.key in results}
     new = RESULTS.with_suffix(".new")  # another command may read the results meanwhile
     new.write_text(json.dumps(kept, indent=1) + "\n")

@@ -1,4 +1,4 @@
-"""The lists of faults fit today's program, and the table fits the results."""
+"""The lists of faults fit the current program, and the tables fit the results."""
 
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ def test_a_passage_that_has_moved_is_named() -> None:
 
 
 def test_the_table_is_that_of_the_results() -> None:
-    """The README's tables are those of the lists and results."""
+    """The README's tables show the lists and their results."""
     assert plant.README.read_text().endswith(plant.TABLES + plant.tables(FAULTS, plant.read_results()))
 
 

@@ -11,7 +11,7 @@ from tests.helpers.eventful import EventfulEnv
 
 
 class AgentEnv(EventfulEnv):
-    """One environment as an agent has it: always stepping, and replaced by another one when it fails."""
+    """An agent's environment, which always steps and is replaced by another one when it fails."""
 
     def play(self, num_steps: int) -> None:
         if not self.rows:
@@ -25,7 +25,7 @@ class AgentEnv(EventfulEnv):
                 self.pause()
 
     def without_last_step(self) -> "AgentEnv":
-        """Returns the same history, but for the newest step: what the agent's replay can draw from."""
+        """Returns the history without the newest step, as the agent's replay can draw from it."""
         rows, ages, resets, steps = self.rows[:-1], self.ages[:-1], self.resets[:-1], self.steps[:-1]
         return replace(self, rows=rows, ages=ages, resets=resets, steps=steps)
 
@@ -34,7 +34,7 @@ class AgentEnv(EventfulEnv):
 
 
 def append(replay: AgentReplay, env: AgentEnv, start: int, stop: int) -> None:
-    """Appends steps from arrays that the next step changes, as an agent's do."""
+    """Appends steps from arrays that the next step overwrites, as an agent does."""
     row, last_row = (np.zeros(env.spec.row_shape, env.spec.row_dtype) for _ in range(2))
     for t in range(start, stop):
         step = env.steps[t]
@@ -45,6 +45,6 @@ def append(replay: AgentReplay, env: AgentEnv, start: int, stop: int) -> None:
 
 
 def make_slots(spec: EnvSpec, config: AgentReplayConfig, count: int = 1) -> dict[str, Array]:
-    """Returns slots that hold remains of an earlier use."""
+    """Returns slots that hold leftovers of an earlier use."""
     layout = auxiliary_layout(spec, config)
     return {name: np.full((count, *shape), 2, dtype) for name, (shape, dtype) in layout.items()}

@@ -16,23 +16,23 @@ EVENTS = ("lost life", "game over", "cut", "game over and cut", "failure")
 
 @dataclass
 class EventfulEnv(Env):
-    """Loses lives, ends games, is cut, fails, and is replaced between two rollouts.
+    """An environment that loses lives, ends games, is cut, fails, and is replaced between two rollouts.
 
-    After a failure it stands still until the next rollout, as after a game if it waits."""
+    After a failure it stands still until the next rollout. If it `waits`, it also does so after a game."""
 
     waits: bool = False
     largest_reward: int = 1
     is_still: bool = False
 
     def pause(self) -> None:
-        """Passes from one rollout to the next: the newest row may become another one."""
+        """Passes from one rollout to the next, where the newest row may be replaced."""
         if self.rows and not self.is_still and self.rng.random() < 0.9:
             return
         if self.rows:  # a new game, or another environment, takes its place
             for rows in (self.rows, self.ages, self.resets):
                 rows.pop()
         if self.steps and not self.has_ended(len(self.steps) - 1):
-            self.steps[-1]["valid"] = False  # nobody knows what it led to
+            self.steps[-1]["valid"] = False  # its outcome is unknown
         self.start()
         self.is_still = False
 
@@ -89,7 +89,7 @@ def play(envs: list[EventfulEnv], horizon: int, spec: EnvSpec) -> Rollout:
 
 
 class ListReplay:
-    """Goes through the steps of one environment, one by one."""
+    """A replay of one environment that goes through the steps one by one."""
 
     def __init__(self, env: EventfulEnv, size: int, length: int):
         self.env, self.length = env, length

@@ -28,5 +28,5 @@ class FakeKernel:
 
 
 def use_fake_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes launches on the fake GPU possible."""
+    """Enables launches on the fake GPU."""
     monkeypatch.setattr(driver, "load", FakeKernel)

@@ -1,6 +1,6 @@
-"""Processes that are forked from the tests' own one, which has imported everything, instead of being started anew.
+"""Processes that are forked from the test process, which has imported everything, instead of being started anew.
 
-Each saves a third of a second of imports. A fork keeps none of the tests' descriptors, log handlers and environment."""
+Each saves a third of a second of imports. A fork keeps none of the tests' descriptors, log handlers or environment."""
 
 import contextlib
 import gc
@@ -24,7 +24,7 @@ from tests.helpers.processes import SIMULATORS
 
 
 class ForkedProcess:
-    """Runs main() where subprocess.Popen would run `python -P -m module ...`; has what is needed of that here."""
+    """Runs main() where subprocess.Popen would run `python -P -m module ...`; has the interface that is used here."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class ForkedProcess:
         return None, None
 
     def poll(self) -> int | None:
-        """Returns the exit status, minus the signal that killed it; None while it lives."""
+        """Returns the exit status, the negative number of the signal that killed it, or None while it lives."""
         if self.returncode is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             self.returncode = os.waitstatus_to_exitcode(status) if pid else None
@@ -91,7 +91,7 @@ class ForkedProcess:
 
 
 def _run(main: Callable[[], None], arguments: Sequence[str], fds: set[int], env: dict[str, str]) -> None:
-    """Does the work of a new process, and ends it."""
+    """Runs main() as a new process would, and ends this one."""
     status = 1
     try:
         gc.freeze()  # garbage must not close descriptors that it no longer owns
@@ -118,7 +118,7 @@ def _run(main: Callable[[], None], arguments: Sequence[str], fds: set[int], env:
 
 
 def forking(word: str, main: Callable[[], None]) -> Any:
-    """Returns a stand-in for the module subprocess: processes with this word in their command run main() instead."""
+    """Returns a substitute for the module subprocess: processes with this word in their command run main()."""
 
     def popen(command: Sequence[str], **options: Any) -> Any:
         return ForkedProcess(main, command, **options) if word in command else subprocess.Popen(command, **options)
@@ -131,7 +131,7 @@ _FORKING_PROBE = forking(probe.__name__, probe._main)
 
 
 def probe_spec(env: EnvConfig, timeout_s: float = 60.0, is_timed: bool = False) -> EnvSpec:
-    """Does what `accel_rl.envs.probe.probe_spec` does, in a fork of this process."""
+    """Runs `accel_rl.envs.probe.probe_spec` with a fork of this process."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(spawning, "subprocess", _FORKING_PROBE)
         return probe.probe_spec(env, timeout_s, is_timed)

@@ -1,4 +1,4 @@
-"""A policy whose layers have prepared all weights they can, and checks that it acts by its present parameters."""
+"""A policy whose layers have prepared all weights they can, and checks that it acts by its current parameters."""
 
 from copy import deepcopy
 from typing import Any
@@ -19,7 +19,7 @@ def make_policy(seed: int = 0) -> ActorCritic:
 
 
 def evaluate(policy: Any) -> list[Tensor]:
-    """Returns what the policy computes in both precisions and all three modes: this prepares all that it can."""
+    """Returns the policy's results in both precisions and all three modes, which prepares all weights that it can."""
     found = []
     for policy.bf16 in (False, True):
         found += outputs(policy, IMAGE)
@@ -32,7 +32,7 @@ def evaluate(policy: Any) -> list[Tensor]:
 
 
 def assert_fresh(policy: Any, before: list[Tensor]) -> list[Tensor]:
-    """Asserts that all results have changed, and that they are those of the parameters as they are."""
+    """Asserts that all results have changed, and that they are those of the current parameters."""
     found = evaluate(policy)
     for index, (now, then) in enumerate(zip(found, before, strict=True)):
         assert error(now, then) > 0.02, f"result {index} has not changed"
@@ -40,7 +40,7 @@ def assert_fresh(policy: Any, before: list[Tensor]) -> list[Tensor]:
 
 
 def assert_current(policy: Any, found: list[Tensor]) -> list[Tensor]:
-    """Asserts that results are those of a copy that has nothing prepared, and close to plain PyTorch's."""
+    """Asserts that results equal those of a copy without prepared weights, and are close to plain PyTorch's."""
     for index, (now, fresh) in enumerate(zip(found, evaluate(deepcopy(policy)), strict=True)):
         torch.testing.assert_close(now, fresh, rtol=1e-5, atol=1e-5, msg=f"result {index} is stale")
     for now, expected in zip(found[:2], outputs(plain(policy), IMAGE), strict=True):

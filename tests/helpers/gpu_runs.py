@@ -14,9 +14,9 @@ from accel_rl.training.build import build_algo
 def assert_learned_alike(settings: dict[str, Any], there: Path, here: Path, tolerance: float) -> None:
     """Asserts that two runs with these settings, on GPUs and on the CPU, have made the same updates.
 
-    tolerance: of each parameter, on the fake GPU, which has the CPU's kernels. Other kernels add in other orders, and
-    a ReLU that rounding switches changes more: on a real GPU, what all updates have changed is compared as by `accel-rl
-    doctor --gpu`."""
+    tolerance: for each parameter on the fake GPU, which has the CPU's kernels. A real GPU's kernels add in other
+    orders, and a ReLU that rounding switches changes more, so the change by all updates is compared there, as by
+    `accel-rl doctor --gpu`."""
     found, expected = (checkpoint.load(run / "checkpoint.pt")["policy"] for run in (there, here))
     if torch.cuda.get_device_name(0).startswith("fake GPU"):
         for name, value in expected.items():

@@ -30,16 +30,16 @@ def build_topology(
     chosen: str = "all",
     group: str = "job",
 ) -> CpuTopology:
-    """A machine under root: its cores as lists of siblings, of which nodes, and what of it this process may use.
+    """Builds a machine under root from its cores (lists of siblings), its nodes, and what this process may use.
 
-    quota: of the control group at the top of the path that this process is in."""
+    quota: of the topmost control group on this process's path."""
     online = ",".join(cores)
     cpus = "sys/devices/system/cpu"
     files = {f"{cpus}/cpu{cpu}/topology/thread_siblings_list": core for core in cores for cpu in parse_cpus(core)}
     files |= {f"sys/devices/system/node/node{node}/cpulist": text for node, text in enumerate(nodes or [])}
     files |= {f"{cpus}/online": online, "proc/self/cgroup": f"0::/{group}"}
     limit = "max" if quota is None else f"{quota * 100_000:.0f}"
-    shutil.rmtree(root / "sys", ignore_errors=True)  # a test may build one after the other
+    shutil.rmtree(root / "sys", ignore_errors=True)  # a test may build several, one after another
     write(root, {**files, f"sys/fs/cgroup/{group.split('/')[0]}/cpu.max": f"{limit} 100000"})
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(parse_cpus(allowed or online)), raising=False)
     monkeypatch.setattr(os, "sched_setaffinity", None, raising=False)

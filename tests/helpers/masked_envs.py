@@ -18,7 +18,7 @@ OBSERVATIONS: dict[str, spaces.Space[Any]] = {
 
 
 class Masked(gymnasium.Env[Any, Any]):
-    """Allows some actions of each choice, drawn anew at each step, half of them on average and never none.
+    """Allows some actions of each choice, drawn anew at each step: half of them on average, and at least one.
 
     sources: where masks are; all but the first of SOURCES among them are wrong. nvec: numbers of actions; one number:
     Discrete, with this start. as_parts: masks are a tuple of arrays, one for each choice. seen: a key of OBSERVATIONS.
@@ -94,7 +94,7 @@ class Masked(gymnasium.Env[Any, Any]):
 
 
 class MaskedBox(Masked):
-    """Has Box actions, for which there is no mask."""
+    """An environment that has masks although its actions are a Box."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ class MaskedBox(Masked):
 
 
 class Strict(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Raises where an action is taken that info's mask does not allow, as Taxi itself does not."""
+    """Raises at an action that info's mask does not allow, which Taxi itself does not do."""
 
     def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
         observation, info = self.env.reset(**options)

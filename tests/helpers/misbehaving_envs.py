@@ -1,4 +1,4 @@
-"""Environments that misbehave at one step and are like any other until then. Nothing here imports torch."""
+"""Environments that misbehave at one step, and behave well until then. Nothing here imports torch."""
 
 import contextlib
 import itertools
@@ -19,7 +19,7 @@ FLOOD = "all work and no play makes a dull log\n" * 30_000  # 1 MB
 
 
 class Misbehaving(Counting):
-    """Counting that does the deed of this name at step 5 of its first game; or when it is closed after a step."""
+    """Counting that does the deed of this name at step 5 of its first game, or when it is closed after a step."""
 
     def __init__(self, deed: str):
         super().__init__(lengths=[0])

@@ -6,6 +6,6 @@ from accel_rl.envs.spec import Outcome
 
 
 def comparable(outcome: Outcome) -> tuple[Any, ...]:
-    """The outcome with the bytes of its last frame."""
+    """Returns the outcome with the bytes of its last frame."""
     last_frame = outcome.last_frame
     return *outcome[:5], None if last_frame is None else last_frame.tobytes()

@@ -14,7 +14,7 @@ from accel_rl.models.q_network import QNetwork
 
 
 class Plain(nn.Module):
-    """Calls PyTorch's layer as ours are called; of_bytes: on images that are divided by 255."""
+    """A layer of PyTorch's that is called like ours; of_bytes: with images divided by 255."""
 
     def __init__(self, layer: nn.Module, of_bytes: bool):
         super().__init__()
@@ -36,7 +36,7 @@ def plain(network: Any) -> Any:
 
 
 def plain_layer(layer: Conv2d | Linear) -> nn.Module:
-    """Returns the same layer as PyTorch's."""
+    """Returns PyTorch's version of the layer."""
     same: nn.Module
     if isinstance(layer, Linear):
         same = nn.Linear(layer.in_features, layer.out_features, layer.bias is not None)
@@ -81,7 +81,7 @@ def pixels(*shape: int, action: Any = None, frame_stack: int = 0) -> EnvSpec:
 
 
 def disturbed(network: Any, seed: int = 0) -> Any:
-    """Adds noise to all parameters: biases that are no longer zero, heads that are no longer small."""
+    """Adds noise to all parameters, so that biases are not zero and heads are not small."""
     torch.manual_seed(seed)
     with torch.no_grad():
         for parameter in network.parameters():
@@ -97,7 +97,7 @@ def error(found: Tensor, expected: Tensor) -> float:
 
 
 def outputs(policy: Any, *arguments: Any) -> list[Tensor]:
-    """Returns all that a policy computes before it chooses, as it does when it acts."""
+    """Returns everything that an acting policy computes before it chooses."""
     with torch.inference_mode():
         if isinstance(policy, QNetwork):
             return [policy(arguments[0])]
@@ -105,9 +105,9 @@ def outputs(policy: Any, *arguments: Any) -> list[Tensor]:
 
 
 def assert_acts_as_plain(policy: Any, *arguments: Any) -> None:
-    """Asserts that float32 is equal but for rounding, and that bfloat16 is about as far away as PyTorch's bfloat16.
+    """Asserts that float32 equals plain PyTorch's up to rounding, and that bfloat16 has about PyTorch's error.
 
-    Errors of few outputs are by chance; tests/models/test_gradients.py compares those of many numbers."""
+    Errors of a few outputs vary by chance; tests/models/test_gradients.py compares those of many numbers."""
     reference = plain(policy)
     policy.bf16 = reference.bf16 = False
     expected = outputs(reference, *arguments)

@@ -18,7 +18,7 @@ import psutil
 MARKER = "ACCEL_RL_TEST"  # an environment variable that every descendant inherits
 TINY = ["--envs", 4, "--workers", 2, "--eval-interval-steps", 0, "--no-tensorboard", "--no-report", "--device", "cpu"]
 TINY += ["--sampling-threads", 1, "--learning-threads", 1]  # the machine may be busy
-SIMULATORS = "accel_rl.envs.batches.batch_simulator:prepare"  # preparation of the process that starts simulators
+SIMULATORS = "accel_rl.envs.batches.batch_simulator:prepare"  # prepares the process that starts simulators
 
 TIMEOUT_S = 60.0  # the limit of every wait; nothing takes that long
 
@@ -33,7 +33,7 @@ def as_flags(settings: dict[str, Any]) -> list[str]:
 
 
 def words_of(process: psutil.Process) -> list[str]:
-    """Returns the words of a process's command; none where it has ended, or is another user's."""
+    """Returns the words of a process's command; none if it has ended or is another user's."""
     with contextlib.suppress(psutil.Error):
         return process.cmdline()
     return []
@@ -48,15 +48,15 @@ class Result:
     err: str
 
     def assert_one_line(self, status: int) -> None:
-        """Checks for the exit status, and for one line of error message without a traceback."""
+        """Checks the exit status, and that the error is one line without a traceback."""
         assert self.status == status, self.err
         assert self.err.count("\n") == 1 and self.err.startswith("accel-rl: "), self.err
 
 
 class Command:
-    """Runs `python -m accel_rl ...`, or another script, in a process of its own.
+    """Runs `python -m accel_rl ...`, or another script, in a separate process.
 
-    conftest.py kills what a test that has failed leaves running."""
+    conftest.py kills commands that a failed test leaves running."""
 
     unfinished: ClassVar[list["Command"]] = []
 
@@ -89,7 +89,7 @@ class Command:
         )
 
     def descendants(self) -> list[psutil.Process]:
-        """Returns all processes that this command has started and that are alive, even if their parent is dead."""
+        """Returns all living processes that this command has started, even if their parent is dead."""
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
@@ -98,7 +98,7 @@ class Command:
         return found
 
     def learners(self) -> list[psutil.Process]:
-        """Returns the learners' processes where there are several, by rank."""
+        """Returns the processes of several learners, by rank."""
         return sorted(self._forked_by("accel_rl.distributed.learner_process:main"), key=lambda process: process.pid)
 
     def workers(self) -> list[psutil.Process]:
@@ -111,7 +111,7 @@ class Command:
         return [process for process in found if process.ppid() in [launcher.pid for launcher in found]]
 
     def wait_for(self, condition: Callable[[], Any], timeout_s: float = TIMEOUT_S) -> Any:
-        """Waits until condition() is true, and returns it. Fails if the command ends before."""
+        """Waits until condition() is true, and returns its value. Fails if the command ends first."""
         deadline = time.monotonic() + timeout_s
         while not (answer := condition()):
             if self.process.poll() is not None or time.monotonic() > deadline:
@@ -142,7 +142,7 @@ class Command:
         return str(file.read())
 
     def kill(self) -> None:
-        """Ends the command and all that it has started."""
+        """Ends the command and everything that it has started."""
         if self in self.unfinished:
             self.unfinished.remove(self)
         for process in self.descendants():
@@ -158,5 +158,5 @@ def run(*arguments: Any, cwd: Path | None = None, script: Path | None = None, wi
 
 
 def _shm() -> set[str]:
-    """Returns the names of shared memory; a folder there is somebody's scratch."""
+    """Returns the names of shared-memory files; folders there belong to other programs."""
     return {path.name for path in Path("/dev/shm").glob("*") if path.is_file()}

@@ -20,7 +20,7 @@ PARTS = EnvSpec(
 def random_rollout(
     spec: EnvSpec, policy: Any, horizon: int, num_envs: int, seed: int, num_truncated: int = 0, first_step: int = 0
 ) -> Rollout:
-    """Returns a rollout as a sampler might give it, on the CPU; of a Q-network with a value at most."""
+    """Returns a rollout on the CPU as a sampler might give it; a Q-network's has at most a value."""
     generator = torch.Generator().manual_seed(seed)
     T, B, history = horizon, num_envs, max(spec.frame_stack - 1, 0)
 

@@ -5,5 +5,5 @@ from accel_rl.updates.recording import Recording, replay
 
 
 def replayed(recording: Recording) -> RunCode:
-    """Returns what machine code of a recording does, by PyTorch's operations. Its results are views of nothing."""
+    """Returns a function that does what a recording's machine code does, by PyTorch's operations; it returns copies."""
     return lambda bases, arguments: [result.clone() for result in replay(recording.program, bases, arguments)]

@@ -1,4 +1,4 @@
-"""Makes GPUs compute the same numbers as the CPU, in processes that a test starts, too."""
+"""Makes GPUs compute the same numbers as the CPU, also in processes that a test starts."""
 
 import contextlib
 import os
@@ -24,7 +24,7 @@ def same_numbers() -> Iterator[None]:
 
 
 def install_same_numbers() -> None:
-    """Does the same for the rest of this process."""
+    """Does the same as `same_numbers`, for the rest of this process."""
     _forever.enter_context(exact_float32())
     _forever.enter_context(CpuRandomNumbers())
 

@@ -1,4 +1,4 @@
-"""Policies, comparisons and set-ups that several tests of samplers use."""
+"""Policies, comparisons and setups that several tests of samplers use."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -89,7 +89,7 @@ def closing(*samplers: Any) -> Iterator[None]:
 
 
 def use_gpu_server(sampler: Any, device: torch.device | str = "cpu", graphs: bool = True) -> Any:
-    """Lets the server of a GPU choose the sampler's actions; it works on the CPU, too."""
+    """Makes a GPU's action server choose the sampler's actions; it works on the CPU, too."""
     shares = isinstance(sampler, AlternatingSampler)
     sampler._server = GpuActionServer(
         sampler.spec,
@@ -107,7 +107,7 @@ KINDS = ("serial", "alternating", "device")
 
 
 def make_kind(kind: str, env: EnvConfig, config: SamplerConfig, policy: Any = None, **batch: Any) -> Any:
-    """Returns a sampler: serial, alternating, or device: an alternating one with a GPU's server on the CPU."""
+    """Returns a sampler: serial, alternating, or device (an alternating one with a GPU's server on the CPU)."""
     sampler = make(SerialSampler if kind == "serial" else AlternatingSampler, env, config, policy, **batch)
     return use_gpu_server(sampler) if kind == "device" else sampler
 

@@ -12,7 +12,7 @@ from tests.helpers.random_rollouts import random_rollout
 
 
 class Segment(NamedTuple):
-    """num_steps steps; ends: "cut" (its episode goes on), "terminated", "truncated", or "both" of these at once."""
+    """A segment of num_steps steps; ends: "cut" (its episode goes on), "terminated", "truncated", or "both" at once."""
 
     num_steps: int
     ends: str
@@ -41,8 +41,8 @@ def merged(
     garbage: float | None = 1e6,
     min_age: int = 0,
 ) -> Rollout:
-    """Returns a rollout [HORIZON, num_columns] of these segments and padding; garbage: what is in its floats where
-    nothing is valid, None: what `alone` needs. Bootstrap values are the policy's own."""
+    """Returns a rollout [HORIZON, num_columns] of these segments and padding, with the policy's bootstrap values.
+    garbage: fills the floats of invalid steps; None: leaves them as `alone` needs them."""
     T, C = HORIZON, num_columns
     rollout = random_rollout(spec, policy, T, len(segments), seed)
     junk = random_rollout(spec, policy, T, C - len(segments), seed + 1) if C > len(segments) else None
@@ -70,8 +70,7 @@ def merged(
 
 
 def alone(rollout: Rollout, column: int) -> Rollout:
-    """Returns one segment as the rollout of one environment that an ordinary sampler would give; rollout: merged
-    without garbage."""
+    """Returns one segment as an ordinary sampler's rollout of one environment; rollout: merged without garbage."""
     T = int(rollout.valid[:, column].sum())
     inputs = rollout.recurrent_inputs
     rows = rollout.observation_rows[: T + 1 + max(rollout.frame_stack - 1, 0), column : column + 1]
@@ -96,7 +95,7 @@ def alone(rollout: Rollout, column: int) -> Rollout:
 
 
 def _following_value(policy: Any, rollout: Rollout, column: int) -> Tensor:
-    """Returns the value of the row behind a segment; behind the end of an episode its game is still the same."""
+    """Returns the value of the row after a segment; after the end of an episode, it belongs to the same game."""
     T = int(rollout.valid[:, column].sum())
     observation, inputs = rollout.observations(T, T + 1)[0, column : column + 1], rollout.recurrent_inputs
     if inputs is not None:
@@ -124,14 +123,14 @@ def _widened(rollout: Rollout, padding: Rollout) -> Rollout:
 
 
 def _spoil(rollout: Rollout, garbage: float) -> None:
-    """Fills all floats of steps that are not valid, and flags, with what they must not be taken for."""
+    """Fills all floats of invalid steps with garbage, which shows if it is used."""
     invalid = ~rollout.valid
     rollout.reward[invalid] = garbage
     rollout.policy_outputs["value"][invalid] = -garbage
     sign = torch.tensor([1.0, -1.0]).repeat(rollout.policy_outputs["distribution"].shape[-1])
     size = rollout.policy_outputs["distribution"].shape[-1]
     rollout.policy_outputs["distribution"][invalid] = garbage * sign[:size]
-    if rollout.observation_rows.is_floating_point():  # the row behind a segment is not read, either
+    if rollout.observation_rows.is_floating_point():  # the row after a segment is not read, either
         rows = rollout.observation_rows[-(HORIZON + 1) :]
         rows[:-1][invalid] = garbage
         rows[-1] = garbage

@@ -29,7 +29,7 @@ def ram(simulator: Any) -> np.ndarray:
 def rollouts(
     config: BatchConfig, num_envs: int = 2, horizon: int = 25, count: int = 3, wrong_actions: int = 0
 ) -> Iterator[dict[str, np.ndarray]]:
-    """Yields copies of all arrays of some rollouts with random actions, among them so many that do not exist."""
+    """Yields copies of all arrays of some rollouts with random actions, `wrong_actions` of which do not exist."""
     spec = make_simulator(config.env, np.random.SeedSequence(0)).spec
     layout = rollout_layout(spec, horizon, num_envs)
     arrays = {name: np.zeros(shape, dtype) for name, (shape, dtype) in layout.items()}

@@ -45,7 +45,7 @@ class Env:
     def step(self) -> None:
         self.left -= 1
         ends = self.left == 0
-        how = self.rng.random() if ends else 0.0  # terminated, truncated, or at times both at once
+        how = self.rng.random() if ends else 0.0  # terminated, truncated, or sometimes both
         step = {
             "action": int(self.rng.integers(5)),
             "reward": float(self.rng.integers(-2, 3)),

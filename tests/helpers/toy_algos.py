@@ -1,5 +1,5 @@
-"""Algorithms that fail on purpose, `Exploding` unless its learning rate is low and `Struck` in one learner; and ones
-that draw the same random numbers in every learner."""
+"""Algorithms that fail on purpose (`Exploding` unless its learning rate is low, `Struck` in one learner), and one that
+draws the same random numbers in every learner."""
 
 import os
 import time
@@ -49,8 +49,8 @@ class InfiniteGradient:
 
 
 class Exploding(A2C):
-    """how: loss: rewards become nan; gradient: infinite with a finite loss; raise: an infinite gradient, after which
-    `learn` fails."""
+    """A2C that explodes. how: loss: rewards become nan; gradient: it is infinite, with a finite loss; raise: it is
+    infinite, and then `learn` fails."""
 
     Settings = ExplodingSettings
     settings: ExplodingSettings
@@ -80,7 +80,7 @@ class StruckSettings(A2CSettings):
 
 
 class Struck(A2C):
-    """In a run with seed 0, one learner fails, or halts and waits to be killed.
+    """A2C in which one learner fails, or halts and waits to be killed, in a run with seed 0.
 
     how: raise: `learn` of learner 1 fails; drift: it changes its parameters outside of any update; sampling: it halts
     before a rollout; lock: it halts while it holds the locks of a chunk and of the statistics, half rewritten;
@@ -122,8 +122,8 @@ class Struck(A2C):
 
 
 class SameDrawsPPO(PPO):
-    """PPO that draws the same numbers for all environments, in every learner: learners that share the environments of
-    one see and replay what that one does."""
+    """PPO that draws the same numbers for all environments in every learner. Learners that share the environments of
+    one learner see and replay the same as that one."""
 
     def setup(self, seed: int, make_update: MakeUpdate) -> None:
         super().setup(seed, make_update)
@@ -147,7 +147,7 @@ class SameDrawsPPO(PPO):
 
 
 def write_id(mark: str | Path) -> None:
-    """Writes this process's id, whole or not at all."""
+    """Writes this process's id atomically."""
     temporary = Path(f"{mark}.tmp")
     temporary.write_text(str(os.getpid()))
     os.replace(temporary, mark)

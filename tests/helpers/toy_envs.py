@@ -20,7 +20,7 @@ from gymnasium import spaces
 class Counting(gymnasium.Env[Any, Any]):
     """Observes [game, step] float32, both from 0; the reward of a step is 10 * action + step, step from 1.
 
-    lengths: of the games, in turn, again and again; negative: truncated after that many steps; 0: endless.
+    lengths: of the games, in turn, repeatedly; negative: truncated after that many steps; 0: endless.
     seeded: the observation is [game, step, noise] with noise from the generator that reset(seed) seeds.
     """
 
@@ -88,7 +88,7 @@ class Cyclic(Counting):
 
 
 class Drawn(Counting):
-    """Counting with noise, in games each of whose lengths the generator draws: environments do not end together."""
+    """Counting with noise, whose generator draws each game's length, so environments do not end together."""
 
     def __init__(self, lengths: Sequence[int] = (3,)):
         super().__init__(lengths, seeded=True)
@@ -101,7 +101,7 @@ class Drawn(Counting):
 
 
 class Held(Drawn):
-    """Drawn whose steps from the 1,000th on wait until the file exists that HELD_UNTIL names, if it names one."""
+    """Drawn whose steps from the 1,000th on wait until the file that HELD_UNTIL names exists, if it is set."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -127,7 +127,7 @@ class Broken(Counting):
     """Counting that breaks at one moment: while it is built, or at step at_step (0: reset) of game at_game.
 
     how: raise | exit | kill | hang, or what it returns: a key of `spoilt` below.
-    once: a path; it breaks only if there is no such file yet, and creates it: one environment of many, and one time.
+    once: a path; it breaks only if this file does not exist, and creates it, so only one environment breaks, once.
     """
 
     def __init__(
@@ -219,7 +219,7 @@ class Clock(Broken):
 class Slow(Counting):
     """Counting that takes build_s seconds to be built, and step_s for each step.
 
-    sign: a file that is made when a process has built sign_at of them: with more than it trains with, it evaluates."""
+    sign: a file created when a process has built sign_at of them; with more than it trains with, it evaluates."""
 
     _num_built = 0
 
@@ -341,12 +341,12 @@ class Hooked(Unpicklable):
 
 
 def limited_hooked(max_steps: int, lengths: Sequence[int] = (0,)) -> gymnasium.Env[Any, Any]:
-    """Hooked inside of a wrapper with a state of its own."""
+    """Returns Hooked in a wrapper that has its own state."""
     return gymnasium.wrappers.TimeLimit(Hooked(lengths), max_steps)
 
 
 class Deceptive(Counting):
-    """Can be pickled, but depends on something outside of it, so that a copy takes another course."""
+    """Counting that can be pickled but depends on outside state, so a copy behaves differently."""
 
     _outside = 0
 
@@ -374,7 +374,7 @@ UNSUPPORTED = {
 
 
 class Unsupported(Counting):
-    """An observation space, or else an action space, of UNSUPPORTED."""
+    """Counting with an observation space, or else an action space, of UNSUPPORTED."""
 
     def __init__(self, observation: str | None = "Text", action: str | None = None):
         super().__init__()
@@ -385,7 +385,7 @@ class Unsupported(Counting):
 
 
 class Wish(spaces.Space[str]):
-    """A space of a user's own, like MiniGrid's missions; it cannot be pickled."""
+    """A user's space, like MiniGrid's missions; it cannot be pickled."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -491,7 +491,7 @@ class Switches(Counting):
 
 
 class Machine(Counting):
-    """Actions of all kinds, inside each other; observes a goal one-hot [3], drawn for each step by the generator that
+    """Takes nested actions of all kinds; observes a goal one-hot [3], drawn for each step by the generator that
     reset(seed) seeds. The reward counts the finite choices that fit it (5 at most), less the distance of the numbers.
 
     "arm": a Tuple of Box(-1, 0.5, [2], float64), for goal/2 - 1 and 0, and MultiBinary([1, 2]), for goal > 0 and goal >
@@ -521,7 +521,7 @@ class Machine(Counting):
 
 
 class Unbounded(Counting):
-    """A Tuple of unbounded numbers and the step modulo 4; one action without bounds above, of no dimensions.
+    """Observes a Tuple of unbounded numbers and the step modulo 4; its action is a scalar with only a lower bound.
 
     The reward is the action as it arrives."""
 
@@ -556,7 +556,7 @@ def with_anything(**arguments: Any) -> Counting:
 
 
 class OldStep(Counting):
-    """An environment written for gym before 0.26: one `done`."""
+    """An environment written for gym before 0.26, with one `done`."""
 
     def step(self, action: Any) -> Any:
         observation, reward, terminated, truncated, info = super().step(action)
@@ -576,7 +576,7 @@ class Seedless(OldReset):
 
 
 def limited(kind: str) -> gymnasium.Env[Any, Any]:
-    """Returns one of these in a wrapper of gymnasium, which unpacks the results of reset and step."""
+    """Returns one of these in a gymnasium wrapper, which unpacks the results of reset and step."""
     return gymnasium.wrappers.TimeLimit(globals()[kind](), 10)
 
 
@@ -621,7 +621,7 @@ def as_grey(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
 
 
 class Counted(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Adds how many steps were taken in all games to the reward; a function does it, which cannot be pickled."""
+    """Adds the number of steps taken in all games to the reward, by a function that cannot be pickled."""
 
     def __init__(self, env: gymnasium.Env[Any, Any]):
         super().__init__(env)
@@ -679,7 +679,7 @@ class GlobalChance(Counting):
     def __init__(self, lengths: Sequence[int] = (0,)):
         super().__init__(lengths)
         self.observation_space = spaces.Box(-np.inf, np.inf, (4,), np.float64)
-        np.random.random(), random.random()  # as many draw something when they are built
+        np.random.random(), random.random()  # as many environments do when they are built
 
     def _observe(self) -> Any:
         return np.array([np.random.random(), random.random(), np.random.normal(), random.gauss()])

@@ -22,9 +22,9 @@ class Call(NamedTuple):
 
 
 class RecordingUpdate(Update):
-    """Records every call of `minimize`, then makes the update; learns=False: computes the loss, and changes nothing.
+    """Records every call of `minimize`, then makes the update; learns=False: computes the loss, but changes nothing.
 
-    It is a `MakeUpdate`, too: made of a module alone, it descends by plain SGD. maxima: what was given to `max`.
+    It is also a `MakeUpdate`: given only a module, it uses plain SGD. maxima: the values given to `max`.
     """
 
     def __init__(self, module: nn.Module, optimizer: Optimizer | None = None, *, learns: bool = True, **options: Any):
@@ -49,11 +49,11 @@ class RecordingUpdate(Update):
         return means(loss(*batch)[1], num_samples)
 
     def max(self, value: Tensor) -> Tensor:
-        if value.device.type == "cpu":  # a GPU would be waited for
+        if value.device.type == "cpu":  # reading it from a GPU would wait
             self.maxima.append(value.item())
         return super().max(value)
 
     @property
     def batches(self) -> list[Any]:
-        """Returns the first argument of each loss: the samples themselves."""
+        """Returns the first argument of each loss, the samples."""
         return [call.batch[0] for call in self.calls]

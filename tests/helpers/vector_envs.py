@@ -81,9 +81,9 @@ def faulty(num_envs: int, how: str, mode: str = "NextStep", lengths: Sequence[in
 
 
 class OneSeed(gymnasium.vector.VectorEnv[Any, Any, Any]):
-    """Counts the steps of games of three steps, which reset within the last one; it takes one seed for all of them.
+    """Counts the steps of games of three steps, which reset within the last one; takes one seed for all environments.
 
-    name: under which info holds the last observations, with those of all environments and no mask."""
+    name: of the last observations in info, which holds those of all environments and no mask."""
 
     def __init__(self, num_envs: int, name: str = "final_obs"):
         self.num_envs, self._name = num_envs, name

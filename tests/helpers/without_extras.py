@@ -1,7 +1,7 @@
-"""A pytest plugin, `-p tests.helpers.without_extras`: what is neither required nor pytest itself cannot be imported.
+"""A pytest plugin (`-p tests.helpers.without_extras`) that allows only required packages and pytest to be imported.
 
 It shows what a machine without the extras and the packages for development can run. PYTEST_DISABLE_PLUGIN_AUTOLOAD=1
-keeps out the plugins that are installed."""
+excludes the installed plugins."""
 
 import configparser
 import re

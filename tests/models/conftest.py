@@ -1,4 +1,4 @@
-"""What tests of several networks share."""
+"""A fixture for the tests of networks."""
 
 import pytest
 
@@ -7,5 +7,5 @@ from accel_rl.models import layers
 
 @pytest.fixture
 def small_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Has oneDNN compute the small products of tests in float32, as it does large ones."""
+    """Makes oneDNN compute even the small float32 products of tests, as it does large ones."""
     monkeypatch.setattr(layers, "LEAST_FLOATS", 0)

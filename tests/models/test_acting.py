@@ -1,4 +1,4 @@
-"""Tests that policies act as plain PyTorch computes, whatever the trunk, head, image and batch."""
+"""Tests that acting gives plain PyTorch's results, whatever the trunk, head, image and batch."""
 
 from typing import Any
 
@@ -69,7 +69,7 @@ TRUNKS = [(name, "pixels") for name in NETWORKS] + [(name, space) for name in ("
 
 @pytest.mark.parametrize(("name", "space"), TRUNKS)
 def test_every_trunk(name: str, space: str) -> None:
-    """Every trunk acts as plain PyTorch computes."""
+    """Every trunk gives plain PyTorch's results."""
     spec = SPECS[space]
     network = NETWORKS.get(name, make_trunk)
     if name in ("nature", "nature_half", "cule"):
@@ -82,7 +82,7 @@ def test_every_trunk(name: str, space: str) -> None:
 @pytest.mark.parametrize("dueling", [False, True])
 @pytest.mark.parametrize("space", SPECS)
 def test_every_trunk_with_layer_norms(space: str, dueling: bool) -> None:
-    """Trunks with layer normalization act as plain PyTorch computes, in every precision."""
+    """Trunks with layer normalization give plain PyTorch's results in every precision."""
     policy = disturbed(QNetwork(SPECS[space], lambda spec: add_layer_norms(make_trunk(spec)), dueling=dueling))
     assert any(isinstance(layer, torch.nn.LayerNorm) for layer in policy.modules())
     assert_acts_as_plain(policy, observations(SPECS[space], 8))
@@ -111,7 +111,7 @@ def test_every_batch_size(num_samples: int) -> None:
     """Weights prepared for one batch size do not change the results for another."""
     policy = disturbed(ActorCritic(SPECS["pixels"]))
     image = images((4, 20, 20), 64)
-    outputs(policy, image[:7])  # prepares weights for a size of its own
+    outputs(policy, image[:7])  # prepares weights for another size
     assert_acts_as_plain(policy, image[:num_samples])
 
 
@@ -120,7 +120,7 @@ GEOMETRIES = [(8, 4, 0), (4, 2, 1), (3, 1, 1), (5, 3, 2), (6, 3, 0), (4, 4, 0), 
 
 @pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
 def test_every_geometry_of_the_first_layer(geometry: tuple[int, int, int]) -> None:
-    """First layers of any kernel, stride, padding and width act as plain PyTorch computes."""
+    """First layers of any kernel, stride, padding and width give plain PyTorch's results."""
     for width in (24, 25):
         shape = (3, 22, width)
 
@@ -137,7 +137,7 @@ def test_every_geometry_of_the_first_layer(geometry: tuple[int, int, int]) -> No
 @pytest.mark.parametrize("dueling", [False, True])
 @pytest.mark.parametrize("space", SPECS)
 def test_every_q_network(space: str, dueling: bool, support: Tensor | None) -> None:
-    """Every Q-network acts as plain PyTorch computes and chooses the same actions."""
+    """Every Q-network gives plain PyTorch's results and chooses the same actions."""
     policy = disturbed(QNetwork(SPECS[space], None, support, dueling))
     assert_acts_as_plain(policy, observations(SPECS[space], 6))
     expected = plain(policy).act(observations(SPECS[space], 6), None)[0]
@@ -157,7 +157,7 @@ ACTIONS: dict[str, tuple[gymnasium.Space[Any], str]] = {
 @pytest.mark.parametrize("name", ACTIONS)
 @pytest.mark.parametrize("separate_value", [False, True])
 def test_every_distribution(name: str, separate_value: bool) -> None:
-    """Policies of every action space act as plain PyTorch computes, with a separate value network, too."""
+    """Policies of every action space give plain PyTorch's results, even with a separate value network."""
     space, gaussian = ACTIONS[name]
     policy = disturbed(ActorCritic(pixels(2, 20, 20, action=space), None, separate_value, gaussian=gaussian))
     image = images((2, 20, 20), 5)
@@ -172,7 +172,7 @@ def test_every_distribution(name: str, separate_value: bool) -> None:
 @pytest.mark.parametrize("core", ["lstm", "gru"])
 @pytest.mark.parametrize("space", ["pixels", "vector"])
 def test_every_core(core: str, space: str) -> None:
-    """Recurrent policies act as plain PyTorch computes."""
+    """Recurrent policies give plain PyTorch's results."""
     spec = SPECS[space]
     policy = disturbed(ActorCritic(spec, core=core, core_size=16, previous_inputs=True))
     generator = torch.Generator().manual_seed(1)

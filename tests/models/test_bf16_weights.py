@@ -1,4 +1,4 @@
-"""Tests of copies of weights in bfloat16 on a GPU: what acts and learns by them, and that they are always current."""
+"""Tests of bfloat16 copies of weights on a GPU: acting and learning use them, and they are always current."""
 
 from collections.abc import Callable
 from copy import deepcopy
@@ -40,7 +40,7 @@ def assert_current(network: nn.Module) -> None:
 
 
 def minimizer(policy: Any, update: Update, size: int = 6) -> Callable[[], Any]:
-    """Returns a function that makes an update from pictures; it returns the terms of the loss."""
+    """Returns a function that makes an update from images and returns the terms of the loss."""
     image = images(SHAPE, size).to(update.device)
 
     def loss(image: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
@@ -52,7 +52,7 @@ def minimizer(policy: Any, update: Update, size: int = 6) -> Callable[[], Any]:
 
 
 def test_a_gpu_computes_what_a_cpu_computes_in_bfloat16() -> None:
-    """Outputs and gradients are those of autocast on float32 weights, within bfloat16's rounding, and not float32's."""
+    """A GPU's bfloat16 outputs and gradients differ from a CPU's float32 ones, but only by bfloat16's rounding."""
     found = []
     for device, bf16 in (("cpu", False), ("cuda:0", True)):
         policy = make_policy(device)
@@ -78,7 +78,7 @@ def test_a_gpu_computes_what_a_cpu_computes_in_bfloat16() -> None:
 
 @pytest.mark.parametrize("optimizer", [RMSProp(), Adam()])
 def test_copies_follow_every_update(optimizer: Any) -> None:
-    """Copies are current after updates by single operations, by a new graph, and by one that is replayed."""
+    """Copies are current after updates by single operations, by a new graph, and by a replayed one."""
     policy = make_policy()
     update = Update(policy, optimizer)
     minimize = minimizer(policy, update)
@@ -90,7 +90,7 @@ def test_copies_follow_every_update(optimizer: Any) -> None:
 
 
 def test_one_kernel_casts_all_weights() -> None:
-    """Acting casts no weight; a change casts the flat vector, and once more the weights that are scaled."""
+    """Acting casts no weights. After a change, one cast covers the flat vector, and another the scaled weights."""
     policy = make_policy()
     update = Update(policy, RMSProp(), cuda_graphs=False)
     minimize = minimizer(policy, update)
@@ -110,7 +110,7 @@ def test_one_kernel_casts_all_weights() -> None:
 
 
 def test_a_graph_acts_by_new_weights_whatever_has_changed_them() -> None:
-    """A state that is loaded and a change in place reach functions that graphs repeat."""
+    """Loaded states and changes in place reach functions that run as graphs."""
     policy, other = make_policy(), make_policy()
     update = Update(policy, RMSProp())
     image = images(SHAPE, 3).to(update.device)
@@ -132,7 +132,7 @@ def test_a_graph_acts_by_new_weights_whatever_has_changed_them() -> None:
 
 
 def test_target_networks_have_copies_of_their_own() -> None:
-    """A target keeps its own weights while the policy learns, and has new ones after a sync or a load."""
+    """A target keeps its own weights while the policy learns, and gets new ones by a sync or a load."""
     torch.manual_seed(0)
     policy = QNetwork(SPEC, NETWORKS["nature"]).to("cuda:0")
     policy.bf16 = True
@@ -152,7 +152,7 @@ def test_target_networks_have_copies_of_their_own() -> None:
 
 @pytest.mark.parametrize(("device", "bf16"), [("cpu", True), ("cuda:0", False)])
 def test_no_copies_elsewhere(device: str, bf16: bool) -> None:
-    """A CPU prepares weights otherwise, and float32 needs no copies."""
+    """There are no copies on a CPU, which prepares weights in another way, or in float32, which needs none."""
     policy = make_policy(device)
     policy.bf16 = bf16
     keep_copies(policy)

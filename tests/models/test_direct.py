@@ -1,4 +1,4 @@
-"""Tests that small networks act, by direct calls, bit for bit as their modules compute."""
+"""Tests that direct calls of small networks give their modules' results bit for bit."""
 
 import pickle
 from collections.abc import Callable
@@ -86,7 +86,7 @@ def make_policy(space: gymnasium.Space[Any] = VECTOR, **options: Any) -> ActorCr
     [*((name, False) for name in OBSERVATIONS), *((name, True) for name in OBSERVATIONS if name != "flags")],
 )
 def test_every_observation(name: str, normalize: bool) -> None:
-    """Vectors of any dtype and shape, normalized or not, before and after the first update of the moments."""
+    """Vectors of any dtype and shape give the modules' results, even after the moments have changed."""
     space = OBSERVATIONS[name]
     policy, observation = make_policy(space, normalize=normalize, separate_value=True), observations(space)
     assert acts_directly(policy) == bool(space.shape)
@@ -127,7 +127,7 @@ def test_q_networks(network: Any, records_value: bool) -> None:
 
 
 def test_what_is_left_to_modules() -> None:
-    """Networks that direct calls do not compute act by their modules."""
+    """Networks that direct calls do not support act through their modules."""
     spec, support = EnvSpec(VECTOR, Discrete(3)), torch.linspace(-1, 1, 5)
     large = lambda spec: MLP(spec, (512, 512), nn.ReLU)  # noqa: E731
     policies = [
@@ -158,7 +158,7 @@ CHANGES: list[Callable[[ActorCritic], Any]] = [FlatParameters, replace, replace_
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("copy", [lambda policy: policy, deepcopy, lambda policy: pickle.loads(pickle.dumps(policy))])
 def test_changes_of_the_network(change: Callable[[ActorCritic], Any], copy: Callable[[Any], Any]) -> None:
-    """A policy, or a copy of one that has acted, acts by its present modules and parameters."""
+    """A policy, or a copy of one that has acted, acts by its current modules and parameters."""
     policy, observation = make_policy(normalize=True), observations(VECTOR)
     act(policy, observation, None)
     other = copy(policy)
@@ -172,7 +172,7 @@ def test_changes_of_the_network(change: Callable[[ActorCritic], Any], copy: Call
 
 
 def test_hooks_are_called() -> None:
-    """Hooks that are added after the first act run, those of all modules, too; without them, calls are direct again."""
+    """Hooks added after the first act are called, including global ones."""
     policy, observation, seen = make_policy(), observations(VECTOR), list[nn.Module]()
     act(policy, observation, None)
     layer = policy.encoder.trunk.layers[0]
@@ -186,7 +186,7 @@ def test_hooks_are_called() -> None:
 
 
 def test_subclasses_are_asked() -> None:
-    """A subclass that computes something else acts by it."""
+    """A subclass that overrides `forward` acts by its own version."""
 
     class Doubled(ActorCritic):
         def forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:

@@ -35,7 +35,7 @@ PARTS = spaces.Dict(
 
 
 def reference(distribution: Any, parameters: Tensor) -> list[Any]:
-    """Returns torch's distribution of each choice; their log-probabilities and entropies are to be summed."""
+    """Returns torch's distribution of each choice; the caller sums their log-probabilities and entropies."""
     if isinstance(distribution, Categorical):
         return [TorchCategorical(logits=parameters)]
     if isinstance(distribution, MultiCategorical):
@@ -48,7 +48,7 @@ def reference(distribution: Any, parameters: Tensor) -> list[Any]:
 
 
 def make(kind: str, shape: tuple[int, ...] = (50,), scale: float = 2.0) -> tuple[Any, Tensor, Tensor]:
-    """Returns a distribution, random parameters of it, and actions sampled from these."""
+    """Returns a distribution, random parameters of it, and actions sampled from them."""
     generator = torch.Generator().manual_seed(4)
     distribution = KINDS[kind]()
     output = scale * torch.randn((*shape, distribution.num_outputs), generator=generator)

@@ -1,4 +1,4 @@
-"""Tests of the fast layers' gradients against float64, and of what one update computes besides."""
+"""Tests of the fast layers' gradients against float64, and of the other operations of an update."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -97,7 +97,7 @@ def test_gradients_of_gradients_are_refused() -> None:
     """Second derivatives through a fast layer are refused."""
     for layer, shape in ((Conv2d(2, 3, 3), (1, 2, 5, 5)), (Linear(8, 4), (2, 8))):
         x = torch.randn(shape, requires_grad=True)
-        with torch.autocast("cpu"):  # Both layers are fast ones here.
+        with torch.autocast("cpu"):  # makes both layers fast ones
             y = layer(x)
         is_ours = onednn.convolves if isinstance(layer, Conv2d) else onednn.multiplies
         if is_ours(torch.bfloat16):
@@ -110,11 +110,11 @@ def test_gradients_of_gradients_are_refused() -> None:
 
 
 class Calls(TorchDispatchMode):
-    """Counts operations; records casts to bfloat16 (numbers of elements) and which gradients convolutions compute."""
+    """Counts operations; records the sizes of casts to bfloat16 and which gradients convolutions compute."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # else PyTorch imports its tracer
+        return False  # otherwise PyTorch imports its tracer
 
     def __init__(self) -> None:
         super().__init__()
@@ -177,7 +177,7 @@ def test_weights_are_cast_once_for_each_update() -> None:
             minimize()
             for index in range(6):
                 policy.act(images(SHAPE, 3 + index % 2), None)
-        # The update changes the weights last: its own casts are of the old ones, if these were not cast already.
+        # The update changes the weights last, so it casts the old ones, unless they have been cast already.
         counts = Counter(each for each in calls.casts if each in weights)
         assert counts.keys() == weights and sum(counts.values()) <= 2 * 4
         with Calls() as calls:
@@ -196,7 +196,7 @@ def test_weights_are_cast_once_for_each_update() -> None:
 )
 @pytest.mark.parametrize("bf16", [False, pytest.param(True, marks=needs_bf16)])
 def test_weights_are_packed_once_for_each_update_and_batch_size(bf16: bool) -> None:
-    """Weights are packed once per update and batch size of acting, and never for learning."""
+    """Weights are packed once per update and acting batch size, and never for learning."""
     policy, _, minimize = make(bf16)
     policy.act(images(SHAPE, 2), None)  # a process's first act also tries the CPU's operations
     for _ in range(2):

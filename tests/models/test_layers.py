@@ -1,4 +1,4 @@
-"""Tests that `accelerate` changes only how fast a user's network is."""
+"""Tests that `accelerate` changes only the speed of a user's network."""
 
 from collections.abc import Callable
 from copy import deepcopy
@@ -21,7 +21,7 @@ FRAMES = EnvSpec(Box(0, 255, (84, 84), np.uint8), Discrete(6), frame_stack=4)
 
 
 class Residual(nn.Module):
-    """Takes the layers of an nn.Sequential one by one, and needs what comes before a ReLU, too."""
+    """Calls the layers of an nn.Sequential separately, and also uses the input of a ReLU."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -103,11 +103,11 @@ def tied_weights() -> nn.Module:
 
 
 def conv(*arguments: Any, **options: Any) -> Callable[[], nn.Module]:
-    """Returns what makes a small network around one convolution of 3 channels."""
+    """Returns a function that makes a small network around one convolution of 3 channels."""
     return lambda: nn.Sequential(nn.Conv2d(3, *arguments, **options), nn.ReLU(), nn.Flatten())
 
 
-USERS: dict[str, tuple[Callable[[], nn.Module], int]] = {  # how many layers become ours
+USERS: dict[str, tuple[Callable[[], nn.Module], int]] = {  # network, number of layers that are replaced
     "sequential": (
         lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(640, 40), nn.ReLU()),
         2,
@@ -138,14 +138,14 @@ USERS: dict[str, tuple[Callable[[], nn.Module], int]] = {  # how many layers bec
 
 
 def frozen(network: Any) -> nn.Module:
-    """Lets nothing but the last layer's weight be learned."""
+    """Freezes everything but the last layer's weight."""
     network.requires_grad_(False)
     network[-1].weight.requires_grad_()
     return network  # type: ignore[no-any-return]
 
 
 def results(network: nn.Module, image: Tensor, bf16: bool) -> list[Tensor]:
-    """Returns outputs when acting and when learning, all gradients, and buffers that have changed."""
+    """Returns the outputs of acting and of learning, all gradients, and the buffers."""
     network = deepcopy(network)  # keeps the caller's running statistics
     image = image.to(next(network.parameters()).dtype)
     with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
@@ -227,7 +227,7 @@ def test_hooks_that_come_later() -> None:
 
 
 def test_what_stays_is_named() -> None:
-    """`unaccelerated` names the large layers that stay slow, and no other ones."""
+    """`unaccelerated` names the large layers that stay slow, and no others."""
     network = nn.ModuleDict(
         {
             "fast": nn.Conv2d(3, 64, 16),

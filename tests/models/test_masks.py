@@ -24,8 +24,7 @@ CHOICES: dict[str, tuple[Any, list[int]]] = {
 
 
 def random_masks(nums: list[int], count: int, seed: int = 0) -> np.ndarray:
-    """Returns masks [count, A] bool, about half allowed, at least one per choice; the last action of a choice
-    rarely."""
+    """Returns masks [count, A] bool: about half of the actions, rarely a choice's last, at least one per choice."""
     rng = np.random.default_rng(seed)
     parts = [rng.random((count, num)) < 0.5 for num in nums]
     for part in parts:
@@ -93,7 +92,7 @@ def choices_of(action: Tensor, nums: list[int]) -> Tensor:
 
 @pytest.mark.parametrize("case", CHOICES)
 def test_many_draws(case: str) -> None:
-    """Draws, with noise at 0 and 1, too, never take a forbidden action."""
+    """Draws never take a forbidden action, even with noise at 0 and 1."""
     nums, policy = CHOICES[case][1], make_policy(case)
     masks = random_masks(nums, 200)
     allowed = torch.from_numpy(masks)
@@ -129,7 +128,7 @@ QS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("case", QS)
 def test_q_networks_choose_what_is_allowed(case: str) -> None:
-    """Greedy actions, random actions and maxima of Q-networks keep to the mask."""
+    """Greedy actions, random actions and maxima of Q-networks respect the mask."""
     count, nums = 5000, [11]
     torch.manual_seed(0)
     policy = QNetwork(EnvSpec(VECTOR, spaces.Discrete(11), mask_sources=("info",)), **QS[case])
@@ -161,7 +160,7 @@ def test_random_actions_are_uniform_among_the_allowed() -> None:
 
 @pytest.mark.parametrize("options", [{}, {"separate_value": True, "normalize": True}])
 def test_trunks_do_not_see_the_mask(options: dict[str, Any]) -> None:
-    """Networks and observation moments leave the mask out."""
+    """Networks and observation moments ignore the mask."""
     policy = make_policy("discrete", **options)
     masks = random_masks([11], 50)
     rows, others = rows_of(masks), rows_of(~masks)
@@ -177,7 +176,7 @@ def test_trunks_do_not_see_the_mask(options: dict[str, Any]) -> None:
 
 
 def test_the_best_of_an_auxiliary_task() -> None:
-    """Pixel control's best value is that of the allowed actions."""
+    """Pixel control's best value is the largest among the allowed actions."""
     policy, masks = make_policy("discrete"), random_masks([11], 20)
     q = torch.randn(20, 11, 2, 3)
     expected = np.where(masks[:, :, None, None], q.numpy(), -np.inf).max(1)

@@ -45,7 +45,7 @@ class TestRunningMoments:
     @pytest.mark.parametrize("shape", [(), (3,), (2, 4)])
     @pytest.mark.parametrize("is_masked", [False, True])
     def test_moments_are_those_of_numpy(self, shape: tuple[int, ...], is_masked: bool) -> None:
-        """Moments merged over batches equal NumPy's over all valid data, in float64, whatever the others hold."""
+        """Moments merged over batches equal NumPy's over all valid data, in float64, whatever invalid data holds."""
         moments, seen = RunningMoments(shape), []
         for index, batch in enumerate(batches(0, *shape)):
             valid = (torch.arange(len(batch)) % 3 != (index + 1) % 3) | torch.tensor(not is_masked)
@@ -121,8 +121,7 @@ class TestPixelNorm:
     FRAMES = gymnasium.spaces.Box(0, 255, (84, 84), np.uint8)
 
     def images(self) -> tuple[Tensor, Tensor]:
-        """Returns images whose most frequent valid pixel is 87, and which are valid; 9 is the most frequent of the
-        others."""
+        """Returns images and which are valid. The most frequent pixel is 87 in valid images and 9 in the others."""
         images = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (28, 2, 84, 84), np.uint8))
         valid = torch.arange(28) < 14
         images[:14, :, 20:50], images[14:] = 87, 9
@@ -134,7 +133,7 @@ class TestPixelNorm:
 
     @pytest.mark.parametrize("bf16", [False, True])
     def test_the_background_is_subtracted(self, bf16: bool) -> None:
-        """Subtracting the background equals taking its share from the first biases, in copies and modes alike."""
+        """Subtracting the background equals lowering the first biases by its share, in copies and in all modes."""
         (images, valid), normalized, plain = self.images(), self.policy(True), self.policy(False)
         assert isinstance(normalized.norm, PixelNorm)
         normalized.norm.update(images, lambda frequency: frequency, valid)
@@ -157,7 +156,7 @@ class TestPixelNorm:
                 )
 
     def test_learners_find_one_background(self) -> None:
-        """Learners agree on the most frequent pixel over all of them."""
+        """Learners agree on the pixel that is most frequent over all learners."""
         policy = self.policy(False)
         norm = PixelNorm(policy.spec, policy)
         other = torch.zeros(256, dtype=torch.float64)

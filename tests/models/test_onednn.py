@@ -31,7 +31,7 @@ def forget() -> None:
 
 @pytest.fixture(autouse=True)
 def try_anew() -> Iterator[None]:
-    """Has operations tried again in each test, and after it."""
+    """Makes each test, and the next one, try the operations again."""
     forget()
     yield
     forget()
@@ -57,7 +57,7 @@ def refuse(*_: Any) -> Any:
     raise RuntimeError("not for this processor\nat some line")
 
 
-# What stands in the place of an operation, made of the real one: it fails, or its result is wrong.
+# Functions that turn an operation into a replacement that fails or has wrong results.
 FAILS: dict[str, Callable[[Any], Any]] = {
     "refuses": lambda real: refuse,
     "has another signature": lambda real: lambda x: x,
@@ -98,7 +98,7 @@ def assert_computes_as_pytorch(policy: Any) -> None:
 
 
 def assert_falls_back(name: str, caplog: pytest.LogCaptureFixture) -> list[str]:
-    """Asserts that the operation's kind is not used; returns what the log says."""
+    """Asserts that the operation's kind is not used; returns the log's messages about it."""
     works, other = (
         (onednn.convolves, onednn.multiplies) if name in CONVOLUTIONS else (onednn.multiplies, onednn.convolves)
     )

@@ -1,5 +1,4 @@
-"""Tests that prepared weights are never stale, whoever changes the parameters. tests/updates/test_freshness.py has
-updates."""
+"""Tests that prepared weights are never stale. Changes by updates are tested in tests/updates/test_freshness.py."""
 
 import io
 import pickle
@@ -45,7 +44,7 @@ def by_file(policy: ActorCritic) -> Any:
     ("copy", "is_flat"), [(deepcopy, True), (frozen_copy, True), (by_pickle, True), (by_file, False)]
 )
 def test_copies_go_their_own_way(copy: Callable[[Any], Any], is_flat: bool) -> None:
-    """A change of a policy does not change its copy, and the reverse."""
+    """Changes of a policy do not affect its copy, nor the reverse."""
     policy = make_policy()
     if is_flat:
         Update(policy, SGD())
@@ -73,7 +72,7 @@ def change_by_views(parameter: Tensor) -> None:
 
 
 def move(parameter: Tensor) -> None:
-    """Gives a parameter a new tensor, perhaps where the old one was."""
+    """Gives a parameter a new tensor, perhaps at the old one's address."""
     values = (parameter + 0.1).numpy().copy()
     parameter.data = torch.empty(0)
     parameter.data = torch.empty(values.shape)
@@ -98,7 +97,7 @@ BY_HAND = [(how, change, is_flat) for how, change in IN_PLACE.items() for is_fla
 
 @pytest.mark.parametrize(("how", "change", "is_flat"), [*BY_HAND, ("move", move, False), ("replace", None, False)])
 def test_after_changes_by_hand(how: str, change: Callable[[Tensor], Any] | None, is_flat: bool) -> None:
-    """A policy acts by its new parameters after any change in place, and after they were replaced."""
+    """A policy acts by its new parameters after any change in place or replacement."""
     policy = make_policy()
     if is_flat:  # FlatParameters says that parameters must not be replaced
         FlatParameters(policy)

@@ -31,7 +31,7 @@ class OneLayer(nn.Module):
 
 
 def randomized(network: QNetwork, seed: int = 0) -> QNetwork:
-    """Draws all weights anew, larger than initial ones."""
+    """Redraws all weights, larger than initial ones."""
     torch.manual_seed(seed)
     for parameter in network.parameters():
         nn.init.normal_(parameter, std=0.5)
@@ -43,7 +43,7 @@ def dueling(support: Tensor | None) -> QNetwork:
 
 
 def reference(network: QNetwork, observation: Tensor) -> Tensor:
-    """Computes the same function of the same parameters [N, A, K], without scaling its gradient."""
+    """Computes the network's outputs [N, A, K] from its parameters, without scaling the gradient."""
     features, head = network.encoder.trunk(observation), network.head
     value = features @ head.value[-1].weight.T + head.value[-1].bias  # [N, K]
     advantage = (features @ head.advantage[-1].weight.T + head.advantage[-1].bias).view(len(features), 3, -1)
@@ -71,7 +71,7 @@ def test_the_trunks_gradient_is_divided_by_the_root_of_two(support: Tensor | Non
 
 
 def test_on_pixels_each_stream_has_a_hidden_layer() -> None:
-    """On pixels each stream has a hidden layer of its own, of the size in Wang et al."""
+    """On pixels, each stream has its own hidden layer, of the size in Wang et al."""
     network = QNetwork(PIXELS, NETWORKS["nature"], SUPPORT, dueling=True)
     assert isinstance(network.head, DuelingHead)
     for stream, num_outputs in (("value", 9), ("advantage", 6 * 9)):
@@ -123,7 +123,7 @@ def test_the_frequency_of_random_actions(epsilon: float | Tensor) -> None:
 
 @pytest.mark.parametrize("support", [None, SUPPORT], ids=["values", "atoms"])
 def test_actions_are_random_or_greedy(support: Tensor | None) -> None:
-    """Noise at or above 0 is the action; below 0 the action of the highest expected value is."""
+    """Noise of at least 0 is the action; negative noise means the action of the highest expected value."""
     network = randomized(QNetwork(VECTORS, lambda spec: OneLayer(), support), seed=3)
     x = torch.randn(50, 5, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
@@ -151,7 +151,7 @@ def test_other_action_spaces_are_refused(space: gymnasium.Space[object]) -> None
 
 
 def test_a_core_sees_the_last_action_and_reward_within_a_game() -> None:
-    """The last action and reward change the values within a game only."""
+    """The last action and reward change the values only within an episode."""
     torch.manual_seed(0)
     network = randomized(QNetwork(VECTORS, core="gru", core_size=4, previous_inputs=True))
     x, state = torch.randn(3, 5), torch.randn(3, network.state_size)

@@ -1,4 +1,4 @@
-"""Tests of recurrent cores against torch's own, and of episodes within one sequence against each one alone."""
+"""Tests of recurrent cores against torch's own, and of the episodes in one sequence against each alone."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ SPACES: dict[str, Any] = {
 
 
 def random_core(name: str) -> Any:
-    """Returns a core with all parameters drawn anew, biases too, in float64."""
+    """Returns a float64 core with all parameters redrawn, including biases."""
     core = CORES[name](5, 4).double()
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -73,7 +73,7 @@ def test_episodes_are_independent(name: str) -> None:
     core, x, T = random_core(name), numbers(9, 2, 5).requires_grad_(), 9
     is_first = torch.zeros(T, 2, dtype=torch.bool)
     is_first[[0, 4], 0] = True
-    is_first[[3, 4, 8], 1] = True  # this sequence begins in the middle of a game
+    is_first[[3, 4, 8], 1] = True  # this sequence begins mid-episode
     state = numbers(2, core.state_size, seed=1)
     output, last = core(x, state, is_first)
     for env, starts in enumerate(([0, 4], [0, 3, 4, 8])):
@@ -102,7 +102,7 @@ def test_initialization(name: str) -> None:
 @pytest.mark.parametrize("separate_value", [False, True])
 @pytest.mark.parametrize("space", SPACES)
 def test_a_sequence_equals_its_steps(space: str, separate_value: bool) -> None:
-    """Unrolling a sequence equals its steps one by one, and each previous input matters within a game."""
+    """Unrolling a sequence equals its steps one by one, and each previous input matters within an episode."""
     torch.manual_seed(0)
     spec = EnvSpec(VECTOR, SPACES[space])
     policy = ActorCritic(spec, core="gru", core_size=6, previous_inputs=True, separate_value=separate_value)
@@ -129,7 +129,7 @@ def test_a_sequence_equals_its_steps(space: str, separate_value: bool) -> None:
                 torch.testing.assert_close(its_value[0], value[t, env])
                 state = after
             torch.testing.assert_close(state[0], last[env])
-        # Previous action, reward and state each change the output, except where a new game starts.
+        # Previous action, reward and state each change the output, except where a new episode starts.
         for name in ("previous_action", "previous_reward", "state"):
             changed = (
                 getattr(recurrent_inputs, name).roll(1, 0)

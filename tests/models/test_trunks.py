@@ -62,7 +62,7 @@ def test_a_single_number_is_a_vector_of_one() -> None:
 
 @pytest.mark.parametrize("dueling", [False, True])
 def test_layers_are_normalized_before_their_relu(dueling: bool) -> None:
-    """Layer normalization is over channels, before each ReLU, in hidden layers and streams, too."""
+    """Layer normalization is over channels and before each ReLU, also in hidden layers and streams."""
     torch.manual_seed(0)
     network = QNetwork(atari(36, 40), lambda spec: add_layer_norms(NETWORKS["nature"](spec)), dueling=dueling)
     image = torch.randint(0, 256, (3, 4, 36, 40), dtype=torch.uint8)
@@ -123,8 +123,7 @@ def test_padding_is_tensorflows(name: str, size: tuple[int, int]) -> None:
         out = torch.zeros(2, layer.out_channels, *(-(-n // s) for n, s in zip(x.shape[2:], layer.stride, strict=True)))
         (k, _), (s, _), (H, W) = layer.kernel_size, layer.stride, x.shape[2:]
         padded = torch.zeros(*x.shape[:2], H + 2 * k, W + 2 * k)
-        # The first window starts as many rows above the image as TensorFlow's documentation says: half of what is
-        # missing, rounded down.
+        # As TensorFlow documents, half of the missing rows, rounded down, are above the image.
         top, left = (max((out.shape[2 + i] - 1) * s + k - n, 0) // 2 for i, n in enumerate((H, W)))
         padded[:, :, top : top + H, left : left + W] = x
         for i, j in np.ndindex(*out.shape[2:]):
@@ -139,7 +138,7 @@ def test_padding_by_hand() -> None:
     """Padding equals TensorFlow's "same" rule, and symmetric padding is the convolution's own."""
     assert [same_padding(*case) for case in ((84, 8, 4), (21, 4, 2), (6, 2, 3))] == [(2, 2), (1, 2), (0, 0)]
     trunk = NETWORKS["ga3c"](atari(84, 84))
-    # Where it is symmetric it is the convolution's own: an extra layer would copy all frames.
+    # Symmetric padding is the convolution's own, since an extra layer would copy all frames.
     assert trunk.convolutions[0].padding == (2, 2) and isinstance(trunk.convolutions[2], torch.nn.ZeroPad2d)
 
 
@@ -168,7 +167,7 @@ def test_initialization_by_fan_in(core: str) -> None:
             assert 0.2 * bound < values.abs().max() <= bound, (layer, kind)
             if values.numel() > 1000:
                 assert values.abs().max() > 0.99 * bound and values.std() == pytest.approx(bound / 3**0.5, rel=0.05)
-    # Without tasks all else is drawn as with them.
+    # Without tasks, everything else is drawn the same.
     torch.manual_seed(0)
     plain = A2C(atari(84, 84), replace(settings, auxiliary=("none",)), 100, 2, 5).policy
     assert torch.equal(torch.rand(1), after)
@@ -267,7 +266,7 @@ def test_the_same_picture_in_other_numbers(size: int) -> None:
 
 @pytest.mark.parametrize(("values", "size"), [(range(8), 1), (range(0, 256, 36), 7)], ids=["codes", "greys"])
 def test_small_pictures_hold_codes_or_colours(values: range, size: int) -> None:
-    """Small uniform pictures of different codes or colours can be told apart."""
+    """Small uniform pictures of different codes or colors can be told apart."""
     spec = EnvSpec(Box(0, 255, (1, size, size), np.uint8), Discrete(2))
     images = torch.tensor(list(values), dtype=torch.uint8)[:, None, None, None].expand(-1, 1, size, size)
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""Environments of the situations in which others have failed."""
+"""Environments for the situations in which other frameworks have failed."""
 
 from collections.abc import Sequence
 from typing import Any

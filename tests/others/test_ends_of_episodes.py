@@ -1,4 +1,4 @@
-"""What others got wrong at the ends of episodes: bootstrapping, seeds and options of the resets that follow."""
+"""Mistakes of other frameworks at the ends of episodes: bootstrapping, seeds and options of the resets that follow."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ def env_of(name: str, mode: str | None, **options: Any) -> EnvConfig:
 
 
 class Identity(nn.Module):
-    """A network whose features are what it sees."""
+    """A network whose features are its observations."""
 
     num_features = 1
 
@@ -40,11 +40,11 @@ class Identity(nn.Module):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_limit_is_bootstrapped_from_the_last_observation(mode: str | None) -> None:
-    """mujoco_playground issue 305: the value behind a time limit was that of the next episode's first observation.
+    """mujoco_playground issue 305: the value after a time limit was that of the next episode's first observation.
 
     Rewards are 1, the limit 4, the discount 0.9; the value is 2.5 times the step, so 10 at the limit and 0 after the
     reset. An endless series of rewards of 1 is worth 1 / (1 - 0.9) = 10, so every return before a limit is 10 as well;
-    bootstrapped from the reset, they were 3.439, 2.71, 1.9 and 1."""
+    bootstrapped from the reset, they would be 3.439, 2.71, 1.9 and 1."""
     env = env_of("limited", mode, limit=4)
     policy = ActorCritic(spec_of(env), network=Identity)
     with torch.no_grad():
@@ -66,13 +66,13 @@ def test_a_limit_is_bootstrapped_from_the_last_observation(mode: str | None) -> 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_only_the_first_reset_has_a_seed(mode: str | None) -> None:
-    """Stable-Baselines3 issue 1790: what was asked of a reset did not reach the automatic ones; a proposed repair would
-    have given them all the same seed, so that all episodes began alike. Here the first reset has a seed, none has
+    """Stable-Baselines3 issue 1790: the arguments of a reset did not reach the automatic ones; a proposed fix would
+    have given them all the same seed, so all episodes would have begun alike. Here the first reset has a seed, none has
     options, and all others have neither."""
     sampler = make(SerialSampler, env_of("Resets", mode), SamplerConfig(B, T, 0))
     with closing(sampler):
         seen = sampler.collect().observation_rows
-    numbers = seen[:, 0, 2].tolist()  # of resets with neither, which is the number of the episode
+    numbers = seen[:, 0, 2].tolist()  # resets with neither, which are the episode's number
     assert numbers == sorted(numbers) and numbers[0] == 0 and numbers[-1] >= 4
     assert (seen[..., 0] == 1).all() and not seen[..., 1].any()
 

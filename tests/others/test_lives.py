@@ -1,4 +1,4 @@
-"""What others got wrong where lives, games and time limits end together."""
+"""Mistakes of other frameworks where lives, games and time limits end together."""
 
 from typing import Any
 
@@ -13,12 +13,12 @@ from accel_rl.samplers.base import SamplerConfig
 from tests.helpers.samplers import closing, make
 from tests.helpers.simulators import NATIVE_FIRST
 
-GAME, SKIP, LIMIT, T = "breakout", 12, 52, 125  # frames of a step, steps of a game, steps
+GAME, SKIP, LIMIT, T = "breakout", 12, 52, 125  # frames per step, steps per game, all steps
 
 
 def judged(actions: Any) -> tuple[list[tuple[float, int]], dict[str, list[int]]]:
-    """Plays the actions [T] on ale-py itself, SKIP frames each; returns score and length of each game that has ended,
-    and by name the steps with which lives and games end."""
+    """Plays the actions [T] on ale-py itself, SKIP frames each; returns score and length of each ended game, and by
+    name the steps at which lives and games end."""
     ale = ale_py.ALEInterface()
     ale.setFloat("repeat_action_probability", 0.0)
     ale.loadROM(get_rom_path(GAME))
@@ -43,7 +43,7 @@ def judged(actions: Any) -> tuple[list[tuple[float, int]], dict[str, list[int]]]
 @pytest.mark.parametrize("simulator", NATIVE_FIRST)
 def test_lives_end_episodes_and_limits_end_games(simulator: str) -> None:
     """EnvPool issues 239 and 299: with episodic lives, the end at a time limit was neither terminated nor truncated,
-    and the score of the game before went on in the next one.
+    and the score of a game continued in the next one.
 
     ale-py's own emulator says which steps lose a life, and what each game scores until its end or its limit."""
     options = {"max_episode_steps": LIMIT, "noop_max": 0, "fire_on_start": False, "repeat_action_probability": 0.0}

@@ -1,4 +1,4 @@
-"""What others got wrong in the normalization of observations and returns."""
+"""Mistakes of other frameworks in the normalization of observations and returns."""
 
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ def test_a_saved_policy_has_the_moments_of_training_alone(tmp_path: Path) -> Non
     rl-baselines3-zoo issue 275: evaluations changed them. Stable-Baselines3 issue 2101: an evaluation's
     original rewards were scaled ones.
 
-    Training sees 0, 1, 2, 3 again and again, 64 numbers in all: mean 1.5, variance 1.25. Evaluations add nothing. Every
+    Training sees 0, 1, 2, 3 repeatedly, 64 numbers in all: mean 1.5, variance 1.25. Evaluations add nothing. Every
     score is 4, whatever rewards are divided by."""
     run = accel_rl.train(**SETTINGS, eval_episodes=4, out=tmp_path / "run")
     last = rows(run)[-1]
@@ -43,9 +43,9 @@ def test_a_saved_policy_has_the_moments_of_training_alone(tmp_path: Path) -> Non
 @pytest.mark.parametrize("mode", [None, "NextStep", "SameStep", "Disabled"])
 def test_returns_are_those_of_steps_that_were_taken(mode: str | None) -> None:
     """Gymnasium issue 1451 and pull request 1668: with one autoreset mode the step that only resets counted as a reward
-    of 0; with another one the first step of each episode was left out, and the return before went on.
+    of 0; with another one the first step of each episode was left out, and the previous return went on.
 
-    Rewards are 1, the limit 4, the discount 0.9: the returns so far are 1, 1.9, 2.71 and 3.439, again and again."""
+    Rewards are 1, the limit 4, the discount 0.9: the returns so far are 1, 1.9, 2.71 and 3.439, repeatedly."""
     env = EnvConfig(f"{ENVS}:limited", options={"limit": 4})
     if mode:
         env = EnvConfig(f"{ENVS}:vector", options={"of": "limited", "mode": mode, "limit": 4})
@@ -57,7 +57,7 @@ def test_returns_are_those_of_steps_that_were_taken(mode: str | None) -> None:
     with closing(sampler):
         for _ in range(2):  # an episode goes on from one to the other
             algo.statistics.update(sampler.collect(), update)
-    num_steps = 18 if mode == "NextStep" else 22  # of each environment; after each 4, one only resets
+    num_steps = 18 if mode == "NextStep" else 22  # of each environment; in NextStep, each fifth only resets
     returns = [[1, 1.9, 2.71, 3.439][step % 4] for step in range(num_steps)]
     moments = algo.statistics.return_scale.moments
     assert moments.count.item() == 2 * num_steps

@@ -1,4 +1,4 @@
-"""What others got wrong in arithmetic: masks, normalization, clipped actions, odd spaces."""
+"""Mistakes of other frameworks in arithmetic: masks, normalization, clipped actions, odd spaces."""
 
 import math
 from typing import Any
@@ -51,7 +51,7 @@ def test_one_of_5000_actions_is_allowed(is_multi: bool, dtype: torch.dtype) -> N
 
 
 def test_some_of_5000_actions_are_allowed() -> None:
-    """The same, against float64 over nothing but the allowed ones, with logits of up to 50."""
+    """Masked log-probabilities equal those of the allowed actions alone in float64, with logits of up to 50."""
     generator = np.random.default_rng(2)
     logits, allowed = generator.uniform(-50, 50, 5000), generator.random(5000) < 0.01
     own = logits[allowed] - logits[allowed].max()
@@ -83,7 +83,7 @@ def test_minibatches_of_one_sample(normalize_advantage: str) -> None:
 
 
 def test_a_constant_and_an_offset_of_1e8() -> None:
-    """sinergym pull request 422: what was kept as the variance was negative, so that observations became nan.
+    """sinergym pull request 422: the stored variance was negative, so observations became nan.
 
     An entry that never changes becomes 0; one far from 0 agrees with numpy in float64, over all batches at once."""
     generator = np.random.default_rng(0)
@@ -121,7 +121,7 @@ def test_actions_are_clipped_outside_and_judged_as_they_were_chosen() -> None:
 
 
 def test_n_steps_are_discounted_as_the_algorithm_says() -> None:
-    """Stable-Baselines3 issue 2274: a replay of n steps had a discount, or a number of steps, of its own.
+    """Stable-Baselines3 issue 2274: a replay of n steps had its own discount or number of steps.
 
     Rewards of 1 with a discount of 0.9: 1 + 0.9 + 0.81 = 2.71, then 0.9^3 = 0.729 times the value that follows."""
     env = EnvConfig(f"{ENVS}:limited", options={"limit": 1000})
@@ -144,7 +144,7 @@ def test_n_steps_are_discounted_as_the_algorithm_says() -> None:
 def test_integers_scalars_and_nothing_in_nested_dicts(mode: str | None) -> None:
     """Gymnasium issue 1164: a nested Dict with integers of 64 bits, a Box without axes and an empty one.
 
-    A row is its parts in the order of their names, choices one-hot: counts, inner/choice, level."""
+    A row has the parts in the order of their names, choices one-hot: counts, inner/choice, level."""
     env = EnvConfig(f"{ENVS}:Parts")
     if mode:
         env = EnvConfig(f"{ENVS}:vector", options={"of": "Parts", "mode": mode})

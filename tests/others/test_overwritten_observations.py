@@ -1,6 +1,6 @@
 """Gymnasium issue 1132: an environment returns the same array from each step and reset, and overwrites it.
 
-Whoever keeps the array instead of its numbers has the next observation, or the next episode's first one, in its place.
+Code that keeps the array instead of its numbers sees the next observation, or the next episode's first one, instead.
 """
 
 import logging
@@ -14,15 +14,15 @@ from accel_rl.samplers import SerialSampler
 from accel_rl.samplers.base import SamplerConfig
 from tests.helpers.samplers import TOYS, closing, make
 
-LENGTHS = (3, -4, -1)  # of the games; the last two are truncated
+LENGTHS = (3, -4, -1)  # of games; negative: truncated
 T, B = 25, 3
 Rows = list[list[float]]
 
 
 def played(num_steps: int, lengths: Sequence[int], with_resets: bool) -> tuple[Rows, dict[int, list[float]]]:
-    """Returns [game, step] of each row of one environment, and by step the last ones of games that were truncated.
+    """Returns [game, step] of each row of one environment, and the last rows of truncated games by step.
 
-    with_resets: a step after each game only shows the next one's first observation."""
+    with_resets: after each game, a step only shows the next game's first observation."""
     rows, last, game, step, is_over = [[0.0, 0.0]], {}, 0, 0, False
     for t in range(num_steps):
         if not is_over:
@@ -53,7 +53,7 @@ def played(num_steps: int, lengths: Sequence[int], with_resets: bool) -> tuple[R
 def test_every_row_is_the_one_that_was_seen(
     toy: str, options: dict[str, Any], mode: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Every row and every last observation has the numbers of its moment, for single environments and for batches."""
+    """Every row and every last observation has the numbers of its own step, for single environments and for batches."""
     options = {"lengths": LENGTHS, **options}
     env = EnvConfig(f"{TOYS}:{toy}", options=options)
     if mode:
@@ -70,8 +70,8 @@ def test_every_row_is_the_one_that_was_seen(
 
 @pytest.mark.parametrize("nested", [False, True])
 def test_gymnasiums_loss_of_last_observations_is_said_once(nested: bool, caplog: pytest.LogCaptureFixture) -> None:
-    """With SAME_STEP, gymnasium's SyncVectorEnv hands the overwritten array out as the last observation; this cannot be
-    mended from outside, and a line says so."""
+    """With SAME_STEP, gymnasium's SyncVectorEnv returns the overwritten array as the last observation. This cannot be
+    fixed from outside, and a line says so."""
     options = {"toy": "Overwriting", "mode": "SameStep", "lengths": LENGTHS, "nested": nested}
     env = EnvConfig("tests.helpers.vector_envs:make", options=options)
     sampler = make(SerialSampler, env, SamplerConfig(B, T, 0))

@@ -1,4 +1,4 @@
-"""What others lost between a run and what is read of it elsewhere: policies, tables, events."""
+"""Data that other frameworks lost between a run and its readers: policies, tables, events."""
 
 import csv
 import json
@@ -17,7 +17,7 @@ SETTINGS |= {"eval_interval_steps": 40, "eval_episodes": 2}
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of 80 steps that was resumed half-way, with TensorBoard's events."""
+    """A run of 80 steps that was resumed halfway, with TensorBoard's events."""
     pytest.importorskip("tensorboard")
     settings: dict[str, Any] = {**SETTINGS, "tensorboard": True, "schedule_steps": 80}
     run = accel_rl.train(**settings, steps=40, out=tmp_path_factory.mktemp("saved") / "run")
@@ -38,9 +38,9 @@ def tensors_of(file: Path) -> dict[str, Any]:
 
 
 def test_a_policy_is_read_without_torch(run: Path) -> None:
-    """Stable-Baselines3 issue 1122: what one version of Python had pickled, another one could not read.
+    """Stable-Baselines3 issue 1122: one version of Python could not read a policy that another had pickled.
 
-    JSON and numpy alone give the actions that the policy chooses; the versions that made it are recorded."""
+    JSON and numpy alone give the policy's actions, and the versions that made it are recorded."""
     tensors = tensors_of(run / "policy.safetensors")
     observation = np.random.default_rng(0).normal(size=(200, 4)).astype(np.float32)
     count, mean, square = (tensors[f"norm.moments.{name}"] for name in ("count", "mean", "square"))
@@ -56,10 +56,10 @@ def test_a_policy_is_read_without_torch(run: Path) -> None:
 
 
 def test_a_loaded_policy_that_is_dropped_changes_no_other(run: Path, tmp_path: Path) -> None:
-    """Stable-Baselines3 issue 2036: `model.load(path)` changed nothing but returned another model, so that whoever
-    dropped it went on with untrained weights.
+    """Stable-Baselines3 issue 2036: `model.load(path)` changed nothing but returned another model, so users who dropped
+    it went on with untrained weights.
 
-    Here a policy has no `load`, and none is untrained: `accel_rl.load` returns that of the folder, and of no other."""
+    Here a policy has no `load`, and `accel_rl.load` returns the policy of its folder and no other."""
     other = accel_rl.train(**SETTINGS, steps=20, seed=1, out=tmp_path / "other")
     agent = accel_rl.load(run)
     accel_rl.load(other)
@@ -72,7 +72,7 @@ def test_a_loaded_policy_that_is_dropped_changes_no_other(run: Path, tmp_path: P
 
 
 def test_tensorboard_shows_the_table(run: Path) -> None:
-    """TensorBoard's own reader finds each number of progress.csv at its step, and no other, also after a resume."""
+    """TensorBoard's own reader finds each number of progress.csv at its step, and no other, even after a resume."""
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     found = accumulator.EventAccumulator(str(run))
     found.Reload()
@@ -88,7 +88,7 @@ def test_tensorboard_shows_the_table(run: Path) -> None:
 
 
 def test_pandas_reads_the_table(run: Path) -> None:
-    """`pandas.read_csv` without options: columns of numbers, nothing where a row has none, also after a resume."""
+    """Plain `pandas.read_csv` reads columns of numbers, with gaps where a row has none, even after a resume."""
     pandas = pytest.importorskip("pandas")
     table = pandas.read_csv(run / "progress.csv")
     assert table["time/total_timesteps"].tolist() == [20, 40, 60, 80]

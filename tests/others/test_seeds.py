@@ -1,4 +1,4 @@
-"""What others got wrong in the seeds of environments."""
+"""Mistakes of other frameworks in the seeds of environments."""
 
 import pytest
 import torch
@@ -19,8 +19,8 @@ ENVS = {
 
 
 def seen(env: EnvConfig, seed: int) -> Tensor:
-    """Returns what each environment shows [NUM_ENVS, ...] over T steps of a run with this seed. Those that show the
-    same get the same actions."""
+    """Returns the rows of each environment [NUM_ENVS, ...] over T steps of a run with this seed. Environments that show
+    the same get the same actions."""
     policy = Greedy(int(spec_of(env).action_space.n))  # type: ignore[attr-defined]
     sampler = make(SerialSampler, env, SamplerConfig(NUM_ENVS, T, 0), policy, seed=seed)
     with closing(sampler):
@@ -31,7 +31,7 @@ def seen(env: EnvConfig, seed: int) -> Tensor:
 @pytest.mark.parametrize("kind", ENVS)
 def test_environments_differ_and_seed_0_is_one(kind: str) -> None:
     """TorchRL pull request 4208 and EnvPool issue 324: all environments of a batch began alike. ale-py pull request
-    603: with seed 0, games were drawn anew in each run."""
+    603: with seed 0, games differed from run to run."""
     first, again, other = seen(ENVS[kind], 0), seen(ENVS[kind], 0), seen(ENVS[kind], 1)
     assert torch.equal(first, again)
     assert len(torch.cat([first, other]).flatten(1).unique(dim=0)) == 2 * NUM_ENVS

@@ -1,4 +1,4 @@
-"""What others got wrong in the number of updates."""
+"""Mistakes of other frameworks in the number of updates."""
 
 from pathlib import Path
 from typing import Any
@@ -13,15 +13,15 @@ SETTINGS |= {"schedule_steps": 160, "log_interval_steps": 20}
 
 
 def num_updates(run: Path) -> float:
-    """Returns how many steps Adam has made."""
+    """Returns the number of steps that Adam has made."""
     step: float = checkpoint.load(run / "checkpoint.pt")["update"]["optimizer"]["step"].item()
     return step
 
 
 def test_updates_are_those_that_were_made(tmp_path: Path) -> None:
-    """Stable-Baselines3 issue 1229, sb3-contrib issue 292: epochs that target_kl left out were counted all the same.
+    """Stable-Baselines3 issue 1229, sb3-contrib issue 292: epochs that target_kl had skipped were counted all the same.
 
-    Adam's own count, on which its steps depend, is of two updates an epoch in rollouts of 20 steps, also resumed."""
+    Adam's own count, on which its steps depend, is two updates for each rollout of 20 steps, even after a resume."""
     whole = accel_rl.train(**SETTINGS, steps=160, out=tmp_path / "whole")
     half = accel_rl.train(**SETTINGS, steps=80, out=tmp_path / "half")
     assert num_updates(half) == 4 * 2

@@ -123,7 +123,7 @@ def test_long_episodes_keep_their_frames() -> None:
 
 
 def test_uniform_draws_are_uniform() -> None:
-    """Uniform draws take each drawable step equally often, and only rows that are given."""
+    """Uniform draws take each drawable step equally often, and only from the given rows."""
     spec = make_spec(2)
     envs = streams(spec, 3, 60, 9, seed=1)
     replay = Replay(spec, 3, 36, 2, DISCOUNT)
@@ -136,13 +136,13 @@ def test_uniform_draws_are_uniform() -> None:
     assert counts[drawable].sum() == 36_000 and len(drawable) == 36
     chi_square = ((counts[drawable] - 1000) ** 2 / 1000).sum()
     assert chi_square < 73  # 35 degrees of freedom: exceeded once in 5,000 seeds
-    # Only the given rows are drawn: a CUDA graph captured while the replay filled gets other rows later.
+    # Only the given rows are drawn: a CUDA graph captured while the replay was filling gets other rows later.
     rows = DrawnRows(replay.ring.first_row, 7)
     index, _ = replay.choose(replay.draw_noise(1000), rows)
     assert set(index.tolist()) == set(replay.ring.index_of(rows.first_row, rows.first_row + 7).tolist())
 
 
-@pytest.mark.parametrize("steps_before", [5, 7, 41])  # 5: both games go on at the newest row
+@pytest.mark.parametrize("steps_before", [5, 7, 41])  # 5: both episodes continue at the newest row
 def test_a_restored_replay_continues_identically(steps_before: int) -> None:
     """A restored replay continues identically, before it is full and after."""
     spec = make_spec(4)
@@ -170,7 +170,7 @@ def test_a_restored_replay_continues_identically(steps_before: int) -> None:
 
 
 def test_the_last_steps_of_a_replaced_environment_are_invalid() -> None:
-    """The last n steps of a replaced environment are not valid."""
+    """The last n steps of a replaced environment are invalid."""
     spec = make_spec(0)
     envs = streams(spec, 2, 12, longest=100, seed=5)
     for env in envs:

@@ -26,7 +26,7 @@ CPU = torch.device("cpu")
 
 
 def assert_sequences_equal(batch: SequenceBatch, references: list[tuple[ListReplay, int]]) -> None:
-    """Compares each sequence of a batch with that of a list from a row, up to the row after its last step."""
+    """Compares each sequence of a batch with a list's sequence from a row, up to the row after its last step."""
     batch_and_stacks = {**batch._asdict(), "frames": batch.rows, "observation": batch.observations()}
     found = {name: value.numpy() for name, value in batch_and_stacks.items() if value is not None}
     for column, (reference, start) in enumerate(references):
@@ -45,7 +45,7 @@ def assert_windows_equal(batch: WindowBatch, references: list[tuple[ListReplay, 
 
 
 def drawn(choose: Any, replay: SequenceReplay, counts: list[int], which: float) -> list[Counter]:
-    """Draws by a grid of noise that should give each of an environment's candidates once; returns rows drawn."""
+    """Draws with a grid of noise that should give each candidate of an environment once; returns the drawn rows."""
     ring = replay.ring
     rows: list[Counter] = [Counter() for _ in counts]
     for k in range(max(1, max(counts))):
@@ -62,7 +62,7 @@ def drawn(choose: Any, replay: SequenceReplay, counts: list[int], which: float) 
 
 
 def assert_draws_equal(replay: SequenceReplay, references: list[ListReplay]) -> None:
-    """Compares what is drawn, and how often, with lists."""
+    """Compares the drawn rows and their counts with lists."""
 
     def check(choose: Any, candidates: list[list[int]], which: float) -> None:
         rows = drawn(choose, replay, [len(each) for each in candidates], which)
@@ -97,7 +97,7 @@ def assert_all_equal(replay: SequenceReplay, references: list[ListReplay]) -> No
 
 
 def spec_of(frame_stack: int) -> EnvSpec:
-    """Frames, stacked or not, with discrete actions; or vectors with continuous ones."""
+    """Returns the spec of frames with discrete actions or, for 0, of vectors with continuous ones."""
     spec = make_spec(frame_stack)
     return spec if frame_stack else replace(spec, action_space=gymnasium.spaces.Box(-1, 1, (2,)))
 
@@ -124,7 +124,7 @@ def test_every_sequence_and_window_is_that_of_a_list(seed: int) -> None:
 
 
 def test_noise_is_each_environments_own() -> None:
-    """Each environment and choice has a random number of its own in [0, 1)."""
+    """Each environment and choice has its own random number in [0, 1)."""
     replay = SequenceReplay(make_spec(2), 3, 60, 10)
     noise = torch.stack([replay.draw_noise() for _ in range(400)])
     assert noise.shape == (400, 3, 2) and noise.dtype == torch.float64
@@ -147,7 +147,7 @@ def test_what_was_done_before_the_first_step_is_unknown() -> None:
 
 
 def test_what_is_not_found_is_not_valid() -> None:
-    """Sequences and windows of environments that have none to draw are not valid."""
+    """A sequence or window is invalid if its environment has none to draw."""
     spec = make_spec(4)
     envs = make_envs(spec, 3, 10**9, seed=1)
     replay = SequenceReplay(spec, 3, 20, 4)

@@ -19,7 +19,7 @@ from accel_rl.replay.replay import PrioritizedDistribution, importance_weights
 from accel_rl.updates.cuda_graphs import CudaGraphs
 from tests.fake_cuda.machine import counting
 
-# Around a family of siblings, 64 on a CPU and 1024 on a GPU, and several levels deep.
+# Sizes around the number of siblings, 64 on a CPU and 1024 on a GPU, and of trees several levels deep.
 SIZES_ON_CPU, SIZES_ON_GPU = [1, 2, 63, 64, 65, 128, 4096, 4097, 5000], [1, 2, 65, 1023, 1024, 1025, 2048, 5000]
 on_cpu_and_gpu = pytest.mark.parametrize(
     ("device", "sizes"), [("cpu", SIZES_ON_CPU), pytest.param("cuda:0", SIZES_ON_GPU, marks=pytest.mark.gpu)]
@@ -45,14 +45,13 @@ def assert_consistent(tree: SumTree) -> None:
 
 
 def leaf_of(values: np.ndarray[Any, Any], prefix: np.ndarray[Any, Any]) -> Any:
-    """Returns the first leaf whose cumulative sum is greater, by definition."""
+    """Returns the first leaf whose cumulative sum is greater than the prefix."""
     return np.searchsorted(np.cumsum(values), prefix, side="right")
 
 
 @pytest.mark.parametrize("size", [1, 63, 64, 65, 5000])
 def test_draws_are_proportional(size: int) -> None:
-    """Each leaf is drawn as often as its value says, within four standard deviations over all leaves; a leaf of value 0
-    never."""
+    """Leaves are drawn in proportion to their values, within four standard deviations; those of value 0 never are."""
     rng = np.random.default_rng(size)
     values = rng.integers(1, 6, size).astype(float)
     values[rng.random(size) < 0.3] = 0
@@ -72,7 +71,7 @@ def test_draws_are_proportional(size: int) -> None:
 
 
 def assert_finds_in_sums(values: np.ndarray[Any, Any], rng: np.random.Generator, device: str) -> None:
-    """Compares with a search in the cumulative sums. Values are integers: their sums are exact, boundaries are hit."""
+    """Compares with a search in the cumulative sums. Integer values make sums exact and hit boundaries."""
     total = int(values.sum())
     prefix = rng.integers(0, total, 100) + rng.choice([0.0, 0.5], 100)
     prefix[:2] = 0, total - 1
@@ -83,7 +82,7 @@ def assert_finds_in_sums(values: np.ndarray[Any, Any], rng: np.random.Generator,
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_find_is_a_search_in_the_cumulative_sum(device: str, sizes: list[int], data: st.DataObject) -> None:
-    """A prefix where two leaves meet finds the second one, and leaves of value 0 are never found."""
+    """A prefix at the boundary of two leaves finds the second one, and leaves of value 0 are never found."""
     rng = np.random.default_rng(data.draw(st.integers(0, 2**20)))
     size = data.draw(st.sampled_from(sizes))
     values = rng.integers(0, data.draw(st.sampled_from([2, 3, 10])), size).astype(float)
@@ -110,8 +109,7 @@ def test_find_agrees_with_exact_fractions(device: str, sizes: list[int]) -> None
 
 @on_cpu_and_gpu
 def test_a_prefix_at_the_end_finds_the_last_leaf_of_positive_value(device: str, sizes: list[int]) -> None:
-    """No leaf of value 0, and none that does not exist, is found where rounding makes the prefix as large as the
-    total."""
+    """If rounding makes a prefix as large as the total, it finds the last leaf of positive value."""
     for size in sizes:
         values = np.full(size, 0.1)
         last = size - 1 - size // 3
@@ -136,7 +134,7 @@ def test_a_node_of_tiny_value_leads_to_a_positive_leaf(device: str, sizes: list[
 @pytest.mark.gpu
 @pytest.mark.parametrize("value", [0.0, float("nan"), float("inf")])
 def test_without_a_finite_total_a_gpu_finds_a_leaf_that_exists(value: float) -> None:
-    """An index out of range would end the process's use of the GPU, before the run can say what is not finite."""
+    """The index is in range, or the GPU would become unusable before the run can report what is not finite."""
     for size in SIZES_ON_GPU:
         values = np.zeros(size)
         values[size // 2] = value
@@ -146,8 +144,8 @@ def test_without_a_finite_total_a_gpu_finds_a_leaf_that_exists(value: float) -> 
 
 @pytest.mark.gpu(fake=True)
 def test_a_draw_takes_few_launches_on_a_gpu() -> None:
-    """A draw of a million leaves takes 30 launches and a change of values 6; with 64 children a node they took 119 and
-    14. docs/hardware.md has these numbers."""
+    """A draw of a million leaves takes 30 launches and a change of values 6; with 64 children per node they took 119
+    and 14. docs/hardware.md has these numbers."""
     tree = filled(torch.ones(10**6), "cuda:0")
     generator, index = torch.Generator("cuda:0"), torch.arange(32, device="cuda:0")
     value = torch.ones(32, device="cuda:0")
@@ -161,7 +159,7 @@ def test_a_draw_takes_few_launches_on_a_gpu() -> None:
 
 @pytest.mark.gpu
 def test_a_draw_is_captured_in_deterministic_runs() -> None:
-    """A CUDA graph draws what single launches draw, also with --deterministic, which refuses sums in any order."""
+    """A CUDA graph draws the same as single launches, even with --deterministic, which refuses unordered sums."""
     tree, graphs = filled(torch.arange(3000), "cuda:0"), CudaGraphs(torch.device("cuda:0"))
     torch.use_deterministic_algorithms(True)
     for seed in range(4):

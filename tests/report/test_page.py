@@ -42,7 +42,7 @@ class Page(HTMLParser):
     def __init__(self, file: Path):
         super().__init__()
         self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.texts: list[list[str]] = [[]]  # before the first element, and after the begin of each
+        self.texts: list[list[str]] = [[]]  # before the first element, and after the start of each
         self.feed(file.read_text())
         texts = ["".join(pieces) for pieces in self.texts[1:]]
         self.programs = [text for (tag, _), text in zip(self.elements, texts, strict=True) if tag == "script"]
@@ -64,7 +64,7 @@ class Page(HTMLParser):
         return [attributes for tag, attributes in self.elements if tag == name]
 
     def trace(self, figure: str, name: str) -> tuple[list[float], list[float]]:
-        """Returns x and y of the one trace of this name that is no interval."""
+        """Returns x and y of the one trace of this name that is not an interval."""
         (found,) = (
             trace for trace in self.figures[figure]["data"] if trace["name"] == name and "hoverinfo" not in trace
         )
@@ -114,7 +114,7 @@ def test_seeds_become_a_mean_with_its_interval_and_settings_say_what_differs(tmp
     (tmp_path / "other" / "video.mp4").write_bytes(b"a video")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(page, "EMBEDDED_VIDEO_BYTES", 6)
-        found = write(tmp_path / "pages" / "page.html", *runs, runs[0])  # one that is named twice counts once
+        found = write(tmp_path / "pages" / "page.html", *runs, runs[0])  # a run that is named twice counts once
     names = [trace["name"] for trace in found.figures["shares-0"]["data"]]
     assert len(names) == 2 and names[0].endswith("(3 runs)")
     x, mean = found.trace("over_steps-0", f"{names[0]}: training score")
@@ -139,7 +139,7 @@ def test_an_experiment_has_a_part_for_each_game_and_scores_over_all(tmp_path: Pa
     assert f"Not shown: {tmp_path / 'grid' / 'begun' / 'progress.csv'} is not a run's" in found.text
     assert [figure for figure in found.figures if figure.startswith("over_steps")] == ["over_steps-0", "over_steps-1"]
     scores = [0, 1, human_normalized("breakout", 1.7)]
-    assert f"a2c 2 3 {np.mean(scores):.2f} (" in found.text  # The mean of three runs leaves no quarter out.
+    assert f"a2c 2 3 {np.mean(scores):.2f} (" in found.text  # with three runs, the mean leaves no quarter out
     x, part = found.trace("profiles", "a2c (2 games, 3 runs)")
     assert part == pytest.approx([np.mean(np.array(scores) > threshold) for threshold in x], abs=1e-6)
 
@@ -175,7 +175,7 @@ def test_hostile_texts_stay_texts(tmp_path: Path) -> None:
     assert not [name for _, attributes in found.elements for name in attributes if name.startswith("on")]
     names = [trace["name"].replace("<br>", " ") for figure in found.figures.values() for trace in figure["data"]]
     names += found.figures["shares-0"]["data"][0]["x"]
-    assert not any("tail" in name for name in names)  # a statistic of an algorithm's is no share of time
+    assert not any("tail" in name for name in names)  # an algorithm's statistic is not a share of time
     assert not any("<" in name for name in names)
     assert sum(html.unescape(name).startswith(HOSTILE) for name in names) == len(names) - 2
     assert as_text("<a\n&amp;") == "&lt;a<br>&amp;amp;"
@@ -221,7 +221,7 @@ def test_foreign_and_damaged_folders(damage: dict[str, str | None], message: str
 
 
 def test_what_cannot_be_one_page(tmp_path: Path, capsys: Any) -> None:
-    """Runs that do not fit one page, and pages that cannot be written, are one line."""
+    """Runs that do not fit one page, and pages that cannot be written, are refused in one line."""
     runs = [str(write_run(tmp_path / env, env=env)) for env in ("pong", "qbert")]
     for words, status, message in (
         ([*runs, "--out", "page.html"], 2, "these are runs of pong and qbert: name those of one, or an experiment's"),

@@ -1,5 +1,4 @@
-"""Reads the offline file of a run tracked with Weights & Biases, which `wandb sync` uploads, by its own record
-types."""
+"""Reads, with the record types of Weights & Biases, the offline file of a run that `wandb sync` uploads."""
 
 import json
 import struct
@@ -14,7 +13,7 @@ FULL, LAST = 1, 4  # parts that end a record
 
 @dataclass
 class OfflineRun:
-    """A run as it would be uploaded: settings, rows, and each artefact's files by name."""
+    """A run as it would be uploaded: settings, rows, and each artifact's files by name."""
 
     folder: Path
     id: str = ""
@@ -32,7 +31,7 @@ class OfflineRun:
 
 
 def read_offline_runs(run_dir: Path) -> list[OfflineRun]:
-    """Returns the tracker's records of a run, the oldest first: one for each time that it was continued."""
+    """Returns the tracker's records of a run, oldest first: one for the start and one for each resume."""
     return [_read(folder) for folder in sorted((run_dir / "wandb").glob("offline-run-*"))]
 
 

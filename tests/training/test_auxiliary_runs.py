@@ -23,12 +23,12 @@ COMMON: dict[str, Any] = {
     "decorrelation_steps": 5,
     "log_interval_steps": 20,
     "auxiliary": ALL,
-    "auxiliary_replay_steps": 18,  # full, and overwritten, before a run is stopped
+    "auxiliary_replay_steps": 18,  # full and overwritten before a run is stopped
     "schedule_steps": 240,
 }
 CLOCK: dict[str, Any] = {**COMMON, "env": f"{TOYS}:Clock", "network": "tests.helpers.samplers:Flat"}
 CLOCK |= {"env_options": {"lengths": [7, -4, 3]}, "normalize_observations": False, "normalize_returns": False}
-# So many frames per step make lives end and games end within the run.
+# With so many frames per step, lives and games end within the run.
 BREAKOUT: dict[str, Any] = {**COMMON, "env": "breakout", "frame_shape": (36, 36), "frame_stack": 2, "frame_skip": 9}
 LSTM: dict[str, Any] = {"core": "lstm", "core_size": 8, "previous_inputs": True}
 PPO: dict[str, Any] = {"algo": "ppo", "epochs": 2, "minibatches": 2}
@@ -67,7 +67,7 @@ def test_two_halves_equal_a_whole_run(tmp_path: Path, case: str) -> None:
 
 
 def test_without_its_replay_a_run_fills_it_anew(tmp_path: Path) -> None:
-    """A run resumed without its replay says so, fills it anew, and then learns its tasks again."""
+    """A run resumed without its replay says so, refills it, and then learns its tasks again."""
     settings = {**CLOCK, "auxiliary_start": "when_full", "checkpoint_replay": False}
     run = accel_rl.train(**settings, steps=120, out=tmp_path / "run")
     assert not list(run.glob("replay-*"))
@@ -78,7 +78,7 @@ def test_without_its_replay_a_run_fills_it_anew(tmp_path: Path) -> None:
     assert "the checkpoint has no replay" in log and "will not be exactly the one that was interrupted" in log
     assert len(losses(run, "train/policy_loss")) == 12
     helped = [row["train/pixel_control_loss"] != "" for row in rows(run)]
-    # 18 steps of each environment are four rollouts, each of which is a row.
+    # 18 steps of each environment take four rollouts, and each rollout is a row.
     assert helped == ([False] * 3 + [True] * 3) * 2
 
 
@@ -86,7 +86,7 @@ def test_without_its_replay_a_run_fills_it_anew(tmp_path: Path) -> None:
     "more", [{}, pytest.param({**VTRACE, "reset_mode": "wait"}, marks=slow)], ids=["a2c", "vtrace"]
 )
 def test_a_run_goes_on_with_a_new_environment(tmp_path: Path, more: dict[str, Any]) -> None:
-    """Auxiliary tasks go on learning after an environment was replaced."""
+    """Auxiliary tasks go on learning after an environment is replaced."""
     broken = {"env_options": {"lengths": [7, -4, 9], "at_step": 5, "once": str(tmp_path / "once")}}
     settings = {**CLOCK, **LSTM, **broken, "decorrelation_steps": 0, "on_env_error": "restart", **more}
     run = accel_rl.train(**settings, steps=120, out=tmp_path / "run")

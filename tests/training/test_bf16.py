@@ -1,4 +1,4 @@
-"""Tests that runs in bfloat16 are as exact as those in float32: on one machine, a run repeats bit for bit."""
+"""Tests that runs in bfloat16, like those in float32, repeat bit for bit on one machine."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Tests of the policies of runs: they fit the observations, and their weights are packed by how often they change."""
+"""Tests of the policies of runs: they fit the observations, and weights are packed unless they change often."""
 
 from itertools import product
 from typing import Any
@@ -39,7 +39,7 @@ def test_weights_that_change_with_every_act_are_not_packed(
 
 @pytest.mark.parametrize("auxiliary", ["value_replay", "pixel_control"])
 def test_rollouts_hold_what_auxiliary_tasks_learn_from(auxiliary: str) -> None:
-    """Rollouts hold terminal frames exactly if an auxiliary task needs them."""
+    """Rollouts hold terminal frames if and only if an auxiliary task needs them."""
     settings = {"algo": "a2c", "env": f"{TOYS}:Clock", "network": "tests.helpers.samplers:Flat", "envs": 2}
     config = resolve({**settings, "auxiliary": auxiliary, "sampler": "serial", "device": "cpu", "horizon": 4})
     frames = build_training_sampler(config, build_algo(config)).collect().terminal_frames

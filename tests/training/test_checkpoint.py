@@ -30,7 +30,7 @@ def finished(tmp_path_factory: Any) -> Path:
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: Any) -> Path:
-    """The checkpoint of a run with one environment and next to no network: about 25 KB, 10 of them generators."""
+    """The checkpoint of a run with one environment and a minimal network: about 25 KB, of which generators take 10."""
     settings = {**TINY_SERIAL_RUN, "algo": "a2c", "envs": 1, "network": "tests.helpers.samplers:Flat"}
     return accel_rl.train(**settings, steps=20, out=tmp_path_factory.mktemp("small") / "run") / CHECKPOINT
 
@@ -63,7 +63,7 @@ def strides(fast: int, slow: int) -> list[Any]:
     return [fast, pytest.param(slow, marks=pytest.mark.slow)]
 
 
-@pytest.mark.parametrize("stride", strides(1009, 9))  # 9: a bit of each byte, each time another one
+@pytest.mark.parametrize("stride", strides(1009, 9))  # 9: a bit of each byte, each time a different one
 def test_a_flipped_bit_anywhere_is_noticed_or_without_effect(small: Path, tmp_path: Path, stride: int) -> None:
     """A flipped bit anywhere in the file is noticed or changes nothing that is read."""
     file, content, state, num_noticed = tmp_path / CHECKPOINT, small.read_bytes(), checkpoint.load(small), 0
@@ -114,11 +114,11 @@ def test_what_is_no_file_is_no_checkpoint(tmp_path: Path) -> None:
 
 
 class Foreign:
-    """A class that the reader of its pickle does not have."""
+    """A class that is missing where its pickle is read."""
 
 
 def test_foreign_files_are_no_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Foreign bytes, and a checkpoint with a class that is not here, are refused in one line that names the file."""
+    """Foreign bytes, and a checkpoint with a missing class, are refused in one line that names the file."""
     path = tmp_path / CHECKPOINT
     checkpoint.save(path, {"algo": Foreign()})
     monkeypatch.delitem(globals(), "Foreign")
@@ -132,7 +132,7 @@ def test_foreign_files_are_no_checkpoints(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_checkpoints_of_an_older_format_are_named_as_such(tmp_path: Path) -> None:
-    """A checkpoint of another format is refused by its number, and a foreign file as no checkpoint."""
+    """A checkpoint of another format is refused with its number, and a foreign file as not being a checkpoint."""
     for number in (4, 6):
         torch.save({"format": f"accel_rl checkpoint {number}", "steps": 5}, tmp_path / CHECKPOINT)
         message = f"has format {number}, but this version of accel_rl reads format 5: use the version that wrote it"
@@ -193,7 +193,7 @@ def test_there_is_no_way_out_that_is_damaged_itself(finished: Path, tmp_path: Pa
 
 
 def test_what_is_replaced_becomes_the_previous_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A replaced checkpoint becomes the previous one, on disks without hard links, too."""
+    """A replaced checkpoint becomes the previous one, even on disks without hard links."""
     path = tmp_path / CHECKPOINT
 
     def steps() -> list[int]:
@@ -219,7 +219,7 @@ def test_what_is_replaced_becomes_the_previous_one(tmp_path: Path, monkeypatch: 
 
 
 def test_replays_of_two_checkpoints_are_kept(tmp_path: Path) -> None:
-    """Exactly the replays that the last two checkpoints need are kept, and those of learners ahead."""
+    """Only replays that the last two checkpoints need, or that are of learners ahead, are kept."""
 
     def write(steps: int, names: list[str]) -> list[str]:
         for name in names:

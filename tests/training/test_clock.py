@@ -24,7 +24,7 @@ CAN_PIN = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="proce
 
 @pytest.fixture
 def mad_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sets the clock back or forward by days at every look, here and in processes that are forked from this one."""
+    """Makes the clock jump by days between readings, here and in processes that are forked from this one."""
     days, now = itertools.cycle((0, 3, -2, 1, -5)), time.time
     monkeypatch.setattr(time, "time", lambda: now() + DAY_S * next(days))
     monkeypatch.setattr(time, "time_ns", lambda: int(time.time() * 1e9))

@@ -1,4 +1,4 @@
-"""Tests of what a run shows, in a terminal and elsewhere."""
+"""Tests of what a run shows in a terminal and elsewhere."""
 
 import contextlib
 import io
@@ -80,7 +80,7 @@ def test_the_panel_says_what_the_lines_say(capsys: Any) -> None:
     ):
         assert re.search(words, texts[100]), (words, texts[100])
         assert re.search(words.removesuffix(" +▁▂█"), texts[40]), (words, texts[40])
-    assert "tail" not in texts[100]  # a statistic of an algorithm's is no share of time
+    assert "tail" not in texts[100]  # an algorithm's statistic is not a share of time
     assert not capsys.readouterr().err
     line = sparkline(range(1000), 8)
     assert line == "▁▂▃▄▅▆▇█" and sparkline([5, 5], 8) == "▁▁" and sparkline([], 8) == ""
@@ -110,14 +110,14 @@ def test_the_line_on_who_waited_is_about_all_rows(monkeypatch: pytest.MonkeyPatc
 def read_terminal(primary: int) -> str:
     """Returns all that is written to a terminal until it is closed."""
     output = b""
-    with os.fdopen(primary, "rb", buffering=0) as file, contextlib.suppress(OSError):  # its end
+    with os.fdopen(primary, "rb", buffering=0) as file, contextlib.suppress(OSError):  # raised at its end
         while piece := file.read(1 << 16):
             output += piece
     return output.decode()
 
 
 def test_what_is_written_beside_the_panel(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    """Messages beside the panel stay unbroken, stdout stays apart, and the cursor ends below the panel."""
+    """Messages near the panel stay unbroken, stdout stays separate, and the cursor ends below the panel."""
     primary, terminal = pty.openpty()
     monkeypatch.setenv("TERM", "xterm")
     with ThreadPoolExecutor() as reader, os.fdopen(terminal, "w") as stderr:
@@ -148,6 +148,6 @@ def test_a_run_in_a_terminal(tmp_path: Path, kind: str) -> None:
         text = read_terminal(primary)
     assert process.returncode == 0
     assert ("╭" in text) == (kind != "dumb")
-    assert text.rfind("\x1b[?25l") < text.rfind("\x1b[?25h") or kind == "dumb"  # the cursor is hidden, and shown
+    assert text.rfind("\x1b[?25l") < text.rfind("\x1b[?25h") or kind == "dumb"  # the cursor is hidden, then shown
     for words in ("workers", "training score", "run folder"):
         assert words in text

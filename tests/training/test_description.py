@@ -64,7 +64,7 @@ def test_a_run_names_its_precision(
 
 @pytest.mark.parametrize("has_bf16", [True, False])
 def test_fast_precision_follows_the_cpu(has_bf16: bool, monkeypatch: Any) -> None:
-    """The precision "fast" is resolved to the CPU's own and saved as that, so a resumed run keeps it."""
+    """The precision "fast" resolves to the CPU's fastest and is saved as such, so a resumed run keeps it."""
     monkeypatch.setattr("accel_rl.settings.resolve.has_bf16", lambda: has_bf16)
     config = resolve({**TINY, "env": "pong", "precision": "fast"})
     assert config.run.precision == config.as_dict()["precision"] == ("bf16" if has_bf16 else "float32")
@@ -78,7 +78,7 @@ def test_fast_precision_follows_the_cpu(has_bf16: bool, monkeypatch: Any) -> Non
     [
         ({"env": "pong"}, (9, 0), "bf16"),
         ({"env": "pong", "precision": "fast"}, (8, 0), "bf16"),
-        ({"env": "pong"}, (7, 5), "tf32"),  # it ignores that
+        ({"env": "pong"}, (7, 5), "tf32"),  # the GPU ignores TF32
         ({"env": "CartPole-v1"}, (9, 0), "tf32"),
         ({"env": "pong", "network": "tests.training.test_description:small"}, (9, 0), "tf32"),
         ({"env": "pong", "deterministic": True}, (9, 0), "float32"),
@@ -89,7 +89,7 @@ def test_fast_precision_follows_the_cpu(has_bf16: bool, monkeypatch: Any) -> Non
 def test_precision_on_a_gpu(
     settings: dict[str, Any], capability: tuple[int, int], expected: str, caplog: Any, monkeypatch: Any
 ) -> None:
-    """Pictures are in bfloat16 where the GPU has it, everything else in TF32; --deterministic takes both back."""
+    """Pictures use bfloat16 where the GPU has it, everything else TF32; --deterministic makes float32 the default."""
     machine().capability = capability
     monkeypatch.setattr(torch.cuda, "get_arch_list", list)
     config = resolve({**TINY, **settings, "device": "cuda:0"})
@@ -120,7 +120,7 @@ class WithoutBf16(A2C):
 
 @pytest.mark.gpu(fake=True)
 def test_a_policy_without_bf16_trains_without_it(caplog: Any) -> None:
-    """A user's own policy is not refused on a GPU because of a default, and the run says what it computes in."""
+    """A user's policy without bfloat16 trains on a GPU in another precision, and the run says which."""
     config = check(resolve({**TINY, "algo": f"{__name__}:WithoutBf16", "env": "pong", "device": "cuda:0"}))
     assert config.run.precision == "tf32"
     assert "has no attribute bf16, so that it computes in tf32" in caplog.text

@@ -1,4 +1,4 @@
-"""Tests of disks that refuse: a run goes on without what it can spare, and else leaves its last good checkpoint."""
+"""Tests of failing disks: a run goes on without what it can spare, or else leaves its last good checkpoint."""
 
 import contextlib
 import errno
@@ -32,7 +32,7 @@ def fill(path: Path) -> None:
 def test_a_run_goes_on_without_what_it_can_do_without(
     tmp_path: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run goes on without its log, and rows that a full disk refused are in progress.csv once, later."""
+    """A run goes on without its log, and rows that a full disk refused are added to progress.csv once, later."""
     table, open_file = tmp_path / "progress.csv", Path.open
 
     @contextlib.contextmanager
@@ -109,7 +109,7 @@ def full(name: str) -> Fault:
 
 
 def refused(call: str, number: int) -> Fault:
-    """Makes a call to the system fail with this error."""
+    """Returns a fault that makes a system call fail with this error."""
 
     def fail(*_: Any) -> None:
         raise OSError(number, os.strerror(number))

@@ -31,7 +31,7 @@ class WithMethod:
 
 
 def test_a_function_goes_by_its_name_if_that_is_enough() -> None:
-    """A function that its module's name finds goes by name, and any other one by value."""
+    """A function that can be found by its name is passed by name, and any other one by value."""
     assert as_setting(Counting) == (f"{TOYS}:Counting", None)
     assert as_setting(with_seed) == (f"{TOYS}:with_seed", None)
     renamed = functools.wraps(with_seed)(lambda: Counting(LENGTHS))  # another function of the same name
@@ -89,7 +89,7 @@ def test_a_run_with_a_function_is_that_with_its_name(tmp_path: Path) -> None:
 
 
 def test_what_a_name_is_not_enough_for_says_so(tmp_path: Path) -> None:
-    """A policy acts without its environment's function, and asks for it where it needs it."""
+    """A policy acts without its environment's function, and asks for it only where it needs it."""
     run = accel_rl.train(**RUN | {"env": lambda: Counting([3])}, steps=20, out=tmp_path / "run")
     policy = accel_rl.load(run)
     policy.predict(np.zeros(2, np.float32))

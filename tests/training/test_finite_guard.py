@@ -53,7 +53,7 @@ def test_the_run_stops_and_continues_from_its_last_good_checkpoint(tmp_path: Pat
     assert [row["time/total_timesteps"] for row in rows(run)] == ["40", "80", "120"]
     assert_good(run / "checkpoint.pt", 80)
 
-    with pytest.raises(RunError) as caught:  # nothing has changed; updates are counted from where they were
+    with pytest.raises(RunError) as caught:  # nothing has changed, and the count of updates continues
         accel_rl.train(resume=run)
     assert str(caught.value) == message
     with pytest.raises(UsageError, match="--entropy-weight would change the run"):
@@ -119,7 +119,7 @@ def test_statistics_that_wait_on_the_device_are_checked_before_an_environment_is
     with pytest.raises(RunError, match=r"^update 2 \(agent step 110\): loss is -inf; .* step 90") as caught:
         watch.explain_error(ValueError("by nan actions"), 120)
     assert isinstance(caught.value.__cause__, ValueError)
-    with pytest.raises(RunError, match="update 2"):  # it is not forgotten by being seen
+    with pytest.raises(RunError, match="update 2"):  # reporting it does not clear it
         watch.check_statistics()
 
 

@@ -1,4 +1,4 @@
-"""Tests of the lock of a run's folder: one process writes there, and a second one learns which."""
+"""Tests of the lock of a run's folder: one process writes there, and a second one is told which."""
 
 import os
 import signal

@@ -38,10 +38,10 @@ TASKS: dict[str, Any] = {"auxiliary": "pixel_control,value_replay,reward_predict
 CLOCK = {**COMMON, **TASKS, "env": f"{TOYS}:Clock", "env_options": {"lengths": [7, -4, 3]}}
 CLOCK |= {"network": "tests.helpers.samplers:Flat"}
 MASKED = {**COMMON, "env": "tests.helpers.masked_envs:Masked"}
-# Lives are lost in it.
+# Lives are lost within the run.
 BREAKOUT = {**PONG, **TASKS, "env": "breakout", "frame_skip": 15, "max_episode_steps": 30, "steps": 140}
 
-# Of most of these, tests of the parts show in `make test` that a GPU computes what a CPU computes.
+# For most of these, `make test` already compares GPU and CPU in tests of the parts.
 CASES: dict[str, dict[str, Any]] = {
     "a2c": {**PONG, "sampler": "alternating", "workers": 2, "eval_interval_steps": 60, "eval_episodes": 1},
     "ppo": {**CARTPOLE, **PPO, "value_clip": 0.2, "normalize_advantage": "rollout", "target_kl": 0.5}
@@ -83,7 +83,7 @@ TOLERANCE = {"a2c bf16": 3e-2}
     ],
 )
 def test_a_run_is_that_of_the_cpu(case: str, tmp_path: Path) -> None:
-    """A run on a GPU learns and scores as on the CPU, and tells the GPU's shares of waiting."""
+    """A run on a GPU learns and scores as on the CPU, and reports the GPU's shares of waiting."""
     there = accel_rl.train(**CASES[case], device="cuda:0", out=tmp_path / "there")
     here = accel_rl.train(**CASES[case], device="cpu", out=tmp_path / "here")
     assert_learned_alike(CASES[case], there, here, TOLERANCE.get(case, 1e-5))
@@ -120,8 +120,8 @@ RESUMED_IN_MAKE_TEST = ("a2c with dropout", "eps_rainbow")
     "case", [name if name in RESUMED_IN_MAKE_TEST else pytest.param(name, marks=pytest.mark.slow) for name in RESUMED]
 )
 def test_two_halves_equal_a_whole_run_on_a_gpu(case: str, tmp_path: Path) -> None:
-    """A resumed run on a GPU equals an uninterrupted one, bit for bit with deterministic operations. On a real GPU,
-    other operations add in an order of their own."""
+    """A resumed run on a GPU equals an uninterrupted one, bit for bit with deterministic operations. Other
+    operations of a real GPU add in varying order."""
     settings = {**RESUMED[case], "device": "cuda:0", "deterministic": True}
     assert_resumes_exactly(tmp_path, settings, 120, stop=80)
 

@@ -44,7 +44,7 @@ def test_two_halves_are_a_whole_run(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_replays_that_are_not_saved_are_filled_anew(tmp_path: Path) -> None:
-    """Replays that were not saved are filled anew before the tasks learn again."""
+    """Replays that were not saved are refilled before the tasks learn again."""
     run = accel_rl.train(**RUN, checkpoint_replay=False, steps=80, out=tmp_path / "run")
     accel_rl.train(resume=run, steps=160)
     helps = [bool(row.get("train/value_replay_loss")) for row in rows(run)]

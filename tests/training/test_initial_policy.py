@@ -183,7 +183,7 @@ def test_a_resumed_run_does_not_need_the_policy(trained: Path, tmp_path: Path) -
 
 
 def test_all_names_of_a_policy_are_taken(trained: Path, tmp_path: Path) -> None:
-    """A policy may be named by its folder or any of its files, and the best one is the best."""
+    """A policy may be named by its folder or any of its files; best.safetensors gives the best one."""
     run = shutil.copytree(trained, tmp_path / "run")
     tensors = load_file(run / LAST)
     policy_file.save(run / BEST, tensors | {"value_head.bias": tensors["value_head.bias"] + 1}, 40)
@@ -218,7 +218,7 @@ BAD: list[tuple[Any, str, dict[str, Any], str]] = [
 def test_what_cannot_be_begun_with_is_one_line(
     trained: Path, tmp_path: Path, spoil: Any, name: str, settings: dict[str, Any], message: str
 ) -> None:
-    """An initial policy that does not fit or is broken is one line, before anything is written."""
+    """An initial policy that does not fit or is broken is refused in one line, before anything is written."""
     run = Path(shutil.copytree(trained, tmp_path / "run"))
     if spoil:
         spoil(run)

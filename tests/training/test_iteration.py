@@ -57,11 +57,11 @@ def test_vtrace_with_one_batch_acts_as_a2c_does() -> None:
 
 @pytest.mark.parametrize("normalizes", [False, True])
 def test_the_first_rollout_of_a_run_makes_the_running_statistics(normalizes: bool) -> None:
-    """The first rollout only makes statistics where observations are normalized, and once per run."""
+    """If observations are normalized, the first rollout of a run, and only that one, just makes statistics."""
     torch.manual_seed(0)
     algo = A2C(spec_of(COUNTING), A2CSettings(normalize_observations=normalizes), 10**6, NUM_ENVS, HORIZON)
     learned = []
-    for step in (0, NUM_ENVS * HORIZON):  # each by an iteration of its own, as after a resume
+    for step in (0, NUM_ENVS * HORIZON):  # a new iteration for each, as after a resume
         before = algo.policy.policy_head.weight.detach().clone()
         stats = make_iteration(algo).collect_and_learn(step).stats
         learned.append(bool(stats) and not torch.equal(algo.policy.policy_head.weight, before))
@@ -81,7 +81,7 @@ def test_the_first_rollout_alone_shows_the_background() -> None:
 
 
 class Watching(VTrace):
-    """Keeps what the policy says, right after each update, of the observations on which its environments act next."""
+    """Keeps the policy's outputs, right after each update, for the observations on which its environments act next."""
 
     def __init__(self, *arguments: Any, **options: Any):
         super().__init__(*arguments, **options)
@@ -102,7 +102,7 @@ class Watching(VTrace):
 def test_an_update_precedes_the_actions_of_its_environments(
     sampler_class: Any, batches: int, steps_per_update: int
 ) -> None:
-    """An environment's actions follow the update of their step."""
+    """Environments act only after the update of their step."""
     algo = make_vtrace(batches, 3, steps_per_update, Watching)
     iteration = make_iteration(algo, sampler_class)
     try:

@@ -31,7 +31,7 @@ def test_ppo_learns_cartpole(tmp_path: Path) -> None:
 
 
 def test_the_example_of_the_docs_learns_cartpole(tmp_path: Path) -> None:
-    """The documented example of an own algorithm learns CartPole."""
+    """The documented example of a user's algorithm learns CartPole."""
     arguments = ["--algo", "docs.reinforce:Reinforce", "--normalize", "--learning-rate", "0.005"]
     train(tmp_path / "run", *arguments, "--env", "CartPole-v1", "--steps", "100000", "--seed", "1")
     with (tmp_path / "run" / "progress.csv").open() as file:
@@ -39,7 +39,7 @@ def test_the_example_of_the_docs_learns_cartpole(tmp_path: Path) -> None:
     assert scores[-1] > 3 * 25 > 2 * scores[0]  # random play lasts about 22 steps
 
 
-# All of 10 seeds solve the task with these settings, with an LSTM in 100,000 steps.
+# With these settings, all of 10 seeds solve the task; an LSTM needs 100,000 steps.
 RECALL: dict[str, Any] = {**TINY_SERIAL_RUN, "algo": "ppo", "env": f"{TOYS}:Recall", "core": "gru", "core_size": 32}
 RECALL |= {"envs": 64, "horizon": 33, "epochs": 4, "minibatches": 2, "gae_lambda": 0.95, "entropy_weight": 0.01}
 RECALL |= {"learning_rate": 1e-2, "learning_rate_schedule": "linear", "clip_schedule": "constant"}

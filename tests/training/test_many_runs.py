@@ -1,4 +1,4 @@
-"""Many trainings in one process, as a search for settings makes them: nothing of one is left to the next."""
+"""Many trainings in one process, as in a hyperparameter search: each leaves nothing behind for the next."""
 
 import gc
 import threading
@@ -10,17 +10,17 @@ import pytest
 import accel_rl
 from tests.helpers.runs import TINY_RUN, TINY_SERIAL_RUN
 
-WARM_UP, NUM_RUNS = 20, 100  # in the first ones PyTorch and the allocator take what they keep
-GROWTH_BYTES = 40_000  # of a run; one that kept its network or an environment would keep more
+WARM_UP, NUM_RUNS = 20, 100  # PyTorch and the allocator keep memory of the first runs
+GROWTH_BYTES = 40_000  # per run; a leaked network or environment would be larger
 
 
 @pytest.mark.slow
 @pytest.mark.multiprocess
 @pytest.mark.parametrize(("kind", "num_runs"), [("serial", NUM_RUNS), ("workers", 40)])
 def test_nothing_of_a_training_is_left_to_the_next(kind: str, num_runs: int, tmp_path: Path) -> None:
-    """Descriptors, children, threads and memory of a process are what they were, however often it has trained.
+    """Descriptors, children, threads and memory of a process stay the same, however often it trains.
 
-    Reported of Stable-Baselines3 (2.9.2, issue 1966)."""
+    Stable-Baselines3 had a report of such a leak (2.9.2, issue 1966)."""
     process, memory = psutil.Process(), list[int]()
     settings = (TINY_SERIAL_RUN if kind == "serial" else TINY_RUN) | {"algo": "a2c", "steps": 40}
     for index in range(num_runs):

@@ -1,4 +1,4 @@
-"""Tests of whole runs in environments with action masks, which raise at an action that is not allowed."""
+"""Tests of whole runs in environments with action masks, which raise an error for a forbidden action."""
 
 import json
 from dataclasses import replace
@@ -138,7 +138,7 @@ def test_predict_takes_masks(run: Path) -> None:
 
 
 def change(run: Path, folder: Path, name: str, value: Any) -> Path:
-    """Copies a policy, with another entry in policy.json's description of the environment."""
+    """Copies a policy with one changed entry in policy.json's description of the environment."""
     folder.mkdir()
     document = json.loads((run / policy_file.DESCRIPTION).read_text())
     del document["crc32"]

@@ -1,4 +1,4 @@
-"""Tests of policy files: they hold the whole policy and no code, and anything else in their place is one line."""
+"""Tests of policy files: they hold the whole policy and no code, and anything else in their place is refused."""
 
 import contextlib
 import json
@@ -50,7 +50,7 @@ def edit(run: Path, **settings: Any) -> None:
 
 
 def write_document(run: Path, document: dict[str, Any]) -> None:
-    """Writes policy.json, whose checksum is right."""
+    """Writes policy.json with the right checksum."""
     (run / DESCRIPTION).write_text(policy_file.seal({k: v for k, v in document.items() if k != "crc32"}))
 
 
@@ -93,7 +93,7 @@ def test_hostile_pickles_beside_a_policy_are_not_read(run: Path, tmp_path: Path,
         assert main(command.format(run=run).split()) == 0, capfd.readouterr().err
     assert not mark.exists()
     torch.load(run / "checkpoint.pt", weights_only=False)
-    assert mark.exists()  # since that unpickles it
+    assert mark.exists()  # --resume unpickles it like this
 
 
 @pytest.mark.parametrize("write", [as_zip, as_pickle])
@@ -205,7 +205,7 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
 
 @pytest.mark.parametrize("kind", DAMAGE)
 def test_a_damaged_file_is_one_line(run: Path, kind: str) -> None:
-    """A damaged policy file is one line, and the other policy still loads."""
+    """A damaged policy file is refused in one line, and the other policy still loads."""
     content = DAMAGE[kind]((run / BEST).read_bytes())
     assert content != (run / BEST).read_bytes()
     (run / BEST).write_bytes(content)
@@ -262,7 +262,7 @@ DESCRIPTIONS: list[tuple[Callable[[str], str], str]] = [
 
 @pytest.mark.parametrize(("change", "message"), DESCRIPTIONS, ids=range(len(DESCRIPTIONS)))
 def test_a_wrong_description_is_one_line(run: Path, change: Callable[[str], str], message: str) -> None:
-    """A wrong policy.json is one line that names the file."""
+    """A wrong policy.json is refused in one line that names the file."""
     text = (run / DESCRIPTION).read_text()
     assert change(text) != text
     (run / DESCRIPTION).write_text(change(text))
@@ -309,7 +309,7 @@ def wrap(env):
 
 @pytest.fixture
 def stranger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A module whose import leaves a mark; returns its path."""
+    """Makes a module whose import leaves a mark; returns the mark's path."""
     mark = tmp_path / "mark"
     (tmp_path / "stranger.py").write_text(CODE.format(mark=str(mark)))
     monkeypatch.syspath_prepend(str(tmp_path))

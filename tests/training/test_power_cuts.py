@@ -20,10 +20,10 @@ Files = dict[str, bytes]
 
 
 class Disk:
-    """Records the calls to the disk about one folder, and tells what a power cut may leave there.
+    """Records the disk calls for one folder, and tells what a power cut may leave there.
 
-    Of a file, that is what it held when it was synced last: nothing before the first time. Of names that were made,
-    replaced or removed since the folder was synced, it is any of these changes without the others."""
+    A file keeps the content of its last sync, or nothing before the first one. Of the names that were made, replaced
+    or removed since the folder was synced, any subset of the changes may remain."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch):
         self.folder = folder
@@ -50,7 +50,7 @@ class Disk:
     def _fsync(self, descriptor: int) -> None:
         status = os.fstat(descriptor)
         if stat.S_ISREG(status.st_mode):
-            self._held.append(os.dup(descriptor))  # or another file could have its inode's number later
+            self._held.append(os.dup(descriptor))  # otherwise another file could reuse the inode number
             self._contents[status.st_ino] = Path(f"/proc/self/fd/{descriptor}").read_bytes()
         elif os.path.samestat(status, self.folder.stat()):
             self._synced = self._names(self._changes)

@@ -168,7 +168,7 @@ def test_a_killed_run_continues_from_its_last_checkpoint(whole: Path, tmp_path: 
     steps = checkpoint.load(run / "checkpoint.pt")["steps"]
     assert 400 <= steps < STEPS and steps % 400 == 0
     with (run / "progress.csv").open("a") as file:
-        file.write("12")  # as if it had died while it wrote
+        file.write("12")  # as if it had died in the middle of a row
     accel_rl.train(resume=run)
     assert_same_run(run, whole)
 
@@ -199,7 +199,7 @@ def test_a_run_that_was_killed_before_its_summary(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_overwrite_leaves_no_mixture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An interrupted overwrite leaves no checkpoint beside the settings of another run."""
+    """An interrupted overwrite leaves no checkpoint with the settings of another run."""
     unlink, run = Path.unlink, tmp_path / "run"
     accel_rl.train(**TINY_SERIAL_RUN, steps=40, out=run)
     removed: list[str] = []

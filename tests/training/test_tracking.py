@@ -1,4 +1,4 @@
-"""Tests of tracking with Weights & Biases: what it was given is found again, and its failures change no run."""
+"""Tests of tracking with Weights & Biases: it keeps what it is given, and its failures change no run."""
 
 import contextlib
 import os
@@ -31,7 +31,7 @@ FAILED = "the tracker failed, and the run goes on without it"
 
 @pytest.fixture
 def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """Puts what the package writes and reads beside runs into a folder of the test's, without an account's key."""
+    """Moves the package's files outside of runs to a folder of the test, without an account's key."""
     for name in [name for name in os.environ if name.startswith("WANDB_")]:
         monkeypatch.delenv(name)
     home = tmp_path / "home"
@@ -49,7 +49,7 @@ def wandb(places: dict[str, str]) -> Iterator[Any]:
     module = pytest.importorskip("wandb", reason="needs the extra wandb")
     module.teardown()
     yield module
-    with contextlib.suppress(ConnectionError):  # A test has killed its process.
+    with contextlib.suppress(ConnectionError):  # a test may have killed its process
         module.teardown()
 
 
@@ -95,8 +95,7 @@ def test_a_run_is_found_again_and_is_the_same_as_without(wandb: Any, tmp_path: P
 def test_a_tracker_that_fails_is_said_once_and_the_run_goes_on(
     strike: str, wandb: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A tracker whose own process, which keeps and uploads everything, dies or hangs gives one warning, and the run
-    completes."""
+    """If the tracker's process, which keeps and uploads everything, dies or hangs, the run warns once and completes."""
 
     def strike_service(row: dict[str, float]) -> None:
         if row["time/total_timesteps"] == 40:
@@ -132,7 +131,7 @@ def test_what_cannot_be_written_is_said_once(
 def test_a_missing_key_is_one_line_before_the_run(
     wandb: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A missing key is a usage error before the run, without a question."""
+    """A missing key is a usage error before the run, without a prompt."""
     monkeypatch.delenv("WANDB_MODE")
     with pytest.raises(UsageError, match=r"needs the key .* `wandb login`, set WANDB_API_KEY, or set WANDB_MODE=off"):
         accel_rl.train(**RUN, track="wandb", out=tmp_path / "run")

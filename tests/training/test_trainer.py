@@ -1,4 +1,4 @@
-"""Tests of when something that recurs in a run is due."""
+"""Tests of when recurring work of a run is due."""
 
 import pytest
 

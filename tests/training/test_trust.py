@@ -15,7 +15,7 @@ from accel_rl.run_folder import checkpoint
 from accel_rl.run_folder.directory import is_finished
 from tests.helpers.runs import TINY_DQN_RUN
 
-# Checkpoints of a DQN have a replay, which is a file of its own.
+# A DQN's checkpoints keep the replay in a separate file.
 RUN: dict[str, Any] = {**TINY_DQN_RUN, "warmup_steps": 20, "n_step": 1, "normalize_returns": False}
 RUN |= {"checkpoint_interval_steps": 20}
 NOBODY = 65534

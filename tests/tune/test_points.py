@@ -1,4 +1,4 @@
-"""What the tuner searches, by sampler, machine, and the settings that the user has fixed."""
+"""Tests of what the tuner searches, by sampler, machine, and the settings that the user has fixed."""
 
 from dataclasses import replace
 from typing import Any
@@ -18,7 +18,7 @@ MANY = CpuTopology(tuple((cpu, cpu + 32) for cpu in range(32)), (0,) * 32, 64)
 
 
 def on(topology: CpuTopology, sampler: str = "alternating", device: str = "cpu", **settings: Any) -> Config:
-    """Returns a run as it would be on this machine."""
+    """Returns a run as it would be on this topology."""
     config = resolve({"env": "CartPole-v1", "device": "cpu", "horizon": 5, "sampler": sampler, **settings})
     run = replace(config.run, device=device)
     workers = 0 if sampler != "alternating" else settings.get("workers")
@@ -31,7 +31,7 @@ def coarse(space: Space) -> dict[str, tuple[int, ...]]:
 
 
 def test_two_logical_cpus() -> None:
-    """The search starts at what a run picks, and has values for each setting."""
+    """The search starts at the settings that a run would pick, and has values for each of them."""
     config = on(TWO)
     space = make_space(config, ())
     assert coarse(space) == {"workers": (1, 2, 4), "learning_threads": (1, 2), "sampling_threads": (1, 2)}
@@ -68,7 +68,7 @@ def test_values_between_the_coarse_ones() -> None:
 
 
 def test_what_the_user_has_fixed_is_not_searched() -> None:
-    """What the user has fixed is the same in all points."""
+    """Settings that the user has fixed are the same in all points."""
     config = on(MANY, workers=4)
     assert coarse(make_space(config, {"workers"})).keys() == {"learning_threads", "sampling_threads"}
     assert coarse(make_space(config, {"envs_per_worker"})).keys() == {"learning_threads", "sampling_threads"}
@@ -88,7 +88,7 @@ def test_other_samplers_and_devices() -> None:
 
 
 def test_the_queued_sampler() -> None:
-    """Agents leave the batch as it is, and no count changes while it is measured."""
+    """The number of agents does not change the batch, and no count changes during a measurement."""
     config = on(TWO, "queued", envs=8, dynamic_adjustment=True)
     space = make_space(config, ())
     assert [*space.axes] == ["envs", "predictors", "trainers"]
@@ -102,7 +102,7 @@ def test_the_queued_sampler() -> None:
 
 
 def test_other_numbers_of_environments_only_where_asked_for() -> None:
-    """Without --tune-envs, the number of environments stays."""
+    """Without --tune-envs, the number of environments is kept."""
     assert "envs" not in make_space(on(TWO, envs=12), ()).axes
     space = make_space(on(TWO, envs=12), (), tune_envs=True)
     assert coarse(space)["envs"] == (6, 12, 24, 48)

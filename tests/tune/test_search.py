@@ -1,4 +1,4 @@
-"""The tuner's search on simulated machines, whose clock is that of their turns."""
+"""Tests of the tuner's search on simulated machines, whose clock advances with their turns."""
 
 import itertools
 import math
@@ -17,7 +17,7 @@ BUILD_S, TURN_S = 2.0, 0.5
 
 
 class Machine:
-    """Builds points with these rates, times noise and a drift; knows what is open. training: what a point becomes."""
+    """Builds points with these rates, times noise and a drift; knows which are open. training: built from a point."""
 
     def __init__(self, rate: Callable[..., float], noise: float = 0.0, seed: int = 0, training: Any = None):
         self.rate, self.noise, self.rng, self.training = rate, noise, random.Random(seed), training or Training
@@ -102,7 +102,7 @@ def test_a_large_space_is_searched_by_lines() -> None:
 
 
 def test_the_default_stays_where_nothing_is_faster() -> None:
-    """Luck makes no settings file. Where no point may be faster than the default, there is no final."""
+    """A lucky point does not replace the default. If no point may be faster than the default, there is no final."""
     found = Machine(lambda workers, threads: 1000.0, noise=0.05).search(SMALL)
     assert found.finalists and found.pick == SMALL.start
     found = Machine(lambda workers, threads: 1000.0 / (workers * threads) ** 2).search(SMALL)
@@ -182,7 +182,7 @@ def test_little_memory_ends_the_building(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_an_error_of_the_default_is_the_users() -> None:
-    """An error of the default is the run's own."""
+    """An error of the default settings is raised as the run's own."""
 
     def fails(workers: int, threads: int) -> float:
         raise RunError("the environment fails")

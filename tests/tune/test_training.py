@@ -1,4 +1,4 @@
-"""A training as a contestant, on the fake GPU."""
+"""Tests of a training run as a contestant, on the fake GPU."""
 
 from contextlib import closing
 
@@ -12,7 +12,7 @@ from accel_rl.tune.training import Training
 
 @pytest.mark.gpu(fake=True)
 def test_a_turn_on_a_gpu_ends_with_its_work() -> None:
-    """No work of a turn is left on the GPU, where it would run in the next contestant's."""
+    """A turn leaves no work on the GPU that would run in the next contestant's turn."""
     sizes = {"envs": 4, "horizon": 3, "sampler": "serial", "steps": 10**6}
     config = check(resolve({"algo": "a2c", "env": "CartPole-v1", "device": "cuda:0", **sizes}))
     with closing(Training("training", config)) as training:

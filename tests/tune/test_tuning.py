@@ -24,7 +24,7 @@ SMALL = ["--env", "CartPole-v1", "--device", "cpu"]
 
 
 class Simulated:
-    """Has a rate that its point decides: the more workers, the better."""
+    """A contestant whose rate depends on its point; more workers are faster."""
 
     open: list[str] = []
 
@@ -42,7 +42,7 @@ class Simulated:
 
 @pytest.fixture
 def simulated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A machine of two logical CPUs on which training is simulated; returns the current folder."""
+    """Simulates training on a machine of two logical CPUs; returns the current folder."""
     monkeypatch.setattr(resolving, "read_topology", lambda *_: TWO)
     monkeypatch.setattr(tuning, "build_training", Simulated)
     monkeypatch.chdir(tmp_path)
@@ -57,7 +57,7 @@ def call(capfd: Any, *words: Any) -> tuple[int, str, str]:
 
 
 def test_the_file_resolves_to_what_was_found(simulated: Path, capfd: Any) -> None:
-    """The file has what the user has set and what was found, and resolves to that plan."""
+    """The file has the settings of the user and of the search, and resolves to that plan."""
     words = ["--learning-threads", 1, "--horizon", 4, "--learning-rate", "1e-3", "--clip-grad-norm", "null"]
     status, out, _ = call(capfd, *SMALL, *words)
     assert status == 0 and Simulated.open == []
@@ -106,7 +106,7 @@ def test_what_it_prints(simulated: Path, capfd: Any) -> None:
 
 
 def test_the_final_comes_first() -> None:
-    """A point that was lucky before the final stands below those that played it; an unsure pick is named."""
+    """A point that was lucky before the final is listed below those that played it; an unsure pick is named."""
     space = Space(Point((("workers", 2),)), {})
     one, lucky = space.start.replace("workers", 1), space.start.replace("workers", 4)
     unsure, even = {"median": 1.1, "low": 0.9, "high": 1.2}, {"median": 1.0, "low": 1.0, "high": 1.0}
@@ -120,7 +120,7 @@ def test_the_final_comes_first() -> None:
 
 
 def test_other_programs_are_noticed(simulated: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A busy machine is named, since all figures are noisy there."""
+    """A busy machine is reported, since its figures are noisy."""
     fixed = ["--sampling-threads", 1, "--learning-threads", 1, "--overwrite"]
     assert "load average" not in call(capfd, *SMALL, *fixed)[1]
     monkeypatch.setattr(os, "getloadavg", lambda: (3.5, 0.0, 0.0))
@@ -128,7 +128,7 @@ def test_other_programs_are_noticed(simulated: Path, capfd: Any, monkeypatch: py
 
 
 def test_other_numbers_of_environments(simulated: Path, capfd: Any) -> None:
-    """--tune-envs tries other numbers of environments, and advises to compare scores."""
+    """--tune-envs tries other numbers of environments, and advises comparing scores."""
     status, out, _ = call(capfd, *SMALL, "--tune-envs", "--workers", 2, "--minutes", 0.1, "--seconds", 0.01)
     assert status == 0 and "compare scores, too, before you use another number" in out
     assert yaml.safe_load((simulated / "tuned-a2c-CartPole-v1.yaml").read_text())["envs"] == 64
@@ -197,14 +197,14 @@ def test_replays_are_short() -> None:
     ],
 )
 def test_bad_input(simulated: Path, capfd: Any, words: list[str], message: str) -> None:
-    """What cannot be tuned is one line, before any work."""
+    """A run that cannot be tuned is refused in one line, before any work."""
     status, _, err = call(capfd, *words)
     assert status == 2 and re.search(message, err) and err.count("\n") == 1
     assert not list(simulated.iterdir())
 
 
 def test_a_file_is_not_overwritten_unasked(simulated: Path, capfd: Any) -> None:
-    """A file that exists is refused before any work, unless --overwrite says otherwise."""
+    """An existing file is refused before any work, unless --overwrite is given."""
     file = simulated / "tuned-a2c-CartPole-v1.yaml"
     file.write_text("mine: 1\n")
     status, _, err = call(capfd, *SMALL)

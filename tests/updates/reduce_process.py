@@ -1,6 +1,6 @@
-"""Ranks that update together: `run(together, 2)` runs all cases in two processes, `alone(name)` one of them here.
+"""Ranks that update together. `run(together, 2)` runs all cases in two processes, `alone(name)` one of them here.
 
-A case is a number of updates of a small float64 network, always with the same samples, of which each rank has its part.
+A case is a series of updates of a small float64 network. The samples are always the same, and each rank has its part.
 """
 
 import pickle
@@ -32,7 +32,7 @@ NUM_UPDATES, NUM_SAMPLES = 40, 24
 class Case:
     rule: str = "sgd"
     clip: float | None = None
-    masked: bool = False  # different numbers of valid samples; sometimes none on one rank, or on any
+    masked: bool = False  # numbers of valid samples differ; sometimes one rank or both have none
     is_standardized: bool = False
     prioritised: bool = False
     normalised: bool = False
@@ -40,7 +40,7 @@ class Case:
     slice_elements: int = 10**6
     through_memory: bool = True
     is_sum: bool = False
-    is_recorded: bool = False  # updates run as recorded programs, as they do as machine code
+    is_recorded: bool = False  # updates run as recorded programs, in place of machine code
 
 
 CASES = {
@@ -73,7 +73,7 @@ class Network(nn.Module):
         self.moments.mean += seed
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probabilities [N, 3], values [N]."""
+        """Returns log-probabilities [N, 3] and values [N]."""
         scaled = (x - self.moments.mean) / (self.moments.variance + 1).sqrt()
         logits, value = self.body(scaled).split([3, 1], dim=1)
         return logits.log_softmax(1), value.squeeze(1)
@@ -139,7 +139,7 @@ def alone(name: str) -> list[dict[str, Tensor]]:
 
 
 def together(rank: int, size: int, device: str) -> dict[str, list[dict[str, Tensor]]]:
-    """Returns the results of all cases as this rank. Ranks begin with different networks."""
+    """Returns this rank's results of all cases. Ranks begin with different networks."""
     found = {}
     for name, case in CASES.items():
         network = Network(rank).to(device)
@@ -174,7 +174,7 @@ def too_many_terms(rank: int, size: int, device: str) -> str:
 
 
 def run(role: Callable[..., Any], size: int, device: str = "cpu") -> list[Any]:
-    """Returns the results of `role` from each rank, in a process of its own."""
+    """Runs `role` in a process for each rank; returns their results."""
     meeting = TCPStore("127.0.0.1", 0, size, is_master=True, wait_for_workers=False)
     ranks = [
         subprocess.Popen(

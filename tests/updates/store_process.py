@@ -67,21 +67,21 @@ def fill(part: LockedTensors, values: float) -> None:
 
 
 def check(part: LockedTensors) -> None:
-    """Asserts that all of part is from one version. Copies are checked, as a learner reads them."""
+    """Asserts that all of part is from one version. Checks copies, since a learner reads copies."""
     version, copies = part.version, [tensor.clone() for tensor in part.current.values()]
     for copy in copies:
         assert bool((copy == version).all()), f"version {version} is torn: {sorted({*copy.tolist()})[:5]}"
 
 
 def hammer(store: CentralStore, seconds: float) -> None:
-    """Writes all parts in turns for some seconds, once it is told to begin; prints how often."""
+    """Waits for a line to begin, writes all parts in turn for some seconds, and prints how often."""
     print(flush=True)
     sys.stdin.readline()
     print(go_around(store, seconds, is_writer=True))
 
 
 def go_around(store: CentralStore, seconds: float, is_writer: bool) -> int:
-    """Reads, or writes, all parts in turns for some seconds, at least once; returns how often."""
+    """Reads or writes all parts in turn for some seconds, at least once; returns how often."""
     count, end = 0, time.monotonic() + seconds
 
     def visit(part: LockedTensors) -> None:
@@ -100,7 +100,7 @@ def go_around(store: CentralStore, seconds: float, is_writer: bool) -> int:
 
 
 def hold(store: CentralStore) -> None:
-    """Holds chunk 0, the statistics and the target, half rewritten; lets go of the chunk when told to."""
+    """Locks chunk 0, the statistics and the target, half rewritten; waits for a line to release the chunk."""
     for part in (store.chunks[0], store.statistics, store.target):
         part.acquire()
         for tensor in part.staging.values():
@@ -120,20 +120,20 @@ class Weights(nn.Module):
 
 
 def learn(store: CentralStore, size: int, num_updates: int) -> None:
-    """Begins to `update_store` once it is told to; says what the target was at each of its counts."""
+    """Waits for a line to begin, runs `update_store`, and prints its result."""
     print(flush=True)
     sys.stdin.readline()
     print(json.dumps(update_store(store, size, num_updates)))
 
 
 def update_store(store: CentralStore, size: int, num_updates: int) -> dict[str, int]:
-    """Makes updates of which each subtracts 1 from all parameters, adds 1 to the statistic "count", and syncs the
-    target after about 8 updates of all learners; returns what the target was at each of its counts."""
+    """Makes updates that subtract 1 from all parameters and add 1 to the statistic "count". Syncs the target after
+    about 8 updates of all learners; returns the target's checksum at each sync count."""
     network, target = Weights(size), Weights(size).requires_grad_(False)
     learner, count = Update(network, SGD(), exchange=StoreExchange(store)), torch.zeros((), dtype=torch.float64)
     targets: dict[int, str] = {}
     for _ in range(num_updates):
-        learner.parameters.gradient.fill_(1.0)  # PyTorch may refuse to compute any in a fork
+        learner.parameters.gradient.fill_(1.0)  # PyTorch may refuse to compute gradients in a fork
         learner.exchange.apply({}, torch.tensor(1), 1.0)
         with learner.exchange.locked_buffers({"count": count}):
             count += 1

@@ -1,4 +1,4 @@
-"""Tests that several ranks with a part of the samples each update like one rank with all samples."""
+"""Tests that several ranks, each with a part of the samples, update like one rank with all samples."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from tests.updates.reduce_process import CASES, NUM_UPDATES, Network, alone, run, together, too_many_terms
 
-# Each rank is a process that imports torch. `make test` has synchronous learners in tests/distributed.
+# Each rank is a process that imports torch. `make test` runs synchronous learners in tests/distributed.
 pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
 
 PER_SAMPLE = "errors"  # a term that has an entry for each sample
@@ -55,7 +55,7 @@ def test_clipping_cuts_what_it_should() -> None:
 
 @pytest.mark.multiprocess
 def test_more_terms_than_there_is_room_for() -> None:
-    """More logged terms than the gradient's vector has room for are an error."""
+    """Logging more terms than fit into the gradient's vector is an error."""
     assert run(too_many_terms, 1) == [
         "65 numbers do not fit behind the gradient: there is room for 64; log fewer terms"
     ]

@@ -1,4 +1,4 @@
-"""Updates as recorded programs and as machine code: they learn what operations one by one do."""
+"""Updates as recorded programs and as machine code learn the same as single operations."""
 
 import errno
 import hashlib
@@ -71,7 +71,7 @@ def policy(folder: Path, **settings: Any) -> dict[str, Tensor]:
     "case", [case if case in FAST else pytest.param(case, marks=pytest.mark.slow) for case in CASES]
 )
 def test_programs_learn_what_single_operations_do(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every algorithm's parameters after a run are the same within rounding, schedules and minibatches included."""
+    """Every algorithm learns the same parameters within rounding, including schedules and minibatches."""
     expected = policy(tmp_path / "eager", **CASES[case], compile="never")
     calls: list[int] = []
 
@@ -113,7 +113,7 @@ class Learner:
 
 
 def test_numbers_of_a_program_change_with_each_update() -> None:
-    """Learning rate, batch, and a number in it are those of the update, not those of the recording."""
+    """A program uses the learning rate, batch and numbers of each update, not those of the recording."""
     direct, ours = Learner(lambda _: None, "auto"), Learner(replayed)
     for number in range(4):
         expected, found = direct.learn(number=number), ours.learn(number=number)
@@ -124,7 +124,7 @@ def test_numbers_of_a_program_change_with_each_update() -> None:
 
 
 class Doubling(Exchange):
-    """An exchange as if another learner had the same gradient and the same sums."""
+    """An exchange with an imaginary learner that has the same gradient and sums."""
 
     calls = 0
 
@@ -144,7 +144,7 @@ class Doubling(Exchange):
 
 
 def test_learners_exchange_between_the_pieces_of_a_program() -> None:
-    """Each update reaches the other learners as often and with the same values as without; recordings never do."""
+    """Compiled updates exchange as often and with the same values as others; recordings never exchange."""
     exchanges = Doubling(), Doubling()
     direct, ours = (Learner(replayed, exchange=exchange) for exchange in exchanges)
     direct.update.compiled = None
@@ -157,7 +157,7 @@ def test_learners_exchange_between_the_pieces_of_a_program() -> None:
 
 
 def test_a_replaced_tensor_is_not_learned_from() -> None:
-    """A program reads the tensors that its update names, also after one of them was replaced."""
+    """A program reads the tensors that its update names, even after one of them is replaced."""
     direct, ours = Learner(replayed), Learner(replayed)
     direct.update.compiled = None
     table = torch.arange(12.0).view(4, 3)
@@ -176,7 +176,7 @@ def test_a_replaced_tensor_is_not_learned_from() -> None:
 
 
 def test_each_shape_has_its_own_program() -> None:
-    """Batches of many sizes learn what they learn without: the first sizes as programs, all others without."""
+    """Batches of many sizes learn the same as without programs; only the first sizes become programs."""
     direct, ours = Learner(replayed), Learner(replayed)
     direct.update.compiled = None
     for size in [*range(1, 12)] * 2:
@@ -187,7 +187,7 @@ def test_each_shape_has_its_own_program() -> None:
 
 
 def learns_as_without(caplog: pytest.LogCaptureFixture) -> str:
-    """Checks that updates that cannot be compiled learn as without; returns the only warning."""
+    """Checks that updates learn the same if they cannot be compiled; returns the only warning."""
     ours, direct = Learner(None), Learner(replayed)
     direct.update.compiled = None
     for number in range(3):
@@ -201,9 +201,9 @@ def learns_as_without(caplog: pytest.LogCaptureFixture) -> str:
 def test_a_failed_compilation_is_remembered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A program that could not be compiled runs as without, says so once, and is not compiled again."""
+    """A failed compilation gives one warning and is not repeated; the updates run as without it."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(compiled_calls, "_Compiler", None)  # would raise TypeError
+    monkeypatch.setattr(compiled_calls, "_Compiler", None)  # a compilation would raise TypeError
     recordings: list[Recording] = []
     Learner(lambda recording: recordings.append(recording) or replayed(recording)).learn()  # type: ignore[func-returns-value]
     path = path_of(recordings[0])
@@ -233,7 +233,7 @@ def request_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> compilation.R
 
 
 def test_one_of_two_processes_compiles(request_in: compilation.Request, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of two that want the same machine code at once, one makes it and the other waits until it is there."""
+    """If two processes want the same machine code, one compiles it and the other waits."""
     made: list[Path] = []
 
     def compile_slowly(request: compilation.Request, path: Path) -> None:
@@ -261,7 +261,7 @@ def test_one_of_two_processes_compiles(request_in: compilation.Request, monkeypa
 def test_a_full_disk_is_not_remembered(
     error: Exception, lasts: bool, request_in: compilation.Request, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A compilation that found no room on the disk leaves nothing, so that the next run tries again."""
+    """A compilation that fails on a full disk leaves nothing behind, so the next run tries again."""
 
     def fail(*_: object) -> None:
         raise error
@@ -274,7 +274,7 @@ def test_a_full_disk_is_not_remembered(
 
 
 def test_machine_code_has_a_tanh_of_its_own() -> None:
-    """The rational function is tanh, within rounding, for all float32; PyTorch keeps its own for other types."""
+    """The rational function equals tanh within rounding for all float32; other types keep PyTorch's tanh."""
     x = torch.cat([torch.linspace(-12, 12, 100_001), torch.logspace(-30, 30, 10_001), torch.tensor([-torch.inf])])
     found = rational_tanh(x)
     torch.testing.assert_close(found.double(), x.double().tanh(), rtol=4e-7, atol=0)
@@ -283,7 +283,7 @@ def test_machine_code_has_a_tanh_of_its_own() -> None:
 
 
 def test_a_program_holds_only_what_it_uses() -> None:
-    """A program knows nothing of the room for terms behind a gradient, unless it uses that."""
+    """A program does not include the space for terms after a gradient, unless it uses it."""
     recordings: list[Recording] = []
     learner = Learner(lambda recording: recordings.append(recording) or replayed(recording))  # type: ignore[func-returns-value]
     learner.learn()
@@ -294,7 +294,7 @@ def test_a_program_holds_only_what_it_uses() -> None:
 
 @pytest.mark.parametrize("damage", ["cut", "other digest", "no text", "no digest"])
 def test_a_damaged_file_is_not_whole(damage: str, tmp_path: Path) -> None:
-    """Machine code is used only as it was written, whatever has happened to the two files."""
+    """Machine code is used only if both of its files are as they were written."""
     path = tmp_path / "code.so"
     path.write_bytes(b"code")
     digest_path(path).write_text(hashlib.sha256(b"code").hexdigest())
@@ -310,7 +310,7 @@ def test_a_damaged_file_is_not_whole(damage: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("code_s", "stays"), [(0.5, True), (2.0, False)])
 def test_slower_machine_code_is_left(code_s: float, stays: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Machine code that takes longer than single operations is used for some calls only."""
+    """Machine code that is slower than single operations is dropped after some calls."""
     now = [0.0]
     monkeypatch.setattr(compiled_calls.time, "perf_counter", lambda: now[0])
 
@@ -332,7 +332,7 @@ def test_slower_machine_code_is_left(code_s: float, stays: bool, monkeypatch: py
 
 
 def test_recording_changes_nothing() -> None:
-    """Until there is machine code, updates are bit for bit those of a run that is never compiled."""
+    """Until there is machine code, updates equal those of a run without compilation bit for bit."""
     direct, ours = Learner(replayed, "auto"), Learner(lambda _: None, "auto")
     direct.update.compiled = None
     for number in range(5):
@@ -342,7 +342,7 @@ def test_recording_changes_nothing() -> None:
 
 
 def test_machine_code_is_dropped_with_the_tensors_that_it_changes() -> None:
-    """After a checkpoint is loaded, which brings new tensors, updates go on from its values."""
+    """After a checkpoint brings new tensors, updates continue from its values."""
     ours, direct = Learner(replayed), Learner(lambda _: None, "auto")
     ours.learn()
     saved = ours.update.state_dict()
@@ -420,7 +420,7 @@ def does_not_take_part(learner: Learner, inputs: Tensor, weight: Tensor) -> Any:
 def test_what_is_no_program_runs_as_without(
     loss: Callable[..., Any], reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A loss that cannot be compiled is said once, with its reason, and learns as without --compile."""
+    """A loss that cannot be compiled gives one warning with the reason and learns as without --compile."""
     caplog.set_level(logging.WARNING, "accel_rl")
     ours, direct = Learner(replayed), Learner(replayed)
     direct.update.compiled = None
@@ -431,13 +431,13 @@ def test_what_is_no_program_runs_as_without(
             learner.learn(function, number)
     (record_,) = caplog.records
     assert reason in record_.message
-    if loss is not counts:  # recordings count, too
+    if loss is not counts:  # a recording increases the count, too
         torch.testing.assert_close(ours.weights, direct.weights)
 
 
 @pytest.fixture(autouse=True, scope="module")
 def had_tracer() -> bool:
-    """True if tests of other files have imported PyTorch's compiler before."""
+    """Tells whether tests of other files have imported PyTorch's compiler."""
     return "torch._dynamo" in sys.modules
 
 
@@ -448,7 +448,7 @@ def test_a_recording_imports_no_tracer(had_tracer: bool) -> None:
 
 
 def test_an_argument_is_not_a_view_of_what_is_learned() -> None:
-    """A function whose argument is a view of a parameter is no program: a compiler would not know of the view."""
+    """A function with a view of a parameter as an argument is not compiled, since compilers cannot see the view."""
     learner = Learner(replayed)
     recording = record(lambda row: learner.layer.bias.detach() + row, (learner.layer.bias.detach(),))
     assert "a view" in recording.problem
@@ -466,7 +466,7 @@ def test_an_argument_is_not_a_view_of_what_is_learned() -> None:
     ],
 )
 def test_what_is_compiled(when: str, deterministic: bool, layer: nn.Module, compiles: bool) -> None:
-    """Small networks without convolutions are compiled; of deterministic runs only those that ask for it."""
+    """Small networks without convolutions are compiled; deterministic runs are compiled only on request."""
     assert (why_not_compiled(when, deterministic, layer) == "") is compiles
 
 
@@ -482,7 +482,7 @@ def test_learners_with_a_central_store_say_that_they_are_not_compiled(
 
 @pytest.mark.parametrize(("seconds", "share", "begins"), [(10.0, 0.1, True), (10.0, 0.5, False), (100.0, 0.9, False)])
 def test_when_a_compilation_begins(seconds: float, share: float, begins: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run compiles if its updates would take more than a minute without: 10 s for a tenth of them, not for half."""
+    """A run compiles if its remaining updates would take over a minute: at 10 s for a tenth of them, not for half."""
     begun: list[Recording] = []
 
     class Endless:
@@ -500,7 +500,7 @@ def test_when_a_compilation_begins(seconds: float, share: float, begins: bool, m
     learner = Learner(lambda _: None, "auto")
     for number in range(4):
         learner.learn(number=number)
-    assert not begun  # nothing of the run is done
+    assert not begun  # the run has reported no progress yet
     learner.update.note_share_done(share)
     for number in range(2):
         learner.learn(number=number)
@@ -517,7 +517,7 @@ SLOW_RUN += ["--final-games", 0, "--no-report", "--checkpoint-interval-steps", 2
 
 
 def train(out: Path, cache: Path, *words: object, **variables: str) -> tuple[str, Path]:
-    """Returns what a run logs, and its folder."""
+    """Runs a training; returns its log and its folder."""
     environment = {"XDG_CACHE_HOME": str(cache), **variables}
     device = () if "--devices" in words else ("--device", "cpu")
     result = Command(*SLOW_RUN, *device, *words, "--out", out, environment=environment).finish(within_s=600)
@@ -527,7 +527,7 @@ def train(out: Path, cache: Path, *words: object, **variables: str) -> tuple[str
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Returns the folder of a compiled run, and of the machine code."""
+    """Returns the folders of a compiled run and of its machine code."""
     folder = tmp_path_factory.mktemp("compiled")
     log, run = train(folder / "run", folder / "cache", "--steps", 800)
     assert "is being compiled" in log and "runs as machine code" in log
@@ -536,7 +536,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @compiles
 def test_machine_code_learns_what_pytorch_does(compiled: tuple[Path, Path], tmp_path: Path) -> None:
-    """A compiled run ends with the parameters of one that is not, within rounding; all of its updates are compiled."""
+    """A compiled run ends with an uncompiled run's parameters within rounding; all of its updates are compiled."""
     log, run = train(tmp_path / "run", compiled[1], "--steps", 800, "--compile", "never")
     assert "machine code" not in log
     ours, expected = (load_file(folder / "policy.safetensors") for folder in (compiled[0], run))
@@ -547,7 +547,7 @@ def test_machine_code_learns_what_pytorch_does(compiled: tuple[Path, Path], tmp_
 
 @compiles
 def test_machine_code_is_kept_and_resumes_exactly(compiled: tuple[Path, Path], tmp_path: Path) -> None:
-    """A second run finds the machine code, and a resumed one ends bit for bit as one that was not interrupted."""
+    """A second run finds the machine code, and a resumed one ends bit for bit as an uninterrupted one."""
     log, run = train(tmp_path / "run", compiled[1], "--steps", 400, "--schedule-steps", 800)
     assert "is being compiled" not in log and "runs as machine code" in log
     words = ("train", "--resume", run, "--steps", 800)
@@ -559,7 +559,7 @@ def test_machine_code_is_kept_and_resumes_exactly(compiled: tuple[Path, Path], t
 
 @compiles
 def test_two_learners_run_as_machine_code(tmp_path: Path) -> None:
-    """Two synchronous learners, which compile at once, learn what they learn without; only one compiles."""
+    """Two synchronous learners learn the same with machine code, which only one of them compiles."""
     cache = tmp_path / "cache"
     words = ("--steps", 800, "--devices", "cpu,cpu", "--workers", 2)
     log, ours = train(tmp_path / "ours", cache, *words)
@@ -587,7 +587,7 @@ def test_a_run_goes_on_without_a_compiler(what: str, tmp_path: Path) -> None:
 
 @compiles
 def test_damaged_machine_code_is_made_anew(compiled: tuple[Path, Path], tmp_path: Path) -> None:
-    """A file of machine code that was cut off is not loaded."""
+    """A truncated file of machine code is not loaded but compiled again."""
     (code,) = (compiled[1] / "accel_rl" / "updates").glob("*.so")
     (digest,) = (compiled[1] / "accel_rl" / "updates").glob("*.sha256")
     cache = tmp_path / "cache" / "accel_rl" / "updates"

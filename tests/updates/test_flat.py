@@ -32,7 +32,7 @@ def assert_views(module, flat):
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 def test_values_and_outputs_stay(memory_format):
-    """The vector holds every parameter once, and the network's values and outputs stay."""
+    """The vector holds every parameter once, and the network's values and outputs stay the same."""
     plain, network = make_network(), make_network().to(memory_format=memory_format)
     flat = FlatParameters(network)
     assert_views(network, flat)
@@ -80,7 +80,7 @@ def test_loading_a_state_keeps_the_views():
 
 
 def test_a_copy_is_independent():
-    """A copied network has a vector of its own."""
+    """A copied network has its own vector."""
     network = make_network()
     flat = FlatParameters(network)
     target = copy.deepcopy(network)

@@ -7,7 +7,7 @@ from accel_rl.updates.foreach import copy_tensors
 
 
 def make(device: str) -> list[torch.Tensor]:
-    """Dense, strided, channels-last, empty and 0-d tensors of three dtypes."""
+    """Returns dense, strided, channels-last, empty and 0-d tensors of three dtypes."""
     numbers = torch.arange(240.0, device=device)
     return [
         numbers[:6].clone().view(2, 3),

@@ -114,7 +114,7 @@ def test_after_exchanges_with_the_store(name: str, in_place: bool) -> None:
     updates = [
         Update(p, optimizer, exchange=StoreExchange(store, in_place=in_place, **options)) for p in (first, second)
     ]
-    before = assert_fresh(first, before)  # the store's
+    before = assert_fresh(first, before)  # reads the store's parameters
     learn(updates[1], rate=0.1)
     updates[1].exchange.flush()  # type: ignore[attr-defined]
     updates[0].pull()

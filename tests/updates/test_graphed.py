@@ -1,4 +1,4 @@
-"""Tests of `graphed`, whose functions a CUDA graph repeats; on the CPU, through the buffers that a graph would read."""
+"""Tests of `graphed`, which runs functions as CUDA graphs; on the CPU, through the buffers that a graph would read."""
 
 import logging
 from collections.abc import Callable
@@ -39,7 +39,7 @@ class Inputs(NamedTuple):
 
 
 def scaled(inputs: Inputs, factor: Tensor, count: Tensor, is_negative: Tensor) -> dict[str, Any]:
-    """Computes with all of its arguments, and asks only for what tensors have."""
+    """Computes with all of its arguments, which must be tensors."""
     assert all(number.shape == () for number in (factor, count, is_negative))
     assert (factor.dtype, count.dtype, is_negative.dtype) == (torch.float32, torch.int64, torch.bool)
     y = inputs.x.square() * factor + inputs.parts["b"][0] * (count % 5)
@@ -61,13 +61,13 @@ def test_everything_new_reaches_the_function(how: str) -> None:
         same, next_count = found["all"]
         assert type(same) is Inputs and same.absent is None and same.parts["none"] is None
         assert torch.equal(same.x.cpu(), x) and next_count.item() == count + 1
-        found.clear()  # the containers are the caller's
+        found.clear()  # the caller owns the containers
     assert how == "direct" or num_graphs(update) == 2
 
 
 @pytest.mark.parametrize("how", HOW)
 def test_no_gradient_is_kept(how: str) -> None:
-    """Results need no gradient."""
+    """Results do not require gradients."""
     update = make_update(how)
     for _ in range(4):
         assert not update.graphed(update.module.forward, torch.ones(2, 3, device=update.device)).requires_grad
@@ -94,7 +94,7 @@ def test_results_are_passed_on_without_copies(how: str) -> None:
         x = torch.full((2, 3), float(index), device=update.device)
         one = update.graphed(first, x)
         kept = x.clone()
-        for repeat in range(3):  # Minibatches, too, are read more often than they are computed.
+        for repeat in range(3):  # minibatches, too, are read more often than computed
             two = update.graphed(second, *one, x)
             stats = update.minimize(loss, (two,), torch.tensor(2), 0.0)
             expected = (kept + 1) * kept.sum() + kept
@@ -126,7 +126,7 @@ def test_a_function_may_be_given_its_own_results(how: str) -> None:
         assert total.tolist() == [expected] * 5, index
     for index in range(2 * MAX_GRAPHS_PER_CALL + 1010 * (how != "graph")):
         total = update.graphed(add, update.graphed(double, total), total[:1].expand(5) * 0 + 1)
-        total = update.graphed(add, total, -total)  # so that it stays small
+        total = update.graphed(add, total, -total)  # resets it to 0
         assert total.tolist() == [0] * 5, index
     if how != "direct":
         assert update._graphs and update._graphs.is_enabled
@@ -204,7 +204,7 @@ def test_what_is_replaced_has_to_be_named(is_named: bool) -> None:
 
     for index in range(8):
         if index == 4:
-            old = tables[0]  # alive, so that a graph that reads it can do so
+            old = tables[0]  # kept alive for graphs that still read it
             tables[0] = torch.full((3,), 5.0, device=GPU)
         uses = tables if is_named else ()
         found.append(update.graphed(read, torch.arange(3, device=GPU), uses=uses)[0].item())
@@ -326,12 +326,12 @@ def one_update(
 @pytest.mark.parametrize("sizes", [(4, 4, 4), (5, 5, 2)], ids=["even", "uneven"])
 @pytest.mark.parametrize("how", HOW)
 def test_repeated_updates_are_those_of_a_loop(how: str, sizes: tuple[int, ...]) -> None:
-    """Each call sees its own parts, rows, rate and numbers, and an update sees the parameters of the one before."""
+    """Each call uses its own parts, rows, rate and numbers, and each update the parameters of the one before."""
     update, expected = make_update(how), make_update("direct")
     for index in range(7):
         rows = torch.randn(12, 3, generator=torch.Generator().manual_seed(index))
         parts = torch.randperm(12, generator=torch.Generator().manual_seed(-index)).split(list(sizes))
-        rate, factor = 0.001 * (1 + index), 1.0 + index % 3  # low, or rounding would grow with each update
+        rate, factor = 0.001 * (1 + index), 1.0 + index % 3  # low, since rounding grows with each update
         REPEATED.append(expected.module)
         wanted = [one_update(expected, part, rate, rows, factor) for part in parts]
         REPEATED.append(update.module)
@@ -348,7 +348,7 @@ def test_repeated_updates_are_those_of_a_loop(how: str, sizes: tuple[int, ...]) 
 
 @pytest.mark.gpu(fake=True)
 def test_repeated_updates_are_one_launch() -> None:
-    """A graph holds all updates of an epoch; outside of it, only its arguments are copied in and its terms out."""
+    """A graph holds all updates of an epoch; only its arguments and its terms are copied outside of it."""
     update = make_update("graph")
     REPEATED.append(update.module)
     rows, parts = torch.randn(12, 3).to(GPU), torch.randperm(12).to(GPU).view(3, 4)
@@ -360,7 +360,7 @@ def test_repeated_updates_are_one_launch() -> None:
 
 
 def test_what_cannot_be_one_graph_is_a_loop() -> None:
-    """A body that does more on the host, and norms that are logged, are not frozen in a graph."""
+    """Updates that log norms, or whose body does more on the host, run as a loop, not as one graph."""
     rows, parts = torch.randn(12, 3), torch.arange(12).view(3, 4)
     for options, by_one in (({"log_norms": True}, True), ({}, False)):
         update = Update(nn.Linear(3, 1), SGD(), **options)

@@ -1,4 +1,4 @@
-"""Tests of learners that may share a GPU: how they sum gradients. CUDA and the other learners are stubbed."""
+"""Tests of how learners that may share a GPU sum gradients. CUDA and the other learners are stubbed."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ from tests.updates.reduce_process import CASES, run, together
 def test_nccl_is_for_learners_with_a_gpu_of_their_own(
     own_nccl: bool, others: list[tuple[bool, str]], uses_nccl: bool, monkeypatch: Any
 ) -> None:
-    """Learners use NCCL only where each has a GPU of its own, and they all decide alike."""
+    """Learners use NCCL only if each has its own GPU, and all of them decide the same."""
 
     def gather(found: list[Any], own: Any) -> None:
         found[:] = [own, *others]

@@ -1,6 +1,6 @@
-"""Tests of optimizers against slow loops over single numbers, and PyTorch.
+"""Tests of optimizers against slow loops over single numbers, and against PyTorch.
 
-Each process whose tests make an optimizer of torch.optim imports PyTorch's compiler, so all of these are here."""
+Making an optimizer of torch.optim imports PyTorch's compiler, so all tests that do so are in this file."""
 
 import dataclasses
 import io
@@ -120,7 +120,7 @@ def test_an_optimizer_is_its_equation(optimizer, slow):
 @pytest.mark.parametrize("as_tensor", [False, True])
 @pytest.mark.parametrize("betas", [(0.9, 0.999), (0.8, 0.7)], ids=["long", "never rectified"])
 def test_radam_is_torch_radam(betas, as_tensor):
-    """RAdam equals PyTorch's, before and after its first rectified update, for rates as tensors, too."""
+    """RAdam equals PyTorch's, before and after its first rectified update, with rates as numbers or tensors."""
     start, gradients = random_problem()
     gradients, rates = 2 * gradients, 2 * LEARNING_RATES  # the sixth is the first that is rectified
     expected = start.clone()
@@ -137,7 +137,7 @@ def test_radam_is_torch_radam(betas, as_tensor):
 
 @pytest.mark.parametrize("optimizer", TORCH, indirect=True, ids=repr)
 def test_a_torch_optimizer_is_the_optimizer_of_torch(optimizer):
-    """An optimizer of torch.optim updates as it does by itself."""
+    """A wrapped optimizer of torch.optim updates as it does without the wrapper."""
     start, gradients = random_problem(dtype=torch.float32)
     expected = start.clone()
     torch_optimizer = getattr(torch.optim, optimizer.name)([expected], lr=1.0, **optimizer.options)
@@ -192,8 +192,7 @@ def test_chunks_update_like_the_whole(optimizer):
 
 @pytest.mark.parametrize("is_fast", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_policies_act_by_the_parameters_of_torch_optimizers(is_fast):
-    """A policy acts by its new parameters after updates of every optimizer of torch.optim that Update can use, also by
-    its faster implementations."""
+    """A policy acts by its new parameters after updates of any usable torch.optim optimizer and implementation."""
     for name in _torch_names():
         for options in ({}, {"foreach": True}, {"fused": True}):
             if is_fast != (name == "Adam" or "fused" in options):

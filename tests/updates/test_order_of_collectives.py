@@ -1,4 +1,4 @@
-"""Tests of when learners in step on GPUs exchange gradients: between two CUDA graphs, never inside one."""
+"""Tests that synchronous learners on GPUs exchange gradients between CUDA graphs, never inside one."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -25,7 +25,7 @@ T, B, MINIBATCHES, NUM_ROLLOUTS = 4, 6, 2, 3  # the first two minibatches are no
 
 @pytest.fixture
 def events(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Yields what happens, in order: replays of graphs, collectives with their sizes, clipping and steps."""
+    """Yields the events in order: graph replays, collectives with their sizes, clipping and steps."""
     found: list[str] = []
 
     def noted(owner: Any, name: str, describe: Any) -> None:
@@ -48,9 +48,9 @@ def events(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 
 def learn(events: list[str], normalize: str, seed: int, is_lost: bool) -> tuple[list[str], int]:
-    """Returns what happens while a learner learns from some rollouts, and the number of its parameters.
+    """Returns the events while a learner learns from some rollouts, and the number of its parameters.
 
-    seed: of its rollouts; is_lost: one of them has no valid sample, as after a failed environment."""
+    seed: for the rollouts; is_lost: one rollout has no valid sample, as after an environment failed."""
     settings = PPO.Settings(epochs=1, minibatches=MINIBATCHES, normalize_advantage=normalize, target_kl=1e9)
     torch.manual_seed(0)
     algo = PPO(VECTORS, settings, 10_000, B, T)
@@ -68,13 +68,13 @@ def learn(events: list[str], normalize: str, seed: int, is_lost: bool) -> tuple[
 
 @pytest.mark.parametrize("normalize", ["minibatch", "rollout"])
 def test_gradients_are_summed_between_graph_and_step(normalize: str, events: list[str]) -> None:
-    """Each update replays the graph of its gradient, sums the gradient, clips and steps. Sums of advantages, and for a
-    limit on the divergence, are between graphs, too."""
+    """Each update replays the graph of its gradient, sums the gradient, clips and steps. The collectives for
+    advantages and target_kl are between graphs, too."""
     count = COLLECTIVES.value
     found, num_parameters = learn(events, normalize, 0, False)
-    assert COLLECTIVES.value - count == 1 + sum("sum of" in event for event in found)  # parameters are broadcast
+    assert COLLECTIVES.value - count == 1 + sum("sum of" in event for event in found)  # 1: the broadcast of parameters
     three_sums, gradient = ["sum of 1 RedOpType.SUM"] * 3, next(event for event in found if len(event.split()) == 3)
-    assert int(gradient.split()[2]) > num_parameters  # the terms of the loss ride behind it
+    assert int(gradient.split()[2]) > num_parameters  # the terms of the loss follow it
     in_each, once = (three_sums, []) if normalize == "minibatch" else ([], three_sums)
     update = ["graph", *in_each, "graph", gradient, "clip", "step"]
     last_rollout = ["graph", *once, *update * MINIBATCHES, "sum of 1 RedOpType.MAX"]

@@ -27,7 +27,7 @@ def make_store(size: int = SIZE, **options: Any) -> CentralStore:
 @pytest.mark.multiprocess
 @pytest.mark.parametrize("seconds", [0.5, pytest.param(10.0, marks=pytest.mark.slow)])
 def test_what_is_read_was_written(seconds: float) -> None:
-    """Processes that write and read at once always read whole updates, and no update is lost."""
+    """Processes that read and write concurrently read only whole updates, and no update is lost."""
     store = make_store()
     processes = [Process(store, hammer, seconds) for _ in range(2)]
     for process in processes:
@@ -58,7 +58,7 @@ def test_the_dead_hold_no_lock_and_have_written_nothing() -> None:
         with store.locked(part):
             assert part.version == 1
             check(part)
-            fill(part, 2)  # over what the dead one has left
+            fill(part, 2)  # over the dead process's remains
             part.publish()
             check(part)
 
@@ -73,7 +73,7 @@ def test_whichever_is_free_first(monkeypatch: pytest.MonkeyPatch) -> None:
     sleep = time.sleep
 
     def first_sleep(seconds: float) -> None:
-        process.say()  # only now does the other let go
+        process.say()  # only now does the other process release it
         monkeypatch.setattr(time, "sleep", sleep)
         sleep(seconds)
 
@@ -134,7 +134,7 @@ def test_an_update_that_fails_is_none() -> None:
         store.for_each_chunk(visit)
     for part in store.chunks:
         check(part)
-    # Another process has to try: a process may always lock what it has locked.
+    # Another process has to try, since a process can always relock its own locks.
     acquire = f"import fcntl; fcntl.lockf({store.setup.fd}, fcntl.LOCK_EX | fcntl.LOCK_NB, {len(store.chunks)})"
     assert subprocess.run([sys.executable, "-c", acquire], pass_fds=[store.setup.fd]).returncode == 0
 

@@ -47,7 +47,7 @@ def on_store(
     cuda_graphs: bool = False,
     **options: Any,
 ) -> Update:
-    """Returns an update on the store. options: of the exchange."""
+    """Returns an update on the store. options: for the exchange."""
     return Update(network, rule, clip, StoreExchange(store, **options), cuda_graphs=cuda_graphs)
 
 
@@ -153,7 +153,7 @@ def test_multi_step_adam_alone_is_adam(n: int) -> None:
         minimize(local, index)
         minimize(update, index)
         assert torch.equal(update.parameters.values, local.parameters.values)
-        update.state_dict()  # to look is not to exchange
+        update.state_dict()  # reading the state is not an exchange
         assert [part.version for part in store.chunks] == [(index + 1) // n] * 3
     assert_same_state(update, local)
     assert torch.equal(store.read()["square"], local.exchange.optimizer_state["square"])
@@ -168,7 +168,7 @@ def test_rounding_makes_no_square_negative() -> None:
     store = make_store(network, Adam(), options=options)
     store.write(store.read() | {"square": torch.rand(1000, generator=torch.Generator().manual_seed(0))})
     update = on_store(network, Adam(), store, **options)
-    store.write(store.read() | {"square": torch.zeros(1000)})  # other learners have gone on without gradients for long
+    store.write(store.read() | {"square": torch.zeros(1000)})  # as after many updates of others without gradients
     for _ in range(3):
         update.step(network(torch.zeros(1, 100)).sum(), torch.tensor(1), 1e-3)
     squares = store.read()["square"]
@@ -254,7 +254,7 @@ class MultiStepNumbers(Numbers):
 
 ADAM = Adam(beta1=0.8, beta2=0.9, epsilon=1e-2)
 SCRIPT = ["a", "b", "b", "a", "pull b", "a", "a", "b", "pull a", "b", "a", "b", "b", "b", "a", "a", "a"]
-SCRIPT += ["b", "b", "b", "pull a", "b", "a"]  # pulled when some updates are pending, and others have exchanged theirs
+SCRIPT += ["b", "b", "b", "pull a", "b", "a"]  # pulls with updates pending, after exchanges of others
 CASES: dict[str, tuple[Optimizer, dict[str, Any], Callable[[np.ndarray[Any, Any]], Numbers]]] = {
     "shared rmsprop": (RMSProp(0.9, 1e-2), {}, lambda start: Numbers(start, own_state=False)),
     "own rmsprop": (RMSProp(0.9, 1e-2), {"own_state": True}, lambda start: Numbers(start, own_state=True)),
@@ -355,7 +355,7 @@ def test_staleness_is_a_mean_over_chunks() -> None:
 
 @pytest.mark.multiprocess
 def test_what_two_processes_do_adds_up() -> None:
-    """Updates and statistics of two processes add up, and targets of one count are equal."""
+    """Updates and statistics of two processes add up, and targets of the same count are equal."""
     store = make_store(Weights(1000), SGD(), statistics={"count": torch.zeros((), dtype=torch.float64)})
     process = Process(store, learn, 1000, 300)
     process.hear()
@@ -451,7 +451,7 @@ def test_a_target_includes_what_is_pending() -> None:
 )
 @pytest.mark.parametrize("in_place", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_resumes_bit_for_bit(rule: Optimizer, options: dict[str, Any], in_place: bool) -> None:
-    """A learner and store restored from a state continue bit for bit, with another number of chunks, too."""
+    """A learner and store restored from a state continue bit for bit, even with another number of chunks."""
 
     def make(num_chunks: int) -> Update:
         store = make_store(make_network(), rule, options=options, num_chunks=num_chunks)

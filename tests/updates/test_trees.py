@@ -25,7 +25,7 @@ class Outer(NamedTuple):
 
 
 def make_batch(num_samples: int = 31) -> tuple[Any, ...]:
-    """Two NamedTuples, of which one holds another, a dict, a setting, and nothing."""
+    """Returns a batch of NamedTuples, one nested in another, a dict, a setting, and None."""
     numbers = torch.arange(num_samples)
     outer = Outer(torch.randn(num_samples, 72), numbers % 3 > 0, Inner(-numbers))
     return outer, {"action": 2 * numbers, "none": None}, Outer(numbers, numbers), torch.tensor(0.5), None
@@ -53,9 +53,9 @@ def test_mapping_keeps_the_structure() -> None:
 
 
 def test_slices_are_the_whole() -> None:
-    """Slices together hold each sample once, in order, and settings whole."""
+    """Together, slices hold each sample once, in order; settings stay whole."""
     batch = make_batch()
-    parts = slices(batch, most_elements=500)  # a sample has 72
+    parts = slices(batch, most_elements=500)  # a sample has 72 elements
     assert [len(part[0].observation) for part in parts] == [6, 6, 6, 6, 7]
     num_leaves = len(leaves(batch))
     for index in range(num_leaves - 1):
@@ -115,6 +115,6 @@ def test_rollouts_are_batches() -> None:
     assert structure(doubled) != structure(rollout.without_finals())
     ended = replace(rollout, terminal_frames=TerminalFrames(*(torch.zeros(4) for _ in range(3))))
     assert len(leaves(ended)) == 17 + 3
-    assert structure(ended.without_finals()) == structure(rollout.without_finals())  # so that they share a graph
+    assert structure(ended.without_finals()) == structure(rollout.without_finals())  # they can share a graph
     assert structure(replace(rollout, first_step=7)) == structure(rollout)
     assert structure(replace(rollout, frame_stack=2)) != structure(rollout)

@@ -83,7 +83,7 @@ def make_batch(index: int, num_samples: int = 30, scale: float = 1.0, device: to
 
 
 def by_step(learner: Learner, index: int) -> dict[str, Tensor]:
-    """Does by `step` what `minimize` is to do."""
+    """Does with `step` what `minimize` should do."""
     batch = make_batch(index)
     num_samples = batch.valid.sum()
     loss_sum, terms = learner.loss(*batch)
@@ -109,7 +109,7 @@ def test_minimize_is_step(make: Callable[[Optimizer], Learner], rule: Optimizer)
     stats = [(by_step(expected, index), actual.minimize(index)) for index in range(6)]
     for first, second in stats:
         assert_close(first, second)
-    # Adam's first steps have the sign of the gradient, however small: rounding there is larger than elsewhere.
+    # Adam's first steps follow the sign of even a tiny gradient, so rounding is larger there than elsewhere.
     torch.testing.assert_close(actual.values, expected.values, rtol=1e-3, atol=1e-4)
 
 
@@ -139,8 +139,8 @@ def test_what_is_not_sliceable_stays_whole() -> None:
 
 @pytest.mark.parametrize("how", ["slices", "buffers", pytest.param("graph", marks=pytest.mark.gpu(fake=True))])
 def test_further_losses_and_sums(how: str) -> None:
-    """Further losses add to the gradient, by their weights of this update; all sums are divided by the number of
-    samples of the first loss, or by nothing if that is 0."""
+    """Further losses add to the gradient with their weights of this update. All sums are divided by the number of
+    samples of the first loss, unless it is 0."""
     expected, actual = Learner(rule=SGD()), Learner("cuda:0" if how == "graph" else "cpu", SGD(), slice_elements=500)
     expected.update.exchange.clip_grad_norm = actual.update.exchange.clip_grad_norm = None
     if how == "buffers":
@@ -150,13 +150,13 @@ def test_further_losses_and_sums(how: str) -> None:
         loss_sum = weight * actual.network(x).square().sum()
         return loss_sum, {"other": loss_sum.detach()}
 
-    for index in range(8):  # in turn, so that both have graphs
+    for index in range(8):  # in turn, so both have graphs
         batch, x = make_batch(index), make_batch(100 + index, num_samples=7).x
         num_samples = batch.valid.sum()
         loss_sum, terms = expected.loss(*batch)
         weight = 0.3 + index / 10
         other_sum = weight * expected.network(x).square().sum()
-        count = num_samples * (index % 2)  # 0: of the sum
+        count = num_samples * (index % 2)  # 0: nothing is divided
         norm = expected.update.step(loss_sum + other_sum, count.clamp(min=1), 1e-3)
         there, x = make_batch(index, device=actual.update.device), x.to(actual.update.device)
         extra = [LossPart(other, (x, weight))]
@@ -224,7 +224,7 @@ def test_buffers_are_the_direct_path(rule: Optimizer, device: str) -> None:
 
 @pytest.mark.parametrize("buffers", [False, True])
 def test_a_state_resumes(buffers: bool) -> None:
-    """A restored update continues as the saved one, through buffers, too."""
+    """A restored update continues like the saved one, even through buffers."""
     through, other = Learner(rule=Adam()), Learner(rule=Adam())
     if buffers:
         through.replay(), other.replay()

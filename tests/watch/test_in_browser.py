@@ -29,7 +29,7 @@ def chrome() -> Iterator[Any]:
 
 
 class Visit:
-    """A page in a window of its own, with its requests and its complaints."""
+    """A page in its own window, with its requests and its complaints."""
 
     def __init__(self, chrome: Any, address: str, window: str = "desktop", scheme: str = "light"):
         width, height = WINDOWS[window]

@@ -62,7 +62,7 @@ def log_row(run: Path, text: str) -> None:
 
 
 def test_the_list_and_the_pages_follow_the_runs(tmp_path: Path) -> None:
-    """The list and the pages show new rows and ends of runs, beside a broken run, too."""
+    """The list and the pages show new rows and ends of runs, even next to a broken run."""
     ended, running = (write_run(tmp_path / "a2c" / "CartPole-v1" / name, steps=4000) for name in ("one", "two"))
     write_run(tmp_path / "a2c" / "CartPole-v1" / "broken", header="other columns")
     log_row(ended, "4000,240,400,0.25,5.5,,0.5")
@@ -74,7 +74,7 @@ def test_the_list_and_the_pages_follow_the_runs(tmp_path: Path) -> None:
         assert 'href="/run/a2c/CartPole-v1/two"' in runs
         before = ask(port, "/run/a2c/CartPole-v1/two")[1]
         assert "Running: 3,000 of 4,000 agent steps" in " ".join(before.split())
-        assert len(before) < 100_000  # Plotly has an address of its own
+        assert len(before) < 100_000  # Plotly has its own address
         log_row(running, "3500,240,400,0.25,777.25,,0.5")
         after = ask(port, "/run/a2c/CartPole-v1/two")[1]
         assert "3,500 of 4,000 agent steps" in after and "777.25" in after and "777.25" not in before

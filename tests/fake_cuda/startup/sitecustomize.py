@@ -1,5 +1,5 @@
-"""Python runs this first in processes that inherit the folder in PYTHONPATH. Once torch is imported, they have what the
-tests' process has: fake GPUs, and the random numbers of the CPU."""
+"""Python runs this first in processes that inherit the folder in PYTHONPATH. Once torch is imported, they have the same
+as the test process: fake GPUs, the random numbers of the CPU, or both."""
 
 import importlib.abc
 import importlib.machinery
@@ -11,7 +11,7 @@ FAKE_GPUS, SAME_NUMBERS = "ACCEL_RL_FAKE_GPUS", "ACCEL_RL_SAME_NUMBERS"
 
 
 class _TorchFinder(importlib.abc.MetaPathFinder):
-    """Finds torch where it is, and installs the rest after it has been imported."""
+    """Finds torch as usual, and installs the rest after its import."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         if name != "torch":
