@@ -3,8 +3,8 @@
 python benchmarks/compiled_scores.py [--tasks CartPole-v1 ...] [--presets NAME ...] [--seeds 1 2 3] [--table]
                                      [--json benchmarks/results/compiled_scores.json]
 
-Run it from the repository's root; it takes a day. Each run is one `accel-rl train` with `--compile always` or with
-`--compile never`, and one `accel-rl eval` of the final policy over 20 games. Each run is added to the file when it
+Run it from the repository's root; all presets take a day. Each run is one `accel-rl train` with `--compile always` or
+with `--compile never`, and one `accel-rl eval` of the final policy over 20 games. Each run is added to the file when it
 ends, and is not repeated later, so the program can be stopped and started at any time. Presets with equal settings
 count as one. Presets that a task refuses, or whose updates are not compiled, are noted and left out. At the end the
 program prints the mean scores with their intervals over seeds (--table: nothing else).
