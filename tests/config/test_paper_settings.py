@@ -385,7 +385,7 @@ PAPERS = {
     "ga3c": GA3C_RUN,
     "gunreal": GUNREAL_RUN,
 }
-NOT_IN_PAPERS = {"ppo_lstm", "ppo_small", "vtrace_lstm", "pqn_16x32"}
+NOT_IN_PAPERS = {"ppo_lstm", "ppo_small", "vtrace_lstm", "pqn_16x32", "qr_dqn_small"}
 
 # Numbers that differ from the paper's, set by the preset or by its base.
 ONLINE_Q_DEVIATIONS = {"learning_rate": 7e-4, "frame_shape": (104, 80)}
