@@ -63,7 +63,7 @@ def test_an_unknown_id_is_answered_with_its_name_here(env_id: str, advice: str) 
 
 def test_an_id_of_envpool_is_answered_with_its_prefix() -> None:
     pytest.importorskip("envpool")
-    with pytest.raises(UsageError, match=r"here it is envpool:WalkerWalk-v1$"):
+    with pytest.raises(UsageError, match=r"use envpool:WalkerWalk-v1$"):
         _find("WalkerWalk-v1")
 
 
