@@ -18,7 +18,7 @@ class Game(NamedTuple):
 
 
 class RecurrentInputs(NamedTuple):
-    """A recurrent policy's inputs besides its observation.
+    """A recurrent policy's inputs in addition to its observation.
 
     state [..., S]: the recurrent state before this step. previous_action [..., *A], previous_reward [...]: those of the
     step before, with the learner's reward. is_first [...] bool: a new game starts here, so the others are ignored.
@@ -107,11 +107,11 @@ class Rollout:
     recurrent_inputs [T + 1, B, ...]: a recurrent policy's inputs at each row; step t produced state[t + 1].
     terminal_frames: None unless the sampler was asked for them (SamplerConfig.terminal_frames).
 
-    A merged rollout has pieces of episodes as columns, each of its own length; steps behind a piece's end are not
+    A merged rollout has pieces of episodes as columns, each of its own length; steps after a piece's end are not
     valid. bootstrap_value [B]: the value after each piece's last step, as computed when acting, also where the piece
     was truncated (K = 0 then); meaningless where it was terminated. num_segments: number of columns that hold pieces;
     these come first, the others are padding. num_valid: number of their steps. All three are None for other rollouts.
-    auxiliary: what the sampler has drawn for the auxiliary tasks, by task, if it does.
+    auxiliary: the sampler's draws for the auxiliary tasks, by task, if it draws for them.
     """
 
     observation_rows: Tensor

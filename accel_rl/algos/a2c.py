@@ -16,7 +16,7 @@ from accel_rl.config.schedules import schedule_setting
 from accel_rl.rollout import Batch, Rollout
 from accel_rl.updates import Update
 
-REFERENCE_BATCH = 80  # samples: 16 environments x 5 steps, to which the paper's learning rate belongs
+REFERENCE_BATCH = 80  # samples: the paper's 16 environments x 5 steps, which its learning rate is for
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class A2CSettings(AuxiliarySettings, ActorCriticSettings):
     entropy_weight: float = basic_setting(0.01, "weight of the policy's entropy", least=0)
     entropy_schedule: str = schedule_setting("constant", "schedule of the entropy weight")
     learning_rate_scaling: str = setting(
-        "none", "sqrt: times the root of (envs x horizon / 80) (Stooke & Abbeel 5.3)", choices=("none", "sqrt")
+        "none", "sqrt: times sqrt(envs x horizon / 80) (Stooke & Abbeel 5.3)", choices=("none", "sqrt")
     )
 
 
@@ -81,7 +81,7 @@ def a2c_loss(
 
         -log pi(a|s) A  +  value_weight (V(s) - R)^2  -  entropy_weight H(pi(.|s)).
 
-    outputs, targets, valid [...]; A and R are those of the targets. Gradients flow through outputs only. Returns the
+    outputs, targets, valid [...]; A and R come from the targets. Gradients flow through outputs only. Returns the
     sum, and its terms as sums over valid samples, detached. Source: Mnih et al. 2016, Algorithm S2.
     """
     gain, value_error = (

@@ -1,4 +1,4 @@
-"""Defines what actor-critics share: the settings of their network, running statistics, and the form of their loss."""
+"""Defines the parts that actor-critics share: network settings, running statistics, and the form of the loss."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
@@ -25,27 +25,27 @@ class ActorCriticSettings(CoreSettings, AlgoSettings):
         choices=("diagonal", "spherical"),
     )
     log_std_init: float = setting(
-        0.0, "Box actions: logarithm of the std before anything is learned, if diagonal", least=-20, most=5
+        0.0, "Box actions, gaussian=diagonal: logarithm of the initial std", least=-20, most=5
     )
     initialization: str = setting(
         "normalized",
-        "first weights: normalized: weight vectors of norm 1 (0.01 of the policy's), Glorot-uniform convolutions, "
+        "initial weights: normalized: weight vectors of norm 1 (policy head: 0.01), Glorot-uniform convolutions, "
         "biases of 0; fan_in: weights and biases uniform within +-1/sqrt(inputs of a unit) (GA3C); orthogonal: "
-        "orthogonal matrices times sqrt(2), 0.01 of the policy's, 1 of the value's, biases of 0",
+        "orthogonal matrices times sqrt(2) (policy head: 0.01, value head: 1), biases of 0",
         choices=("normalized", "fan_in", "orthogonal"),
     )
     normalize_observations: bool = basic_setting(
         False,
-        "normalize observations to mean 0, variance 1 by running statistics; from pictures of bytes, subtract the "
+        "normalize observations to mean 0 and variance 1 by running statistics; pictures of bytes: subtract the "
         "background",
     )
     normalize_returns: bool = basic_setting(False, "divide rewards by the running std of discounted returns")
 
 
 class ActorCriticAlgo(Algo):
-    """An algorithm that acts and learns with an ActorCritic. A subclass writes `learn`, and usually a `loss`.
+    """An algorithm that acts and learns with an ActorCritic. A subclass implements `learn`, and usually `loss`.
 
-    Raises UsageError for settings of the network that do not fit together."""
+    Raises UsageError for network settings that do not fit together."""
 
     accepts_segments = True
     Settings: ClassVar[type[AlgoSettings]] = ActorCriticSettings
@@ -96,7 +96,7 @@ class ActorCriticAlgo(Algo):
             parameters, value = self.policy.evaluate(batch.observation, batch.recurrent_inputs)
         distribution = self.policy.distribution
         log_probability = distribution.log_probability(parameters, batch.action)
-        has_bonus = getattr(self.settings, "entropy_weight", 1) > 0  # else the entropy is logged only
+        has_bonus = getattr(self.settings, "entropy_weight", 1) > 0  # otherwise the entropy is only logged
         return Outputs(log_probability, distribution.entropy(parameters if has_bonus else parameters.detach()), value)
 
     def state_dict(self) -> dict[str, Any]:
@@ -108,7 +108,7 @@ class ActorCriticAlgo(Algo):
 
 
 class Outputs(NamedTuple):
-    """A policy's outputs for steps: log pi(a|s) of the actions taken, the entropy of pi(.|s), and V(s), each [...]."""
+    """A policy's outputs for each step: log pi(a|s) of the action taken, entropy of pi(.|s), and V(s), all [...]."""
 
     log_probability: Tensor
     entropy: Tensor
@@ -120,7 +120,7 @@ def actor_critic_terms(
 ) -> Stats:
     """Returns each sample's loss,  -gain  +  value_weight value_error  -  entropy_weight H(pi(.|s)),  and its terms.
 
-    gain: what the policy increases; value_error: what the value decreases; each [...]. settings: have value_weight."""
+    gain: the policy maximizes it; value_error: the value minimizes it; each [...]. settings has a value_weight."""
     policy_loss = -gain
     loss = policy_loss + settings.value_weight * value_error - entropy_weight * outputs.entropy
     return {"policy_loss": policy_loss, "value_loss": value_error, "entropy": outputs.entropy, "loss": loss}

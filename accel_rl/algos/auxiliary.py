@@ -1,7 +1,7 @@
-"""Auxiliary tasks beside any actor-critic: the replay that they share, when they learn, and how updates include them.
+"""Adds auxiliary tasks to any actor-critic: their shared replay, when they learn, and how updates include them.
 
-The algorithm does not know them. The run stores rollouts for them (training/iteration.py), and the algorithm's update
-is an UpdateWithTasks.
+The algorithm does not know about them. The run stores rollouts for them (training/iteration.py), and the algorithm's
+update is an UpdateWithTasks.
 """
 
 import logging
@@ -29,14 +29,14 @@ from accel_rl.updates.update import Body
 
 logger = logging.getLogger("accel_rl")
 
-MAX_STEPS = 20  # of a sequence by default: UNREAL's t_max
+MAX_STEPS = 20  # longest sequence by default: UNREAL's t_max
 
 
 def add_heads(policy: ActorCritic, settings: Any) -> None:
-    """Adds the heads of the tasks that take part, if these are AuxiliarySettings, to the policy.
+    """Adds the heads of the active tasks to the policy, if settings are AuxiliarySettings.
 
-    Later random draws, and the rest of the policy, are as they would be without. Raises UsageError for a task that the
-    environment does not allow."""
+    Leaves later random draws and the rest of the policy unchanged. Raises UsageError for a task that is impossible in
+    the environment."""
     if not isinstance(settings, AuxiliarySettings):
         return
     with torch.random.fork_rng(devices=[]):
@@ -49,10 +49,10 @@ def add_heads(policy: ActorCritic, settings: Any) -> None:
 
 
 class AuxiliaryTasks:
-    """The auxiliary tasks of an algorithm: they store rollouts, and draw batches for each task's loss."""
+    """The auxiliary tasks of an algorithm. They store rollouts, and draw batches for each task's loss."""
 
     replay: SequenceReplay | None = None
-    """The replay that tasks draw from, if the learner keeps it; made by `setup`."""
+    """The replay that tasks draw from, if the learner keeps one; `setup` makes it."""
 
     def __init__(self, algo: Algo):
         settings = algo.settings
@@ -71,7 +71,7 @@ class AuxiliaryTasks:
 
     @property
     def needs_terminal_frames(self) -> bool:
-        """Whether rollouts must hold the true last frames of terminated episodes (`Rollout.terminal_frames`)."""
+        """True if rollouts must hold the true last frames of terminated episodes (`Rollout.terminal_frames`)."""
         return any(TASKS[name].needs_terminal_frames for name in self.settings.task_names)
 
     def validate(self, run: RunInfo) -> None:
@@ -81,8 +81,8 @@ class AuxiliaryTasks:
         check_replays_fit(self._num_bytes, size, "auxiliary_replay_steps", run.devices, untouched)
 
     def check_sizes(self, run: RunInfo, **lengths: int) -> None:
-        """Raises UsageError if any length, by the name of its setting, is more than the replay keeps, or if tasks that
-        wait for a full replay would wait for the whole run."""
+        """Raises UsageError if any of the lengths, named after their settings, exceeds the replay, or if tasks would
+        wait the whole run for a full replay."""
         start, size = self.settings.auxiliary_start, self.settings.auxiliary_replay_steps
         for name, steps in lengths.items():
             if steps > size:
@@ -99,7 +99,7 @@ class AuxiliaryTasks:
         return sequence_bytes(algo.spec, algo.local_envs, size, self.is_recurrent)
 
     def setup(self, seed: int) -> None:
-        """Makes the tasks and allocates the replay, once the policy is on its device. seed: of the draws."""
+        """Makes the tasks and allocates the replay, once the policy is on its device. seed: for the draws."""
         algo, settings, device = self.algo, self.settings, self.algo.device
         self.replay = SequenceReplay(
             algo.spec,
@@ -114,7 +114,7 @@ class AuxiliaryTasks:
         self._all_envs = torch.arange(algo.local_envs, device=device)
         self._make_tasks()
         logger.info(
-            "auxiliary tasks: their replay needs %.1f MB on %s, and last frames of episodes",
+            "auxiliary tasks: the replay needs %.1f MB on %s, plus the last frames of episodes",
             self._num_bytes / 1e6,
             device,
         )
@@ -133,13 +133,13 @@ class AuxiliaryTasks:
         return self.replay
 
     def store(self, rollout: Rollout) -> Rollout:
-        """Stores the rollout that follows the last one; returns what the algorithm learns from. That lacks terminal
-        frames: their number differs from rollout to rollout, which CUDA graphs do not allow."""
+        """Stores the next rollout; returns it without terminal frames, for the algorithm to learn from. Their number
+        differs from rollout to rollout, which CUDA graphs do not allow."""
         self._drawable.append(rollout)
         return replace(rollout, terminal_frames=None)
 
     def draw(self, update: Update) -> list[LossPart]:
-        """Draws a sequence or window for each task and each of `envs`; returns the tasks' parts of a loss.
+        """Draws a sequence or window for each task and each of `envs`; returns the tasks' loss parts.
 
         They are valid until the next call."""
         replay, parts = self._drawable, []
@@ -152,11 +152,11 @@ class AuxiliaryTasks:
         return parts
 
     def _draw(self, noise: list[Tensor], envs: Tensor, rows: DrawnRows) -> list[SequenceBatch | WindowBatch]:
-        """Draws for each task by its noise; on a GPU in one CUDA graph. Arguments are those of `AuxiliaryTask.draw`."""
+        """Draws each task's batch by its noise, on a GPU in one CUDA graph. For arguments, see `AuxiliaryTask.draw`."""
         return [task.draw(each, envs, rows) for task, each in zip(self.tasks, noise, strict=True)]
 
     def _split(self, envs: Tensor, update: Update) -> tuple[Tensor, ...]:
-        """Splits environments so that, on a CPU, no observations of a part are larger than `update` allows."""
+        """Splits environments on a CPU, so that the observations of each part fit into a slice of `update`."""
         if envs.device.type != "cpu":
             return (envs,)
         elements = (self.sequence_steps + 1) * math.prod(self.algo.spec.observation_shape)
@@ -164,7 +164,7 @@ class AuxiliaryTasks:
 
 
 class UpdateWithTasks(Update):
-    """An Update whose `minimize` adds the losses of auxiliary tasks, with batches drawn anew for each call."""
+    """An Update whose `minimize` adds the losses of auxiliary tasks, on batches that each call draws anew."""
 
     def __init__(self, tasks: AuxiliaryTasks, module: nn.Module, *arguments: Any, **options: Any):
         super().__init__(module, *arguments, **options)
@@ -183,11 +183,11 @@ class UpdateWithTasks(Update):
         return super().minimize(loss, batch, num_samples, learning_rate, extra_losses=extra)
 
     def repeat(self, *arguments: Any, by_one: bool = False) -> list[Stats]:
-        """Repeats one by one: each update draws on the host first, which a graph of several cannot hold."""
+        """Makes the updates one by one: each draws on the host first, which one graph of several cannot contain."""
         return super().repeat(*arguments, by_one=False)
 
     def once(self, body: Body, part: Any, learning_rate: float, *arguments: Any, uses: Sequence[Tensor] = ()) -> Stats:
-        """Makes one update, which draws on the host, too."""
+        """Makes one update by separate calls, since it draws on the host, too."""
         return body(self, part, learning_rate, *arguments)
 
 

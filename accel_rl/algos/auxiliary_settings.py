@@ -1,4 +1,4 @@
-"""The settings of auxiliary tasks, apart from the tasks: an algorithm that takes them needs these alone."""
+"""The settings of auxiliary tasks. An algorithm that supports the tasks needs only this module."""
 
 import math
 from dataclasses import dataclass
@@ -16,21 +16,21 @@ def _check_weight(value: float) -> None:
 
 @dataclass(frozen=True)
 class AuxiliarySettings:
-    """The settings of auxiliary tasks. An actor-critic whose settings derive from them, too, takes auxiliary tasks."""
+    """The settings of auxiliary tasks. An actor-critic supports the tasks if its settings derive from these, too."""
 
     auxiliary: tuple[str, ...] = basic_setting(
         ("none",), "auxiliary tasks: pixel_control, value_replay and reward_prediction (Jaderberg et al. 2017, UNREAL)"
     )
-    auxiliary_replay_steps: int = setting(2000, "steps of each environment that their replay keeps (UNREAL)", least=4)
+    auxiliary_replay_steps: int = setting(2000, "steps of each environment in the tasks' replay (UNREAL)", least=4)
     auxiliary_sequence_steps: int | None = setting(
         None,
-        "steps of a replayed sequence; null: those of each environment in an update, at most 20 (UNREAL's t_max)",
+        "steps of a replayed sequence; null: as many as an update takes of an environment, at most 20 (UNREAL's t_max)",
         least=1,
     )
     auxiliary_start: str = setting(
         "at_once",
-        "when they start to learn: at_once; when_full: once the replay is (GUNREAL); all_when_full: policy and value, "
-        "too, wait for that (UNREAL)",
+        "when tasks start to learn: at_once; when_full: once the replay is full (GUNREAL); all_when_full: the policy "
+        "and the value wait for that, too (UNREAL)",
         choices=("at_once", "when_full", "all_when_full"),
     )
     pixel_control_weight: float = setting(
@@ -42,12 +42,12 @@ class AuxiliarySettings:
     pixel_control_cell: int = setting(4, "height and width of a cell, in pixels (UNREAL)", least=1)
     value_replay_weight: float = setting(1.0, "weight of half the squared error (UNREAL)", check=_check_weight)
     reward_prediction_weight: float = setting(1.0, "weight of the cross-entropy (UNREAL)", check=_check_weight)
-    reward_prediction_units: int = setting(128, "units of its hidden layer (UNREAL)", least=1)
-    checkpoint_replay: bool | None = setting(None, "save the replay in checkpoints; null: if it has 2 GB at most")
+    reward_prediction_units: int = setting(128, "units of the hidden layer (UNREAL)", least=1)
+    checkpoint_replay: bool | None = setting(None, "save the replay in checkpoints; null: if it has at most 2 GB")
 
     @property
     def task_names(self) -> tuple[str, ...]:
-        """The tasks that take part; those of weight 0 do not. Raises UsageError for an unknown name."""
+        """The names of the active tasks, whose weights are above 0. Raises UsageError for an unknown name."""
         names = [] if self.auxiliary == ("none",) else self.auxiliary
         for name in names:
             if name not in TASK_NAMES:

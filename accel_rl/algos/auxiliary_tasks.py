@@ -2,8 +2,8 @@
 
 Each task draws from a replay of sequences and adds a loss to the actor-critic's, on the same network. Losses are sums
 over environments, steps and cells, with one sequence (or window) for each environment. The update divides them by the
-number of samples of the actor-critic's loss, so that one weight fits all numbers of environments. Equations are those
-of Shirahata et al. 2018 (GUNREAL), Algorithm 2, with its max_a Q(s_i, a) in line 22 read as Q(s_i, a_i).
+number of samples in the actor-critic's loss, so one weight fits any number of environments. Equations follow Shirahata
+et al. 2018 (GUNREAL), Algorithm 2, except that max_a Q(s_i, a) in its line 22 is read as Q(s_i, a_i).
 Some samplers draw the sequences and compute their targets, as in GUNREAL. These arrive as `Prepared...` and have the
 same losses.
 Shapes: L steps of a sequence, b environments, h x w cells of a picture, A actions.
@@ -29,11 +29,11 @@ from accel_rl.stacks import sliding_stacks
 
 
 class PreparedSequences(NamedTuple):
-    """A batch of b sequences of at most L steps, time first, with their targets. Values behind the end are arbitrary,
-    but finite, and actions exist.
+    """A batch of b sequences of at most L steps, time first, with their targets. After a sequence's end, values are
+    arbitrary but finite, and actions are possible ones.
 
-    rows [h + L + 1, b, *row]: the rows before each step and after the last one, after h = frame_stack - 1 rows of
-        history. Rows older than the episode are blank.
+    rows [h + L + 1, b, *row]: h = frame_stack - 1 rows of history, then the rows before each step and after the last
+        one. Rows older than the episode are blank.
     target [L, b, ...]: the target of each step. num_steps [b]: the length of each sequence; 0: nothing was drawn.
     action [L, b, *A]: None where the task does not need it."""
 
@@ -44,7 +44,7 @@ class PreparedSequences(NamedTuple):
 
     @property
     def valid(self) -> Tensor:
-        """[L, b] bool: this step belongs to the sequence."""
+        """bool [L, b]: True for the steps of each sequence."""
         return torch.arange(len(self.target), device=self.num_steps.device).unsqueeze(1) < self.num_steps
 
 
@@ -58,13 +58,13 @@ class PreparedWindows(NamedTuple):
 
 
 class AuxiliaryTask(ABC):
-    """A loss on draws from a replay. settings: AuxiliarySettings. replay: the learner's; None: the sampler draws."""
+    """A loss on batches from a replay. settings: AuxiliarySettings. replay: the learner's; None: the sampler draws."""
 
     name: ClassVar[str]
     needs_terminal_frames: ClassVar[bool] = False
-    """Whether it needs the true last frames of terminated episodes."""
+    """True if the task needs the true last frames of terminated episodes."""
     Prepared: ClassVar[type[PreparedSequences] | type[PreparedWindows]] = PreparedSequences
-    """The form of a sampler's draws for it."""
+    """The type of batch that samplers draw for the task."""
 
     def __init__(self, policy: ActorCritic, replay: SequenceReplay | None, settings: Any):
         self.policy, self.settings = policy, settings
@@ -78,11 +78,11 @@ class AuxiliaryTask(ABC):
         return None
 
     def draw(self, noise: Tensor, envs: Tensor, rows: DrawnRows) -> SequenceBatch | WindowBatch:
-        """Draws for some environments [b], by noise for all of them [B, 2]; enqueues the same operations each time."""
+        """Draws for some environments [b] by the noise [B, 2] of all; enqueues the same operations each time."""
         return self.replay.gather_sequences(*self.replay.choose_sequences(noise, rows, envs))
 
     def loss(self, batch: Any) -> tuple[Tensor, Stats]:
-        """Returns the weighted loss, a sum, of what `draw` or a sampler has drawn; and the same as a term to log."""
+        """Returns the weighted loss sum of a batch from `draw` or a sampler, and the same as a term to log."""
         is_prepared = isinstance(batch, self.Prepared)
         loss_sum = self.weight * (self.prepared_loss_sum(batch) if is_prepared else self.loss_sum(batch))
         return loss_sum, {f"{self.name}_loss": loss_sum.detach()}
@@ -93,11 +93,10 @@ class AuxiliaryTask(ABC):
 
     @abstractmethod
     def prepared_loss_sum(self, batch: Any) -> Tensor:
-        """Returns the same for a sampler's draws."""
+        """Returns the same for a batch from a sampler."""
 
     def seen(self, rows: Tensor, count: int) -> Tensor:
-        """Returns the observations [count, b, *O] at the first of rows [h + ..., b, *row]; stacks are views, oldest
-        first."""
+        """Returns the first observations [count, b, *O] of rows [h + ..., b, *row]; stacks are views, oldest first."""
         shape = self.policy.input_shape
         if rows.dim() - 2 == len(shape):
             return rows[:count]
@@ -138,9 +137,9 @@ class PixelControl(AuxiliaryTask):
     def loss_sum(self, batch: SequenceBatch) -> Tensor:
         """Computes  1/2 sum over steps and cells of (R_i - Q(s_i, a_i))^2,
 
-            R_i = c_i + gamma R_{i+1};  behind the last step 0 if it terminated, else max_a Q(s_n, a), for each cell
+            R_i = c_i + gamma R_{i+1};  after the last step 0 if it terminated, else max_a Q(s_n, a), for each cell
 
-        with the pixel change c_i that action a_i has made (Algorithm 2, lines 17 to 23)."""
+        where c_i is the pixel change that action a_i caused (Algorithm 2, lines 17 to 23)."""
         q = self._q(self.encode(batch)[0])  # [L + 1, b, A, h, w]
         change = pixel_change(self.policy.spec.observation_in(batch.rows), self.settings.pixel_control_cell)
         last_value = self.policy.best_value(at_end(q.detach(), batch), at_end(batch.rows, batch))
@@ -166,7 +165,7 @@ class ValueReplay(AuxiliaryTask):
     def loss_sum(self, batch: SequenceBatch) -> Tensor:
         """Computes  1/2 sum over steps of (R_i - V(s_i))^2,
 
-            R_i = r_i + gamma R_{i+1};  behind the last step 0 if it terminated, else V(s_n)
+            R_i = r_i + gamma R_{i+1};  after the last step 0 if it terminated, else V(s_n)
 
         (Algorithm 2, lines 25 to 31)."""
         value = self.policy.value(self.encode(batch))  # [L + 1, b]
@@ -238,16 +237,16 @@ def pixel_change(frames: Tensor, cell: int) -> Tensor:
 
 
 def at_end(values: Tensor, batch: SequenceBatch) -> Tensor:
-    """Returns the value [b, ...] behind the last step of each sequence, of values [L + 1, b, ...] at all rows."""
+    """Returns the value [b, ...] after the last step of each sequence, from the values [L + 1, b, ...] at all rows."""
     return values[batch.valid.sum(0), torch.arange(values.shape[1], device=values.device)]
 
 
 @torch.no_grad()
 def replayed_return(reward: Tensor, batch: SequenceBatch, last_value: Tensor, discount: float) -> Tensor:
-    """Computes  R_i = r_i + discount R_{i+1}  for replayed sequences, with last_value behind the last step, or 0 if
+    """Computes  R_i = r_i + discount R_{i+1}  for replayed sequences, with last_value after the last step, or 0 if
     that terminated.
 
-    reward [L, b, ...], last_value [b, ...]; returns R [L, b, ...], arbitrary behind the end."""
+    reward [L, b, ...], last_value [b, ...]; returns R [L, b, ...], arbitrary after the end."""
     more = (1,) * (reward.dim() - 2)
     following = return_ = last_value.masked_fill(batch.terminated.view(-1, *more), 0.0)
     returns = []

@@ -1,4 +1,4 @@
-"""Defines the base class of all algorithms, the settings that they share, and helpers of their losses."""
+"""Defines the base class of all algorithms, their shared settings, and helpers for their losses."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -47,7 +47,7 @@ class CoreSettings:
     previous_inputs: bool = setting(False, "the recurrent core also sees the last action and the last reward")
 
     def check_core(self) -> None:
-        """Raises UsageError for inputs of a core if there is no core."""
+        """Raises UsageError for previous_inputs without a core."""
         if self.previous_inputs and self.core == "none":
             raise UsageError("previous_inputs are inputs of a recurrent core; use core=lstm or core=gru with them")
 
@@ -55,16 +55,16 @@ class CoreSettings:
 class RunInfo(NamedTuple):
     """The run, as `Algo.validate` sees it.
 
-    steps: agent steps of the whole run. num_envs: environments of all learners, also of learners that do not update
+    steps: agent steps of the whole run. num_envs: environments of all learners, including learners that do not update
     together. devices: the devices of the learners on this machine. If the algorithm is on the CPU, GPUs among them
-    belong to other processes: do not use their memory."""
+    belong to other processes, so do not use their memory."""
 
     steps: int
     num_envs: int
     devices: tuple[str, ...] = ()
 
     def leaves_gpus_alone(self, device: torch.device) -> bool:
-        """Tells whether an algorithm on this device, a CPU, only checks settings for learners on GPUs."""
+        """Returns whether an algorithm on this device, a CPU, only checks settings for learners on GPUs."""
         return device.type == "cpu" and any(each != "cpu" for each in self.devices)
 
 
@@ -72,7 +72,7 @@ class Window(NamedTuple):
     """The past steps that `Algo.on_step` learns from.
 
     steps: how many steps back it looks. envs_to_update(t): the environments whose last steps it learns from before step
-    t of a rollout; None: there is no update. This is called ahead of time and more than once."""
+    t of a rollout, or None if there is no update. It is called ahead of time and more than once."""
 
     steps: int
     envs_to_update: Callable[[int], slice | None]
@@ -94,26 +94,26 @@ class RunningStatistics(Protocol):
 class Algo(ABC):
     """An algorithm: how it acts (`policy`) and how it learns (`learn`, `on_step`).
 
-    A subclass overrides `learn`, and those of the other seven methods in the first section that it needs.
+    A subclass overrides `learn`, and any of the other seven methods in the first section that it needs.
 
-    spec: what the environments show and take. settings: an instance of `Settings`. schedule_steps: agent steps over
-    which schedules run. num_envs: environments of all learners that update together. horizon: steps of a rollout.
-    network: makes the trunk in place of the default one. local_envs: this learner's part of num_envs (all by default),
-    the columns of its rollouts. learns_from_segments: rollouts are merged from segments, whose lengths differ.
+    spec: the environments' observations and actions. settings: an instance of `Settings`. schedule_steps: agent steps
+    over which schedules run. num_envs: environments of all learners that update together. horizon: steps of a rollout.
+    network: makes the trunk, instead of the default one. local_envs: this learner's share of num_envs (default: all),
+    the columns of its rollouts. learns_from_segments: rollouts are merged from segments of different lengths.
     """
 
     Settings: ClassVar[type[AlgoSettings]] = AlgoSettings
     defaults: ClassVar[dict[str, Any]] = {}
-    """For a class without a preset: settings of the run, laid out like a preset's YAML. Some may stand under pixels or
-    vectors, and within these under box."""
+    """The run settings of a class without a preset, laid out like a preset's YAML. Settings may be nested under pixels
+    or vectors, and within these under box."""
     accepts_segments: ClassVar[bool] = False
-    """Whether it can learn from rollouts that are merged from segments."""
+    """True if it can learn from rollouts that are merged from segments."""
     window: Window | None = None
     """The steps of the current rollout that `on_step` learns from; None: it does not look at the rollout."""
     statistics: RunningStatistics | None = None
-    """Running moments. The run updates them, and normalizes rollouts by them."""
+    """Running moments. The run updates them, and uses them to normalize rollouts."""
     replay: Any = None
-    """A replay that checkpoints include, made by `setup`; its attribute in_checkpoints may turn that off."""
+    """A replay, made by `setup`. Checkpoints include it unless its attribute in_checkpoints is False."""
 
     def __init__(
         self,
@@ -144,17 +144,17 @@ class Algo(ABC):
     def setup(self, seed: int, make_update: MakeUpdate) -> None:
         """Makes what only learning needs (replay, target networks), once the policy is on its device.
 
-        seed: this learner's; what is drawn here may differ between learners. make_update: makes the Update of a second
-        network, by the run's settings."""
+        seed: this learner's; random draws here may differ between learners. make_update: makes the Update of a second
+        network, from the run's settings."""
 
     def before_rollout(self, step: int) -> None:
-        """Sets what acting depends on besides parameters, such as epsilon. step: agent steps of the run so far."""
+        """Sets what acting depends on apart from parameters, such as epsilon. step: agent steps of the run so far."""
 
     def on_step(self, t: int, recent: Rollout | None, update: Update) -> Stats:
         """Learns while sampling; returns statistics like `learn`.
 
-        With a window, it is called for each t at which `window.envs_to_update` names environments, before these choose
-        their actions of step t; recent holds their last steps. Without a window, it is called at every t, while the
+        With a window, it is called for each t at which `window.envs_to_update` names environments, before they choose
+        their actions for step t; recent holds their last steps. Without a window, it is called at every t, while the
         environments take step t, and recent is None."""
         return {}
 
@@ -167,23 +167,23 @@ class Algo(ABC):
     def state_dict(self) -> dict[str, Any]:
         """Returns what a checkpoint needs beyond the policy, the optimizer state, the shared buffers and the replay.
 
-        The state of single environments goes under "local": a run that is resumed with another number of learners
-        leaves it out."""
+        The state of individual environments goes under "local". A run that is resumed with a different number of
+        learners drops it."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores what `state_dict` returned, perhaps without "local"."""
 
-    # ---- what it offers ----
+    # ---- what the base class provides ----
 
     @property
     def learns_on_step(self) -> bool:
-        """Whether `on_step` is to be called: the subclass has one, and rollouts are not merged from segments."""
+        """True if `on_step` must be called: the subclass overrides it, and rollouts are not merged from segments."""
         return type(self).on_step is not Algo.on_step and not self.learns_from_segments
 
     @property
     def samples_per_update(self) -> int:
-        """The approximate number of samples of an update of this learner; it decides the number of threads."""
+        """The approximate number of samples in one of this learner's updates; it determines the number of threads."""
         return self.local_envs * self.horizon
 
     @property
@@ -201,7 +201,7 @@ class Algo(ABC):
 
 
 def stack_stats(stats: Sequence[Stats]) -> Stats:
-    """Stacks the statistics of several updates to [U]; one that some updates lack has fewer entries."""
+    """Stacks the statistics of several updates into [U]; a statistic that some updates lack has fewer entries."""
     names = {name: None for each in stats for name in each}
     if len(stats) == 1:
         return {name: stats[0][name].unsqueeze(0) for name in names}  # a view: nothing to launch on a GPU
@@ -216,7 +216,7 @@ def masked_sum(value: Tensor, valid: Tensor) -> Tensor:
 def sum_terms(terms: Stats, valid: Tensor) -> tuple[Tensor, Stats]:
     """Returns the sum of terms["loss"] over valid samples, and the sums of all terms, detached.
 
-    terms: for each sample [...]; those of samples that are not valid may be anything."""
+    terms: for each sample [...]; those of invalid samples may be anything."""
     with torch.no_grad():
         sums = torch.stack([*terms.values()]).masked_fill(~valid, 0.0).flatten(1).sum(1)
     return masked_sum(terms["loss"], valid), dict(zip(terms, sums.unbind(), strict=True))

@@ -1,4 +1,4 @@
-"""Makes batches of a rollout, with their targets, and computes the values of what follows it.
+"""Makes batches from a rollout and its targets, and computes the values to bootstrap from.
 
 A batch is the whole rollout or a minibatch: of samples, or of whole sequences for a recurrent policy.
 """
@@ -42,8 +42,8 @@ def whole_batch(rollout: Rollout, targets: Targets) -> tuple[Batch, Targets, Ten
 
 
 def indexable(rollout: Rollout, targets: Targets) -> tuple[Rollout | Batch, Targets]:
-    """Returns what `minibatch` takes: all steps as samples, which are indexed in less time; or the rollout and its
-    targets if it stores frames only once, or belongs to a recurrent policy."""
+    """Returns the arguments for `minibatch`: all steps as samples, which are faster to index; or the rollout and its
+    targets, if it stores each frame only once or belongs to a recurrent policy."""
     is_flat = not rollout.frame_stack and rollout.recurrent_inputs is None
     return whole_batch(rollout, targets)[:2] if is_flat else (rollout, targets)
 
@@ -53,7 +53,7 @@ def minibatch(source: Rollout | Batch, targets: Targets, chosen: Tensor) -> tupl
     targets; and the number of valid steps.
 
     source: a rollout with targets [T, B], or its samples [T x B, ...] with targets [T x B], see `indexable`.
-    chosen [N]: numbers of samples, or of environments [b] for a recurrent policy; a part of an order of
+    chosen [N]: indices of samples, or of environments [b] for a recurrent policy; a part of an order from
     `random_orders`.
     """
     if isinstance(source, Batch):
@@ -69,10 +69,10 @@ def minibatch(source: Rollout | Batch, targets: Targets, chosen: Tensor) -> tupl
 def random_orders(rollout: Rollout, num_epochs: int) -> Tensor:
     """Returns a permutation of the T x B samples, valid or not, or of the B sequences, for each epoch [epochs, N].
 
-    Padding behind segments is spread evenly, so that all parts of an order hold equally many samples. All orders go to
-    a GPU at once, without waiting for it."""
+    Spreads the padding after segments evenly, so that all parts of an order hold equally many samples. Copies all
+    orders to a GPU at once, without waiting for it."""
     num_items = rollout.num_envs if rollout.recurrent_inputs is not None else rollout.reward.numel()
-    orders = torch.stack([torch.randperm(num_items) for _ in range(num_epochs)])  # by the CPU's generator everywhere
+    orders = torch.stack([torch.randperm(num_items) for _ in range(num_epochs)])  # always from the CPU's generator
     if rollout.num_segments is not None:
         orders = _spread(orders, orders % rollout.num_envs >= rollout.num_segments)
     device = rollout.reward.device
@@ -80,7 +80,7 @@ def random_orders(rollout: Rollout, num_epochs: int) -> Tensor:
 
 
 def _spread(orders: Tensor, is_padding: Tensor) -> Tensor:
-    """Returns orders [epochs, N] with the padding spread evenly; otherwise padding and samples keep their order."""
+    """Returns orders [epochs, N] with the padding spread evenly; padding and samples each keep their own order."""
     place = torch.where(is_padding, is_padding.cumsum(1), (~is_padding).cumsum(1)) - 0.5
     count = torch.where(is_padding, is_padding.sum(1, keepdim=True), (~is_padding).sum(1, keepdim=True))
     return orders.gather(1, (place / count).argsort(1))
@@ -99,8 +99,8 @@ class HasValue(Protocol):
 def add_final_values(policy: HasValue, rollout: Rollout, discount: float) -> Rollout:
     """Returns the rollout with the discounted value of each truncated episode's true last observation in its reward.
 
-    The result has no truncated episodes any more (K = 0), so that its shapes are those of every rollout, as a CUDA
-    graph needs it. On a CPU, where padding would cost time, the padding behind merged segments is removed."""
+    The result no longer lists truncated episodes (K = 0), so all rollouts have the same shapes, as CUDA graphs
+    require. On a CPU, where padding would cost time, this removes the padding after merged segments."""
     if rollout.reward.device.type == "cpu":
         rollout = rollout.without_padding()
     steps, envs, inputs = rollout.final_step, rollout.final_env, rollout.recurrent_inputs
@@ -108,7 +108,7 @@ def add_final_values(policy: HasValue, rollout: Rollout, discount: float) -> Rol
         return rollout
     if inputs is not None:
         inputs = RecurrentInputs(*(rows[steps + 1, envs] for rows in inputs))
-        # The row after a truncated episode belongs to the next game already.
+        # The row after a truncated episode already belongs to the next game.
         inputs = inputs._replace(is_first=torch.zeros_like(inputs.is_first))
     reward = rollout.reward.clone()
     reward[steps, envs] += discount * policy.step(rollout.final_observation, inputs)[1]
@@ -117,10 +117,10 @@ def add_final_values(policy: HasValue, rollout: Rollout, discount: float) -> Rol
 
 @torch.no_grad()
 def bootstrap(policy: HasValue, rollout: Rollout, discount: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Computes the value of what follows a rollout that `add_final_values` has returned.
+    """Computes the values to bootstrap from at the end of a rollout that `add_final_values` has returned.
 
     Returns reward [T, B], done [T, B], and the value [B] of the observation after step T - 1. For merged segments, the
-    rewards include the values of what follows, and each segment is done at its last step.
+    rewards already include these values, and each segment is done at its last step.
     """
     assert not len(rollout.final_step), "add_final_values comes first"
     if rollout.bootstrap_value is not None:
@@ -132,8 +132,8 @@ def bootstrap(policy: HasValue, rollout: Rollout, discount: float) -> tuple[Tens
 
 
 def _bootstrap_segments(rollout: Rollout, following: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Adds the discounted value [B] of what follows each segment to the reward of its last step, unless that is
-    terminated; returns what `bootstrap` does."""
+    """Adds the discounted value [B] after each segment to the reward of its last step, unless that step terminated;
+    returns what `bootstrap` does."""
     valid = rollout.valid
     is_last = valid & ~torch.cat([valid[1:], torch.zeros_like(valid[:1])])
     gain = following.masked_fill(~is_last | rollout.terminated, 0.0)

@@ -1,6 +1,6 @@
 """Categorical DQN: a distribution over returns for each action (Bellemare et al. 2017; Stooke & Abbeel 2018, 5.4).
 
-With double, dueling, prioritized and n-step learning it is epsilon-Rainbow: a preset, `eps_rainbow`.
+With double, dueling, prioritized and n-step learning it is epsilon-Rainbow, the preset `eps_rainbow`.
 """
 
 from dataclasses import dataclass
@@ -17,14 +17,14 @@ from accel_rl.models.actor_critic import Network
 from accel_rl.models.q_network import QNetwork
 from accel_rl.replay.transitions import TransitionBatch
 
-MIN_PROBABILITY = 1e-6  # in divergences, and the least priority
+MIN_PROBABILITY = 1e-6  # lower bound in divergences and of priorities
 
 
 @dataclass(frozen=True)
 class CategoricalDQNSettings(DQNSettings):
-    atoms: int = basic_setting(51, "number of returns in the support of a distribution, at equal distances", least=2)
-    v_min: float = basic_setting(-10.0, "the smallest of them")
-    v_max: float = basic_setting(10.0, "the largest of them")
+    atoms: int = basic_setting(51, "number of evenly spaced returns in a distribution's support", least=2)
+    v_min: float = basic_setting(-10.0, "smallest return in the support")
+    v_max: float = basic_setting(10.0, "largest return in the support")
 
 
 class CategoricalDQN(DQN):
@@ -65,7 +65,7 @@ def cross_entropy_loss(
     Returns the sum; its terms as sums, detached; and each sample's priority [N], the divergence KL(td_target | p) with
     both clipped below at 1e-6. Source: Bellemare et al. 2017, algorithm 1; the priority as in Stooke & Abbeel's code.
     """
-    log_p = log_p.masked_fill(~valid.unsqueeze(-1), 0.0)  # before the sum, whose gradient of a nan is nan, too
+    log_p = log_p.masked_fill(~valid.unsqueeze(-1), 0.0)  # before the sum: NaN inputs would make NaN gradients
     entropies = -(td_target * log_p).sum(-1)
     loss = entropies if importance is None else entropies * importance
     probability = log_p.detach().exp()

@@ -1,6 +1,6 @@
 """DQN, with double, dueling, prioritized and n-step learning as options (Mnih et al. 2015; Stooke & Abbeel 2018, 5.4).
 
-All samples go into a replay. For each rollout, so many batches are drawn from it that each sample is learned from
+All samples go into a replay. For each rollout, enough batches are drawn from it to learn from each sample
 `training_intensity` times on average, for any batch size and number of environments.
 """
 
@@ -24,8 +24,8 @@ from accel_rl.rollout import Rollout
 from accel_rl.updates import Update
 from accel_rl.updates.trees import to_device
 
-MIN_PRIORITY = 1e-6  # with 0, a sample that was predicted right would never be drawn again
-MAX_PRIORITY = 1.0  # as in the authors' code, like the Huber loss's gradient
+MIN_PRIORITY = 1e-6  # with 0, a perfectly predicted sample would never be drawn again
+MAX_PRIORITY = 1.0  # as in the authors' code; also the bound of the Huber loss's gradient
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class DQNSettings(ReplaySettings):
     target_interval_steps: int = basic_setting(10_000, "agent steps between two copies of the target network", least=1)
     double: bool = basic_setting(False, "the learning network chooses the action, the target network gives its value")
     dueling: bool = basic_setting(
-        False, "two streams: the state's value and each action's advantage (the papers clip at 10 with it)"
+        False, "two streams: the state's value and each action's advantage (the papers then clip the gradient at 10)"
     )
 
 
@@ -44,7 +44,7 @@ class DQN(QAlgo):
     Moments = ReplayMoments
     settings: DQNSettings
     replay: Replay | None
-    _is_warm = False  # True stays True if a run is resumed without its replay
+    _is_warm = False  # stays True if a run is resumed without its replay
     _step = 0  # agent steps of the run before the current rollout
     _num_due = 0  # updates that are due, but not made yet
 
@@ -73,7 +73,7 @@ class DQN(QAlgo):
 
     @property
     def num_stored(self) -> int:
-        """Steps that all learners that update together have stored so far."""
+        """The number of steps stored so far by all learners that update together."""
         return self.replay.num_appended * self.num_learners if self.replay else 0
 
     def before_rollout(self, step: int) -> None:
@@ -89,7 +89,7 @@ class DQN(QAlgo):
         return self._learn_batches(min(after - before, self._num_due), update)
 
     def learn(self, rollout: Rollout, update: Update) -> Stats:
-        """Makes the updates that `on_step` has left, stores the rollout, and syncs the target network when due."""
+        """Makes the updates that `on_step` left over, stores the rollout, and syncs the target network when due."""
         assert self.replay
         stats = self._learn_batches(self._num_due, update)
         self.replay.append(rollout)
@@ -106,7 +106,7 @@ class DQN(QAlgo):
     def learn_batch(self, update: Update) -> Stats:
         assert self.replay
         replay, rate, noise = self.replay, self.learning_rate(self._step), self.replay.draw_noise(self.batch_size)
-        beta = torch.tensor(self.settings.importance_exponent(self._step), dtype=torch.float64)  # as probabilities are
+        beta = torch.tensor(self.settings.importance_exponent(self._step), dtype=torch.float64)  # like probabilities
         stats = update.once(self.update_on, noise, rate, replay.ring.rows, beta, uses=replay.replaceable)
         index, priority = stats.pop("index"), stats.pop("priority")
         if self.settings.prioritized:
@@ -116,15 +116,15 @@ class DQN(QAlgo):
     def update_on(
         self, update: Update, noise: Tensor, learning_rate: float | Tensor, rows: DrawnRows, beta: Tensor
     ) -> Stats:
-        """Makes the update on the samples that noise [batch_size] draws; returns their indices, too."""
+        """Makes an update on the samples that noise [batch_size] selects; also returns their indices."""
         index, batch, num_samples = self.draw_batch(update, noise, rows, beta)
         return update.minimize(self.loss, (batch,), num_samples, learning_rate) | {"index": index}
 
     def draw_batch(
         self, update: Update, noise: Tensor, rows: DrawnRows, beta: Tensor
     ) -> tuple[Tensor, TransitionBatch, Tensor]:
-        """Draws from these rows of the replay by noise [batch_size]; returns indices [batch_size], samples on the
-        network's device, and the valid count. beta: the exponent of their importance."""
+        """Draws from the replay's rows by noise [batch_size]; returns indices [batch_size], samples on the network's
+        device, and the number of valid ones. beta: exponent of the importance weights."""
         assert self.replay
         index, batch, num_samples, largest = update.graphed(
             self._choose_batch, noise, rows, beta, uses=self.replay.replaceable
@@ -140,7 +140,7 @@ class DQN(QAlgo):
     def _choose_batch(
         self, noise: Tensor, rows: DrawnRows, beta: Tensor
     ) -> tuple[Tensor, TransitionBatch, Tensor, Tensor | None]:
-        """Returns indices, samples, how many are valid and, if draws are prioritized, the largest importance, 0-d."""
+        """Returns indices, samples, the number of valid ones and, if prioritized, the largest importance, 0-d."""
         assert self.replay
         index, probability = self.replay.choose(noise, rows)
         batch = self.replay.ring.gather(index)
@@ -152,14 +152,14 @@ class DQN(QAlgo):
     def loss(self, batch: TransitionBatch) -> tuple[Tensor, Stats]:
         """Returns `td_loss` against the target network's values of its best actions or, with `double`, the policy's."""
         with torch.no_grad():
-            output = self.target(batch.next_observation)  # [N, A], or of distributions [N, A, K]
+            output = self.target(batch.next_observation)  # [N, A], or [N, A, K] for distributions
             chooser = self.policy(batch.next_observation) if self.settings.double else output
             following = of_action(output, self.policy.q_values(chooser, batch.next_observation).argmax(-1))
         return self.td_loss(of_action(self.policy(batch.observation), batch.action), following, batch)
 
     def td_loss(self, value: Tensor, following: Tensor, batch: TransitionBatch) -> tuple[Tensor, Stats]:
-        """Returns the loss of the network's outputs for the actions taken, value, against the target network's outputs
-        for the best next actions, following; both [N] or [N, K], as the head computes them."""
+        """Returns the loss of value, the network's outputs for the actions taken, against following, the target
+        network's outputs for the best next actions; both [N] or [N, K], as the head computes them."""
         return huber_loss(value, batch.return_ + batch.bootstrap * following, batch.valid, batch.importance)
 
     def state_dict(self) -> dict[str, Any]:

@@ -9,19 +9,19 @@ from torch import Tensor
 from accel_rl.config.fields import basic_setting, setting
 from accel_rl.errors import UsageError
 
-LEAST_ODDS = 1e-6  # least sum of all odds; much smaller ones are 0 in float32
+LEAST_ODDS = 1e-6  # smallest sum of all odds; much smaller sums are 0 in float32
 
 
 @dataclass(frozen=True)
 class ExplorationSettings:
     epsilon_final: tuple = basic_setting(  # type: ignore[type-arg]
-        (0.1,), "final probability of a random action; of several values, each environment draws its own"
+        (0.1,), "final probability of a random action; if there are several, each environment draws one"
     )
     epsilon_odds: tuple | None = setting(  # type: ignore[type-arg]
-        None, "probabilities of these values, as in 0.4,0.3,0.3; null: equal ones"
+        None, "probabilities of the values of epsilon_final, as in 0.4,0.3,0.3; null: equal"
     )
     epsilon_steps: int = basic_setting(
-        1_000_000, "agent steps in which epsilon falls linearly from 1 to its final value", least=1
+        1_000_000, "agent steps over which epsilon falls linearly from 1 to its final value", least=1
     )
     epsilon_eval: float = setting(0.05, "probability of a random action in evaluations", least=0, most=1)
 
@@ -44,10 +44,10 @@ class ExplorationSettings:
 
 
 class Exploration:
-    """Gives each environment's epsilon, which falls linearly from 1 to a final value.
+    """Computes each environment's epsilon, which falls linearly from 1 to a final value.
 
-    settings: ExplorationSettings that `check_epsilons` accepts. device: noise is drawn on it, so that no rollout waits
-    for a copy. seed: of the draws of final values."""
+    settings: ExplorationSettings that `check_epsilons` accepts. device: where noise is drawn, so that no rollout waits
+    for a copy. seed: for drawing the final values."""
 
     def __init__(self, settings: Any, num_envs: int, device: torch.device | str = "cpu", seed: int = 0):
         self.steps = settings.epsilon_steps

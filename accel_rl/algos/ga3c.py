@@ -18,12 +18,12 @@ from accel_rl.updates import Update
 @dataclass(frozen=True)
 class GA3CSettings(A2CSettings):
     log_epsilon: float = setting(
-        1e-6, "added to probabilities under logarithms, in the entropy, too; for Discrete actions", least=0
+        1e-6, "added to probabilities before logarithms, also in the entropy; for Discrete actions", least=0
     )
 
 
 class GA3C(A2C):
-    """Descends the gradient of a sum, with the value as it is when learning, and log(pi + epsilon) for log pi.
+    """Descends the gradient of a sum, with the learner's current value, and log(pi + epsilon) instead of log pi.
 
     Source: Babaeizadeh et al. 2017, equations 2 and 5."""
 
@@ -42,7 +42,7 @@ class GA3C(A2C):
         return policy
 
     def validate(self, run: RunInfo) -> None:
-        """Raises UsageError for generalized advantages, which would take the values of acting."""
+        """Raises UsageError for generalized advantages, which would use the values from acting."""
         super().validate(run)
         if self.settings.gae_lambda != 1:
             raise UsageError(
@@ -54,7 +54,7 @@ class GA3C(A2C):
         stats = super().learn(rollout, update)
         count = stats.pop("num_samples").clamp(min=1)  # summed over the learners that update together
         return {
-            name: value / count if name.endswith(("loss", "entropy")) else value  # logged as means all the same
+            name: value / count if name.endswith(("loss", "entropy")) else value  # still logged as means
             for name, value in stats.items()
         }
 

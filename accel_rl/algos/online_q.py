@@ -51,7 +51,7 @@ class _LastStep(NamedTuple):
 
 
 class OnlineQ(QAlgo):
-    """One update per rollout, on all of its samples; Sarsa leaves the last step to the next rollout."""
+    """Makes one update per rollout, on all of its samples; Sarsa leaves the last step to the next rollout."""
 
     Settings = OnlineQSettings
     settings: OnlineQSettings
@@ -75,7 +75,7 @@ class OnlineQ(QAlgo):
         return stats
 
     def update_on(self, update: Update, rollout: Rollout, learning_rate: float | Tensor) -> Stats:
-        """Makes the update of Q-learning on a rollout."""
+        """Makes a Q-learning update on a rollout."""
         batch, num_samples = update.graphed(self._q, rollout)
         return update.minimize(self.loss, batch, num_samples, learning_rate)
 

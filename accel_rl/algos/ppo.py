@@ -22,15 +22,15 @@ from accel_rl.updates import Update
 class PPOSettings(AuxiliarySettings, ActorCriticSettings):
     epochs: int = basic_setting(4, "passes over each rollout", least=1)
     minibatches: int = basic_setting(4, "equal parts of a pass, one update each", least=1)
-    clip: float = basic_setting(0.2, "how far a ratio may leave 1 before its sample stops counting", above=0)
+    clip: float = basic_setting(0.2, "how far a ratio may move from 1 before its sample stops counting", above=0)
     clip_schedule: str = schedule_setting("linear", "schedule of the clip")
-    value_clip: float | None = setting(None, "how far the value may leave the recorded one; null: not clipped", above=0)
+    value_clip: float | None = setting(None, "largest change from the recorded value; null: not clipped", above=0)
     target_kl: float | None = setting(
         None, "stop the epochs once the approximate KL divergence exceeds 1.5 times this", above=0
     )
     normalize_advantage: str = basic_setting(
         "none",
-        "advantages to mean 0 and std 1: of the whole rollout, or of each minibatch by itself",
+        "standardize advantages to mean 0 and std 1 over the whole rollout, or within each minibatch",
         choices=("none", "rollout", "minibatch"),
     )
     gae_lambda: float = basic_setting(
@@ -76,7 +76,7 @@ class PPO(ActorCriticAlgo):
         if settings.normalize_advantage == "rollout":
             targets = targets._replace(advantage=standardized(targets.advantage, source.valid, update))
         for order in orders:
-            parts = order.chunk(settings.minibatches)  # of segments perhaps fewer
+            parts = order.chunk(settings.minibatches)  # fewer if segments hold few samples
             stats += update.repeat(self.update_on, parts, rate, source, targets, coefficients)
             if settings.target_kl is not None and self._is_too_far(stats[-len(parts) :], update):
                 break
@@ -98,8 +98,8 @@ class PPO(ActorCriticAlgo):
         return update.minimize(self.loss, (batch, part, *coefficients), num_samples, learning_rate)
 
     def prepare(self, rollout: Rollout) -> tuple[Rollout | Batch, PPOTargets]:
-        """Returns the steps, so that all minibatches find them in one place on a GPU, and their targets, as
-        `indexable`. Advantages are not standardized."""
+        """Returns the steps and their targets, as `indexable` does. On a GPU, all minibatches find them in one place.
+        Advantages are not standardized."""
         settings, outputs = self.settings, rollout.policy_outputs  # value and distribution of the acting policy
         reward, done, bootstrap_value = bootstrap(self.policy, rollout, settings.discount)
         advantage, return_ = generalized_advantage(
@@ -113,7 +113,7 @@ class PPO(ActorCriticAlgo):
         return source, targets
 
     def _is_too_far(self, epoch: list[Stats], update: Update) -> bool:
-        """Tells whether the policy is too far from the one that acted. Waits for a GPU, the price of target_kl."""
+        """Returns whether the policy is too far from the one that acted. It waits for a GPU, the price of target_kl."""
         assert self.settings.target_kl is not None
         kl = torch.stack([each["approx_kl"] for each in epoch]).mean()
         return bool(update.max(kl) > 1.5 * self.settings.target_kl)
@@ -135,7 +135,7 @@ def ppo_loss(
 
         -min(rho A, clip(rho, 1 - c, 1 + c) A)  +  value_weight E  -  entropy_weight H,
 
-        the minimum in the form min(rho A, A + c |A|),
+        where the minimum is computed as min(rho A, A + c |A|),
 
         rho = pi(a|s) / pi_old(a|s)
         E = (V(s) - R)^2, or with value_clip d the larger of that and (V_old + clip(V - V_old, -d, d) - R)^2
@@ -145,7 +145,7 @@ def ppo_loss(
     """
     advantage, return_, old_value, old_log_probability = targets
     log_ratio = outputs.log_probability - old_log_probability
-    log_ratio = log_ratio.masked_fill(~valid, 0.0)  # whose exponential may overflow, with a gradient of 0 x infinity
+    log_ratio = log_ratio.masked_fill(~valid, 0.0)  # or exp may overflow, with a gradient of 0 x infinity
     ratio = log_ratio.exp()
     surrogate = (ratio * advantage).clamp(max=advantage + clip * advantage.abs())  # faster than torch.minimum
     error = mse_loss(outputs.value, return_, reduction="none")
@@ -154,7 +154,7 @@ def ppo_loss(
         error = torch.maximum(error, (near - return_).square())
     terms = actor_critic_terms(outputs, surrogate, error, settings, entropy_weight)
     with torch.no_grad():
-        # By expm1 rounding leaves it at 0 where the policies agree; ratio - 1 would lose all digits there.
+        # With expm1 this is 0 where the policies agree, despite rounding; ratio - 1 would lose all digits there.
         terms["approx_kl"] = (torch.expm1(log_ratio) - log_ratio).clamp(min=0)
         terms["clip_fraction"] = ((ratio - 1).abs() > clip).float()
     return sum_terms(terms, valid)
@@ -163,6 +163,6 @@ def ppo_loss(
 def standardized(advantage: Tensor, valid: Tensor, update: Update) -> Tensor:
     """Returns advantages [...] with mean 0 and std 1 over the valid samples of all learners."""
     count = update.sum(valid.float().sum()).clamp(min=1)
-    centred = advantage - update.sum(masked_sum(advantage, valid)) / count
-    variance = update.sum(masked_sum(centred.square(), valid)) / count
-    return centred / (variance.sqrt() + 1e-6)
+    centered = advantage - update.sum(masked_sum(advantage, valid)) / count
+    variance = update.sum(masked_sum(centered.square(), valid)) / count
+    return centered / (variance.sqrt() + 1e-6)

@@ -1,4 +1,4 @@
-"""PQN: Q(lambda) from parallel environments, without replay and target network (Gallici et al. 2025).
+"""PQN: Q(lambda) from parallel environments, without replay or target network (Gallici et al. 2025).
 
 "Simplifying Deep Temporal Difference Learning", ICLR 2025, section 4 and algorithm 1. Layer normalization
 (`--layer-norm`) replaces the target network: it keeps the values from growing without bounds.
@@ -85,11 +85,11 @@ class PQN(QAlgo):
         return update.minimize(self.loss, (batch, part), num_samples, learning_rate)
 
     def prepare(self, rollout: Rollout) -> tuple[Rollout | Batch, PQNTargets]:
-        """Returns the steps, so that all minibatches find them in one place on a GPU, and their targets:
+        """Returns the steps, which all minibatches find in one place on a GPU, and their targets:
 
             R_t = r_t + g (1 - done_t) [(1 - lambda) max_a Q(s_{t+1}, a) + lambda R_{t+1}],    R_T = max_a Q(s_T, a)
 
-        with the Q of the acting policy, and the maximum rather than the action taken (Peng's Q(lambda)). This is the
+        with the acting policy's Q, and its maximum instead of the action taken (Peng's Q(lambda)). This is the
         return of generalized advantage estimation with V = max_a Q. Source: the paper, algorithm 1 and appendix."""
         settings, value = self.settings, rollout.policy_outputs["value"]
         reward, done, last = bootstrap(self.policy, rollout, settings.discount)

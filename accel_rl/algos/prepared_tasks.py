@@ -1,5 +1,5 @@
-"""Auxiliary tasks whose sequences the sampler draws, as in GUNREAL: they come with each rollout, with their targets
-(Shirahata et al. 2018, section 3, Algorithms 6 and 9).
+"""Auxiliary tasks on sequences that the sampler draws, as in GUNREAL (Shirahata et al. 2018, section 3, Algorithms 6
+and 9). Each rollout brings sequences and their targets.
 """
 
 import math
@@ -21,14 +21,14 @@ Prepared = PreparedSequences | PreparedWindows
 class PreparedTasks(AuxiliaryTasks):
     """Auxiliary tasks that learn from the sampler's draws (`Rollout.auxiliary`); the learner keeps no replay.
 
-    If a rollout brings several updates, as in PPO, each learns from all of its draws."""
+    If a rollout leads to several updates, as in PPO, each of them learns from all of its draws."""
 
     @property
     def is_filling(self) -> bool:
         return False
 
     def validate(self, run: RunInfo) -> None:
-        """Raises UsageError if sequences are longer than the replays, or if these do not fill in time."""
+        """Raises UsageError if sequences are longer than the replays, or if the run is too short to fill these."""
         self.check_sizes(run, auxiliary_sequence_steps=self.sequence_steps)
 
     def setup(self, seed: int) -> None:
@@ -42,7 +42,7 @@ class PreparedTasks(AuxiliaryTasks):
         return replace(rollout, terminal_frames=None, auxiliary=None)
 
     def draw(self, update: Update) -> list[LossPart]:
-        """Returns the tasks' parts of a loss on the draws that came with the rollout."""
+        """Returns the tasks' loss parts for the draws that came with the rollout."""
         parts = []
         for task in self.tasks:
             if drawn := self._drawn.get(task.name):
@@ -51,8 +51,8 @@ class PreparedTasks(AuxiliaryTasks):
         return parts
 
     def _parts(self, batch: Prepared, update: Update) -> Iterator[Prepared]:
-        """Yields the batch: on a GPU as it is, always with the same shape; on a CPU without empty columns, in parts
-        whose observations are not larger than `update` allows."""
+        """Yields the batch, on a GPU unchanged, since its shape must stay the same. On a CPU, drops empty columns and
+        yields parts whose observations fit into a slice of `update`."""
         num_steps = batch.num_steps
         if num_steps.device.type != "cpu":
             yield batch
@@ -68,5 +68,5 @@ class PreparedTasks(AuxiliaryTasks):
 
 
 def _columns(batch: Any, chosen: Any) -> Any:
-    """Returns some columns of prepared sequences or windows; columns are the first axis, or the second behind time."""
+    """Returns some columns of prepared sequences or windows; columns are the first axis, or the second after time."""
     return type(batch)(*(None if x is None else x[chosen] if x.dim() == 1 else x[:, chosen] for x in batch))

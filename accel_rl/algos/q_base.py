@@ -1,4 +1,4 @@
-"""Defines what Q-learning methods share: epsilon-greedy actions, a target network, scaled returns, TD errors."""
+"""Defines what all Q-learning methods use: epsilon-greedy actions, a target network, scaled returns, TD errors."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -25,7 +25,7 @@ class QSettings(ExplorationSettings, AlgoSettings):
 class QAlgo(Algo):
     """An algorithm that acts epsilon-greedily; its settings also derive from QSettings.
 
-    If a subclass's `setup` makes a `target`, checkpoints include it; settings then have target_interval_steps."""
+    If a subclass's `setup` makes a `target`, checkpoints include it, and settings need target_interval_steps."""
 
     Moments: ClassVar[type[RunningMoments]] = RunningMoments
     settings: Any
@@ -57,7 +57,7 @@ class QAlgo(Algo):
         self.policy.epsilon = self.exploration.at(step)
 
     def make_target(self) -> None:
-        """Makes the target network: a copy that subtracts the same background, also when that is found later."""
+        """Makes the target network, a copy that subtracts the same background, even if that is found later."""
         self.target = frozen_copy(self.policy)
         if self.policy.norm:
             self.target.subtract_background(self.policy.norm.moments)
@@ -84,5 +84,5 @@ class QAlgo(Algo):
 
 def td_error(value: Tensor, td_target: Tensor, valid: Tensor) -> Tensor:
     """Returns  td_target - value  [...], 0 where a sample is not valid; gradients flow through value only."""
-    # Mask before the sum: the sum's gradient of a nan is nan, too.
+    # Mask before the sum: NaN inputs would make NaN gradients.
     return (td_target.detach() - value).masked_fill(~valid, 0.0)

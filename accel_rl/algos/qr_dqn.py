@@ -52,11 +52,11 @@ def quantile_huber_loss(
         h(u) = u^2 / 2 if |u| <= 1, else |u| - 1/2
 
     quantiles, td_target [N, K]; valid, importance (w, 1 if None) [N]; gradients flow through quantiles only. Returns
-    the sum; its terms as sums, detached; and each sample's priority [N]: the distance of the two means, from 1e-6 to 1
-    like DQN's. (The loss itself is not 0 if both distributions are equal.)
+    the sum; its terms as sums, detached; and each sample's priority [N]: the distance between the two means, from 1e-6
+    to 1 like DQN's. (The loss itself is not 0 if both distributions are equal.)
     Source: Dabney et al. 2018, equations 9 and 10 and algorithm 1, with kappa = 1.
     """
-    # Before any arithmetic, whose gradient of a nan is nan, too.
+    # Mask before any arithmetic: NaN inputs would make NaN gradients.
     quantiles, td_target = (x.masked_fill(~valid.unsqueeze(-1), 0.0) for x in (quantiles, td_target.detach()))
     K = quantiles.shape[1]
     tau = (torch.arange(K, dtype=torch.float64, device=quantiles.device) + 0.5) / K
@@ -72,8 +72,8 @@ def quantile_huber_loss(
 def _huber_sums(x: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Returns  sum_j h(targets_j - x_i)  over the targets below x_i, and over the others, both [N, K].
 
-    Both are quadratic in x between targets. Their coefficients are sums of powers of consecutive targets in order,
-    which differences of cumulative sums give: K log K operations instead of K^2. x, targets [N, K], in float64."""
+    Both are piecewise quadratic in x. Their coefficients are sums of powers of consecutive sorted targets, which are
+    differences of cumulative sums. This takes K log K operations instead of K^2. x, targets [N, K], in float64."""
     ordered = targets.sort(1).values
     edges = torch.stack([torch.full_like(x, -torch.inf), x - 1, x, x + 1, torch.full_like(x, torch.inf)], 1).detach()
     rank = torch.searchsorted(ordered, edges.flatten(1)).view_as(edges)  # [N, 5, K]: how many targets are below each

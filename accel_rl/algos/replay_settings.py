@@ -26,22 +26,22 @@ CPU_INSTEAD = "--replay-device cpu, or "
 
 @dataclass(frozen=True)
 class ReplaySettings(QSettings):
-    batch_size: int = basic_setting(32, "samples of an update (central store: of each learner's)", least=1)
+    batch_size: int = basic_setting(32, "samples per update (central store: per update of each learner)", least=1)
     training_intensity: float = basic_setting(8.0, "how often a sample is learned from, on average", above=0)
     replay_size: int = basic_setting(
         1_000_000, "steps kept, over all environments (central store: of each learner)", least=1
     )
-    replay_device: str = setting("auto", "where they are kept: cpu or cuda:0; auto: where the network learns")
+    replay_device: str = setting("auto", "device that keeps the replay: cpu or cuda:0; auto: where the network learns")
     warmup_steps: int = basic_setting(
         50_000, "random agent steps before the first update (central store: of each learner)", least=1
     )
-    n_step: int = basic_setting(1, "rewards of a return before the target network's value continues it", least=1)
+    n_step: int = basic_setting(1, "rewards in a return before the target network's value completes it", least=1)
     prioritized: bool = basic_setting(False, "draw samples by the size of their last error")
     priority_alpha: float = setting(0.6, "exponent of the priority; 0: uniform", least=0)
-    priority_beta: float = setting(0.4, "exponent of the importance weights, at first", least=0, most=1)
-    priority_beta_steps: int = setting(50_000_000, "agent steps until that is 1, linearly", least=1)
+    priority_beta: float = setting(0.4, "initial exponent of the importance weights", least=0, most=1)
+    priority_beta_steps: int = setting(50_000_000, "agent steps until priority_beta is 1, linearly", least=1)
     new_priority: float | None = setting(None, "priority of a new sample; null: the largest so far", above=0)
-    checkpoint_replay: bool | None = setting(None, "save the replay in checkpoints; null: if it has 2 GB at most")
+    checkpoint_replay: bool | None = setting(None, "save the replay in checkpoints; null: if it has at most 2 GB")
 
     def importance_exponent(self, step: int) -> float:
         """Returns beta at this agent step of the run (Schaul et al. 2016, section 3.4)."""
@@ -53,7 +53,7 @@ class ReplaySettings(QSettings):
 class ReplayPlan:
     """One learner's share of the replay and the batches.
 
-    num_envs: environments of all learners that update together; local_envs: of this one. device: of its network."""
+    num_envs: environments of all learners that update together; local_envs: this learner's. device: its network's."""
 
     settings: Any  # ReplaySettings
     spec: EnvSpec
@@ -147,7 +147,7 @@ class ReplayPlan:
                 "make the warm-up or the replay larger"
             )
         rollout_steps, num_replays = self.num_envs * self.horizon, run.num_envs // self.num_envs
-        # Running statistics take a rollout of their own. The updates for a rollout are made during the next one.
+        # Running statistics need one rollout more. The updates for a rollout are made during the next one.
         num_rollouts = math.ceil(settings.warmup_steps / rollout_steps) + settings.normalize_returns
         if num_rollouts * rollout_steps * num_replays >= run.steps:
             of_each = f" of each of {num_replays} learners" if num_replays > 1 else ""
@@ -162,7 +162,7 @@ def check_replays_fit(
 ) -> None:
     """Raises UsageError if replays of num_bytes, one on each of these devices, do not fit there (see check_fits).
 
-    way_out: for replays on GPUs."""
+    way_out: advice for replays on GPUs."""
     for place, count in Counter(places).items():
         device = torch.device(place)
         shown = way_out if device.type != "cpu" else ""
@@ -182,7 +182,7 @@ def updates_per_rollout(intensity: float, num_samples: int, batch_size: int) -> 
     below = [size for size in sizes if size < batch_size][:1]
     above = [size for size in sizes if size > batch_size][-1:]
     counts = sorted({max(1, math.floor(exact)), max(1, math.ceil(exact))})
-    # Intensities have so many digits that those named here do divide.
+    # Intensities are shown with enough digits to divide exactly.
     ways_out = {"batch_size": below + above, "training_intensity": [k * batch_size / num_samples for k in counts]}
     shown = [f"{name}={' or '.join(f'{x:.12g}' for x in values)}" for name, values in ways_out.items() if values]
     raise UsageError(

@@ -91,7 +91,7 @@ def n_step_return(reward: Tensor, done: Tensor, discount: float, n: int) -> tupl
 
         R_t = sum_{i<n} discount^i * (1 - done_n(t, i)) * r_{t+i},    done_n(t, i) = any_{j<i} done_{t+j}
 
-    reward, done: [T, B]. Returns (R, done_n(., n)), both [T-n+1, B]: only for steps that have n steps.
+    reward, done: [T, B]. Returns (R, done_n(., n)), both [T-n+1, B]: only for steps that have n rewards.
     The TD target of Q is then R_t + discount^n * (1 - done_n) * max_a Q(s_{t+n}, a).
     Source: Hessel et al. 2018 (Rainbow), section "Multi-step learning".
     Raises ValueError unless 1 <= n <= T.
@@ -125,13 +125,13 @@ def project_distribution(probabilities: Tensor, support: Tensor, target_support:
     num_atoms = support.shape[0]
     atoms_per_unit = (num_atoms - 1) / (support[-1] - support[0])
     position = ((target_support - support[0]) * atoms_per_unit).clamp(0, num_atoms - 1)  # b [N, K]
-    # In units of atoms, the shares of the two neighbours add up to 1, even in float32; and unlike the floor-and-ceiling
-    # form, neither of these loses mass where b is an integer.
+    # In units of atoms, the shares of the two neighbors add up to 1, even in float32. Unlike the floor-and-ceiling
+    # form, neither of these functions loses mass where b is an integer.
     return (scatter_mass if support.device.type == "cpu" else gather_mass)(probabilities, position)
 
 
 def scatter_mass(mass: Tensor, position: Tensor) -> Tensor:
-    """Gives the mass of each j [N, K] to the two atoms next to its position, 0 to K-1; returns the atoms' sums [N, K].
+    """Splits each mass [N, K] between the two atoms next to its position, 0 to K-1; returns the atoms' sums [N, K].
 
     On a GPU, the sums would differ from run to run."""
     below = position.floor().clamp(max=mass.shape[1] - 2)
@@ -140,7 +140,7 @@ def scatter_mass(mass: Tensor, position: Tensor) -> Tensor:
 
 
 def gather_mass(mass: Tensor, position: Tensor) -> Tensor:
-    """Computes `scatter_mass` from every j for every atom: K times the work, but always in the same order."""
+    """Computes `scatter_mass` by summing all masses for each atom: K times the work, but always in the same order."""
     atom = torch.arange(mass.shape[1], dtype=position.dtype, device=position.device)  # i [K]
     share = (1 - (position[:, None, :] - atom[:, None]).abs()).clamp(min=0)  # [N, K of i, K of j]
     return (mass[:, None, :] * share).sum(-1)

@@ -1,8 +1,8 @@
 """A2C with V-trace and the multi-batch strategy (Dalton et al. 2020, CuLE; Espeholt et al. 2018, IMPALA).
 
 The environments are divided into batches. While all of them keep stepping, one update is made every few steps, from the
-newest steps of the next batch. So there are more and smaller updates than A2C makes from the same samples. Most samples
-come from older parameters, which V-trace corrects.
+newest steps of the next batch. This makes more and smaller updates than A2C from the same samples. Most samples come
+from older parameters; V-trace corrects for that.
 """
 
 import math
@@ -26,9 +26,9 @@ from accel_rl.updates import Update
 
 @dataclass(frozen=True)
 class VTraceSettings(AuxiliarySettings, ActorCriticSettings):
-    batches: int = basic_setting(20, "equal parts that the environments are divided into, one for each update", least=1)
-    batch_steps: int = basic_setting(20, "newest steps of these environments that an update learns from", least=1)
-    steps_per_update: int = basic_setting(1, "steps of all environments between two updates", least=1)
+    batches: int = basic_setting(20, "equal parts of the environments; each update learns from one of them", least=1)
+    batch_steps: int = basic_setting(20, "newest steps of a batch that an update learns from", least=1)
+    steps_per_update: int = basic_setting(1, "steps of each environment between two updates", least=1)
     rho_bar: float = setting(1.0, "largest weight of a sample", above=0)
     c_bar: float = setting(1.0, "largest weight of what follows a sample; at most rho_bar", above=0)
     value_weight: float = basic_setting(0.5, "weight of the squared error of the value (not halved)", least=0)
@@ -46,10 +46,10 @@ class VTraceTargets(NamedTuple):
 
 
 class VTrace(ActorCriticAlgo):
-    """Learns while sampling: at every steps_per_update-th step, from the next batch of environments.
+    """Learns while sampling: every steps_per_update steps, from the next batch of environments.
 
-    A sample is used batch_steps / (steps_per_update x batches) times. From rollouts that are merged from segments it
-    learns once, as a whole; these three numbers do not matter then.
+    A sample is used batch_steps / (steps_per_update x batches) times. A rollout merged from segments is used once, as a
+    whole; these three settings do not matter then.
     """
 
     Settings = VTraceSettings
@@ -57,7 +57,7 @@ class VTrace(ActorCriticAlgo):
 
     def __init__(self, *arguments: Any, **options: Any):
         super().__init__(*arguments, **options)
-        self._env_steps = 0  # steps of each environment, with all of the rollout that is being sampled
+        self._env_steps = 0  # steps of each environment, including all of the current rollout
         if not self.learns_from_segments:
             self.window = Window(self.settings.batch_steps, self._envs_to_update)
 
@@ -104,12 +104,12 @@ class VTrace(ActorCriticAlgo):
         return self._learn_from(recent, update)
 
     def learn(self, rollout: Rollout, update: Update) -> Stats:
-        """Learns from merged segments. From all other rollouts, `on_step` learns."""
+        """Learns from merged segments; `on_step` learns from all other rollouts."""
         return self._learn_from(rollout, update) if self.learns_from_segments else {}
 
     def _learn_from(self, rollout: Rollout, update: Update) -> Stats:
         step, rollout = rollout.first_step, add_final_values(self.policy, rollout, self.settings.discount)
-        # These tensors are columns of the sampler's tensors. Each is copied on its own, so keep only what is needed.
+        # These tensors are columns of the sampler's tensors. Each is copied separately, so keep only what is needed.
         outputs = {"distribution": rollout.policy_outputs["distribution"]}
         rollout = replace(rollout, reset=rollout.reset[:0], policy_outputs=outputs)
         return update.once(self.update_on, rollout, self.learning_rate(step), self.scheduled("entropy_weight", step))

@@ -138,17 +138,17 @@ class ActorCritic(nn.Module):
 
     @property
     def normalizes_rows(self) -> bool:
-        """Whether `norm` normalizes rows as a whole: then `evaluate_normalized` takes its results."""
+        """True if `norm` normalizes rows as a whole; then `evaluate_normalized` takes its results."""
         is_special = self.spec.mask_size or self.spec.frame_stack or self.state_size or type(self) is not ActorCritic
         return isinstance(self.norm, ObservationNorm) and not is_special
 
     def evaluate_normalized(self, observation: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns what `evaluate` does for rows [N, *O] that `norm` has normalized already."""
+        """Returns what `evaluate` does, for rows [N, *O] that `norm` has already normalized."""
         return self._heads(self._trunks(observation), observation)
 
     def encode(self, observation: Tensor, recurrent_inputs: RecurrentInputs | None = None) -> list[Tensor]:
-        """Returns the heads' inputs at each step [..., F]: the policy's, and the value's if that is separate. Arguments
-        are those of `evaluate`."""
+        """Returns the heads' inputs at each step [..., F]: the policy's, and the value's if it is separate. Takes the
+        arguments of `evaluate`."""
         if recurrent_inputs is None:
             return self._features(observation)
         return self._unroll(observation, recurrent_inputs)[0]
@@ -190,8 +190,8 @@ class ActorCritic(nn.Module):
 
     @torch.inference_mode()
     def predict_auxiliary(self, task: str, observation: Tensor) -> Tensor:
-        """Returns the values from which agents bootstrap a replayed sequence, for the observation [b, *O] behind it:
-        for pixel_control max_a Q [b, h, w], for value_replay V [b]. For networks without a core."""
+        """Returns the values from which agents bootstrap a replayed sequence, given the observation [b, *O] after it:
+        max_a Q [b, h, w] for pixel_control, V [b] for value_replay. For networks without a core."""
         encoded = self.encode(observation)
         if task == "value_replay":
             return self.value(encoded)
@@ -205,7 +205,7 @@ class ActorCritic(nn.Module):
         return q.amax(1)
 
     def _make_direct(self) -> Outputs | None:
-        """Returns a function that computes what `forward` does, without a detour, for acting; None if there is none."""
+        """Returns a function that computes `forward` without calling modules, for acting; None if there is none."""
         trunks = [trunk for encoder in self._encoders if (trunk := encoder.direct())]
         is_plain = type(self) is ActorCritic and len(trunks) == len(self._encoders) and not self.spec.mask_size
         if not is_plain or isinstance(self.norm, PixelNorm):

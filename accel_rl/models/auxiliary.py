@@ -1,6 +1,6 @@
 """Defines the heads of auxiliary tasks: pixel control and reward prediction (Jaderberg et al. 2017, UNREAL).
 
-They share the layers below with policy and value, and so train these, too. Value replay needs no additional head. Like
+They share the layers below with policy and value, so they train these, too. Value replay needs no additional head. Like
 the heads of policy and value, they compute in float32.
 """
 
@@ -28,7 +28,7 @@ class PixelControlHead(nn.Module):
     def __init__(self, num_features: int, num_actions: int, cells: tuple[int, int]):
         super().__init__()
         h, w = cells
-        self.maps_shape = (h // STRIDE - 1, w // STRIDE - 1, NUM_MAPS)  # channels-last, as convolutions want them
+        self.maps_shape = (h // STRIDE - 1, w // STRIDE - 1, NUM_MAPS)  # channels-last, as convolutions prefer
         self.hidden = Linear(num_features, math.prod(self.maps_shape))
         initialize(self.hidden)
         # One deconvolution makes value and advantages, the value first.
@@ -47,7 +47,7 @@ class PixelControlHead(nn.Module):
 
 
 def _dueling(parameter: Tensor, axis: int) -> Tensor:
-    """Combines V, a parameter's first entry along an axis, and A, the other entries, to  V + A - mean A."""
+    """Combines V, a parameter's first entry along an axis, and A, the other entries, into  V + A - mean A."""
     value, advantage = parameter.tensor_split((1,), axis)
     return value + advantage - advantage.mean(axis, keepdim=True)
 

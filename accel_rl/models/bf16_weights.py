@@ -1,7 +1,7 @@
-"""Keeps bfloat16 weights on a GPU: cast once per change of the parameters, for acting and learning alike.
+"""Keeps bfloat16 weights on a GPU, cast once per change of the parameters, for both acting and learning.
 
-A CUDA graph reads the memory of its capture. So the copies stay where they are, and each graph that changes parameters
-ends with `refresh`. Call it before another graph is replayed, too: something else may have changed the parameters.
+A CUDA graph reads the memory that it was captured with. So the copies stay in place, and each graph that changes
+parameters ends with `refresh`. Call `refresh` before replaying a graph, too, since other code may have changed them.
 """
 
 import torch
@@ -33,7 +33,7 @@ class Bf16Weights:
 
     @torch.no_grad()
     def refresh(self, always: bool = False) -> None:
-        """Casts the parameters if PyTorch counted changes in place, or always, since it does not count all."""
+        """Casts the parameters if PyTorch has counted in-place changes; always: even if not, since it misses some."""
         version = [tensor._version for tensor in (*self._sources, *self._parameters)]
         if version == self._version and not always:
             return

@@ -1,4 +1,4 @@
-"""Calls the layers of small networks directly, for acting: the ways through modules take longer than their products."""
+"""Calls the layers of small networks directly, for acting: calls of modules take longer than the arithmetic."""
 
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
@@ -17,7 +17,7 @@ Result = TypeVar("Result")
 class DirectFunction(Generic[Result]):
     """A function that computes what a network does, without calling its modules.
 
-    It is made at its first use, and again after a module was replaced or a hook was added. Parameters may change."""
+    It is made at its first use, and again after a module is replaced or a hook is added. Parameters may change."""
 
     def __init__(self) -> None:
         self._num_hooks = -1
@@ -25,7 +25,7 @@ class DirectFunction(Generic[Result]):
         self._function: Result | None = None
 
     def get(self, network: nn.Module, make: Callable[[], Result | None]) -> Result | None:
-        """Returns make(), or its earlier result; None if the network's modules have hooks, which have to run."""
+        """Returns make(), or its earlier result; None if the network's modules have hooks, which must run."""
         if self._num_hooks != RemovableHandle.next_id or self._has_changed():
             num_hooks = RemovableHandle.next_id  # counts the hooks of all modules
             self._children = [(m._modules, [*m._modules.values()]) for m in network.modules() if m._modules]
@@ -51,7 +51,7 @@ def direct(layer: nn.Module) -> Function:
     """Returns a function that computes what a layer without hooks does in float32 on a CPU."""
     if type(layer) not in (nn.Linear, Linear):
         return layer.forward
-    parameters: Any = layer._parameters  # found faster than attributes
+    parameters: Any = layer._parameters  # faster than attributes
     return lambda x: F.linear(x, parameters["weight"], parameters["bias"])
 
 

@@ -9,8 +9,8 @@ Every distribution has
     sample, mode, log_probability, entropy      functions of the parameters
     encoded_size, encode      an action as input of a network
 
-Probabilities and entropies are those of the chosen actions. The sent action may be clipped to the environment's bounds
-(envs/spaces/conversion.py: to_env_action), which changes nothing here.
+Probabilities and entropies are those of the chosen actions, even if the action sent to the environment is clipped to
+its bounds (envs/spaces/conversion.py: to_env_action).
 """
 
 import math
@@ -73,7 +73,7 @@ class Categorical(nn.Module):
         return -(log_p.exp() * self._add_epsilon(log_p)).sum(-1)
 
     def _add_epsilon(self, log_p: Tensor) -> Tensor:
-        """Returns log(p + e), exact near p = 0 and p = 1, too."""
+        """Returns log(p + e), also exact near p = 0 and p = 1."""
         if not self.log_epsilon:
             return log_p
         return torch.logaddexp(log_p, log_p.new_full((), math.log(self.log_epsilon)))
@@ -237,8 +237,8 @@ class SphericalGaussian(Gaussian):
 class Composite(nn.Module):
     """Independent choices of the parts of a Dict or Tuple, each by its own distribution.
 
-    Parameters [..., sum P_i], noise and actions [..., sum D_i] are the parts' own, one after the other. Actions are
-    float32 if one part's are, else int64. Log-probability and entropy are sums over the parts.
+    Parameters [..., sum P_i], noise and actions [..., sum D_i] concatenate those of the parts. Actions are float32 if
+    those of any part are, else int64. Log-probability and entropy are sums over the parts.
     """
 
     def __init__(self, parts: "Sequence[Distribution]"):
@@ -297,7 +297,7 @@ class Composite(nn.Module):
         return torch.stack([part.entropy(own) for part, own in parts]).sum(0)
 
     def encode(self, action: Tensor) -> Tensor:
-        """Returns the encoded actions of all parts, one after the other, float32 [N, E]; action [N, D]."""
+        """Returns the concatenated encoded actions of all parts, float32 [N, E]; action [N, D]."""
         parts = zip(self.parts, self.split_action(action), strict=True)
         return torch.cat([part.encode(own) for part, own in parts], -1)
 
@@ -313,7 +313,7 @@ def make_distribution(
     """Returns the distribution over an action space.
 
     gaussian: diagonal | spherical, for Box spaces. is_masked: some logits belong to disallowed actions, for Discrete
-    and MultiDiscrete spaces. log_std_init: logarithm of a diagonal Gaussian's first std.
+    and MultiDiscrete spaces. log_std_init: logarithm of a diagonal Gaussian's initial std.
 
     Raises UsageError for an unknown Gaussian, and for spaces other than Discrete, MultiDiscrete, MultiBinary, Box, and
     Dict and Tuple of these."""

@@ -1,7 +1,7 @@
 """Defines convolutions and linear layers that are fast on CPUs, and on GPUs in bfloat16. In float64 they are PyTorch's.
 
-They have the parameters, names and results of `nn.Conv2d` and `nn.Linear`. Policies act in inference mode. There, on a
-CPU, these layers prepare weights once after each change (cast, in oneDNN's own layout) and fuse the ReLU that follows.
+They have the parameters, names and results of `nn.Conv2d` and `nn.Linear`. Policies act in inference mode. In this mode
+on a CPU, they prepare weights once after each change (cast, in oneDNN's own layout) and fuse the ReLU that follows.
 Learning in bfloat16 also casts weights once per change (on a GPU see bf16_weights.py); gradients of parameters are
 float32. Learning in float32 uses PyTorch, which is as fast except for large matrix products on AMD processors.
 
@@ -23,11 +23,11 @@ from accel_rl.models.prepared import Operands, PreparedTensors
 from accel_rl.stacks import interleaved, is_exporting
 
 LEAST_WEIGHTS = 2**14  # smaller linear layers gain nothing
-LEAST_FLOATS = 2**17  # nor do these in float32: a call of oneDNN takes 24 microseconds, where one of MKL takes 5
+LEAST_FLOATS = 2**17  # nor do smaller ones in float32: a call of oneDNN takes 24 microseconds, one of MKL takes 5
 
 
 def accelerate(network: nn.Module) -> None:
-    """Replaces a network's convolutions and large linear layers by those of this module, in place.
+    """Replaces a network's convolutions and large linear layers with those of this module, in place.
 
     In an nn.Sequential, ReLUs that follow them are fused. Parameters, their names and all results stay the same. Layers
     that are shared, have hooks or belong to a class derived from PyTorch's stay unchanged."""
@@ -47,7 +47,7 @@ def accelerate(network: nn.Module) -> None:
 def expect_changes(network: nn.Module) -> None:
     """Tells a network's layers that their parameters change after almost every act.
 
-    Then large weights are not packed, since packing costs what several acts on packed weights save."""
+    Large weights are then not packed, since packing takes the time that several acts on packed weights save."""
     for layer in network.modules():
         if isinstance(layer, Linear):
             layer.packs = False
@@ -82,7 +82,7 @@ class Sequential(nn.Sequential):
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Tells whether a call of the module does more than its `forward`."""
+    """Returns whether a call of the module does more than its `forward`."""
     before = module._forward_pre_hooks or module._backward_pre_hooks
     return bool(before or module._forward_hooks or module._backward_hooks)
 
@@ -196,7 +196,7 @@ class _Product(torch.autograd.Function):
 class Conv2d(nn.Conv2d):
     """A convolution of images float [N, C, H, W], with an optional ReLU.
 
-    A subclass may join groups of g neighbouring pixels of a row into one pixel with g times the channels.
+    A subclass may join groups of g neighboring pixels of a row into one pixel with g times the channels.
     """
 
     scale = 1.0  # factor of the weights
@@ -262,7 +262,7 @@ class ByteConv(Conv2d):
 
     background: its `value` is a whole number, see `PixelNorm`; None: 0.
 
-    The weights are divided instead, since they are fewer, and since bytes are exact in bfloat16, but not their 255ths.
+    Weights are divided instead of pixels. They are fewer, and bfloat16 holds bytes exactly, but not their 255ths.
     If kernel and width are multiples of the stride, a group has as many pixels as the stride. With four frames it has
     16 channels, for which oneDNN computes gradients faster (an update in bfloat16 takes 2 to 4 % less time).
     """
@@ -294,7 +294,7 @@ def _convolves(image: Tensor, dtype: torch.dtype) -> bool:
 
 
 def _convolve(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair, *, relu: bool) -> Tensor:
-    """Returns the result of onednn.convolve, on a GPU, too."""
+    """Returns the result of onednn.convolve, also on a GPU."""
     if not x.is_cuda:
         return onednn.convolve(x, weight, bias, stride, padding, relu=relu)
     y = F.conv2d(x, weight, bias, stride, padding)

@@ -11,9 +11,9 @@ _FACTORIES = (torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torc
 
 
 class MemoryLimit(TorchFunctionMode):
-    """A context that raises MemoryError, before memory is taken, if layers would allocate more than num_numbers.
+    """A context that raises MemoryError, without allocating, if layers would need more than num_numbers.
 
-    It counts the sizes that torch's allocating functions are asked for: parameters and buffers of layers."""
+    It counts the sizes that layers request from torch for their parameters and buffers."""
 
     def __init__(self, num_numbers: int):
         super().__init__()
@@ -26,5 +26,5 @@ class MemoryLimit(TorchFunctionMode):
             size = args[0] if args and isinstance(args[0], Sequence) else [n for n in args if isinstance(n, int)]
             self._left -= math.prod(size)
             if self._left < 0:
-                raise MemoryError("a network of more numbers than its limit")
+                raise MemoryError("the network needs more numbers than its limit")
         return func(*args, **(kwargs or {}))

@@ -1,7 +1,7 @@
 """Normalizes observations and rewards by their running moments.
 
-Nothing here makes a GPU wait. A function Tensor -> Tensor sums over learners: the update's `sum` (the identity for a
-single learner). Moments are float64, so that rounding does not depend on how samples are split over learners.
+Nothing here synchronizes with a GPU. A function Tensor -> Tensor sums over learners: the update's `sum` (the identity
+for a single learner). Moments are float64, so rounding does not depend on how samples are split over learners.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from accel_rl.models.layers import ByteConv
 
 Sum = Callable[[Tensor], Tensor]
 
-LIMIT = 10.0  # stds; normalized values are clipped to it
+LIMIT = 10.0  # normalized values are clipped to this many stds
 EPSILON = 1e-8  # added to the variance
 
 
@@ -47,7 +47,7 @@ class RunningMoments(nn.Module):
 
     @torch.no_grad()
     def update(self, samples: Tensor, sum_over_learners: Sum, valid: Tensor | None = None) -> None:
-        """Adds samples [N, ...]; valid [N] bool: those that count (None: all). The others may hold anything."""
+        """Adds samples [N, ...]; valid [N] bool: those that count (None: all). Others may hold anything."""
         values = samples.to(torch.float64)
         valid = torch.ones(len(values), dtype=torch.bool, device=values.device) if valid is None else valid
         valid = valid.reshape(-1, *[1] * self.mean.dim())  # [N, 1, ...]
@@ -90,8 +90,8 @@ class ObservationNorm(nn.Module):
         return torch.where(moments.count > 0, scaled.clamp(-LIMIT, LIMIT), observation).to(torch.float32)
 
     def direct(self, observation: Tensor) -> Tensor:
-        """Computes `forward` of vectors on a CPU, for acting: by NumPy, whose calls take less time (see direct.py)."""
-        buffers: Any = self.moments._buffers  # found faster than attributes
+        """Computes `forward` of vectors on a CPU, for acting, by NumPy, whose calls take less time (see direct.py)."""
+        buffers: Any = self.moments._buffers  # faster than attributes
         count, mean, square = (buffers[name].numpy() for name in ("count", "mean", "square"))
         if not count:
             return observation.to(torch.float32)
@@ -101,7 +101,7 @@ class ObservationNorm(nn.Module):
         return torch.from_numpy(scaled.astype(np.float32))
 
     def is_complete(self, first_step: int) -> bool:
-        """Returns whether a rollout that began at this agent step of the run adds nothing: all add something."""
+        """Returns whether a rollout that began at this agent step adds nothing to the moments; every rollout adds."""
         return False
 
     def update(self, observation: Tensor, sum_over_learners: Sum, valid: Tensor | None = None) -> None:
@@ -120,7 +120,7 @@ class Background(nn.Module):
 
 
 class PixelNorm(nn.Module):
-    """A normalization: first convolutions subtract the background, the most frequent pixel of the first rollout.
+    """A normalization in which first convolutions subtract the background, the first rollout's most frequent pixel.
 
     On an even background that is not black, updates push all weights of a filter in one direction at once, until its
     ReLU is off everywhere. In Pong, half of the first filters die this way. Source: LeCun et al. 1998, "Efficient
@@ -148,7 +148,7 @@ class PixelNorm(nn.Module):
         return observation
 
     def is_complete(self, first_step: int) -> bool:
-        """Returns whether a rollout that began at this agent step of the run adds nothing; only the first one adds."""
+        """Returns whether a rollout that began at this agent step adds nothing: the background is already known."""
         return first_step > 0 or self.is_known
 
     @torch.no_grad()

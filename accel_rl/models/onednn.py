@@ -1,7 +1,7 @@
 """Calls oneDNN's products and convolutions directly, with a ReLU fused and with weights in oneDNN's own layout.
 
-PyTorch has these operations for its compiler only, as private ones without a gradient. Only this module calls them.
-Each is compared once, on a small batch, with plain PyTorch. If it is missing, refuses the call or computes something
+PyTorch has these operations only for its compiler, private and without gradients. Only this module calls them.
+Each is compared once with plain PyTorch, on a small batch. If it is missing, refuses the call or computes something
 else, `convolves` or `multiplies` returns False, and the layers (layers.py) use plain PyTorch.
 
 All tensors are on the CPU and of one dtype, float32 or bfloat16; images [N, C, H, W] are in channels-last memory.

@@ -15,7 +15,7 @@ MOST_KEPT = 16  # operands of a layer: a few precisions and batch sizes
 class PreparedTensors:
     """The prepared tensors of a layer, made at first use, and again at the first use after its parameters changed.
 
-    PyTorch's own counters reveal changes: every operation in place increments them, through any view and through the
+    PyTorch's own counters reveal changes: every in-place operation increments them, through any view and through the
     flat vector (updates/flat.py). Only writes through `.data` or NumPy stay hidden."""
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class PreparedTensors:
     def get(self, name: Hashable, make: Callable[[], Operands], weight: Tensor, bias: Tensor | None) -> Operands:
         """Returns make(), or its earlier result for the same values of weight and bias.
 
-        name: distinguishes it from everything else that is made here."""
+        name: distinguishes the result from all others."""
         version = _version(weight), bias is not None and _version(bias)
         made = self._made.get(name)
         if made is None or made.version != version:

@@ -20,7 +20,7 @@ from accel_rl.stacks import interleaved
 # dqn and eps_rainbow learn CartPole in 100,000 steps, categorical_dqn in 150,000 and n_step_q in 300,000, each with a
 # fresh seed (77), to a score of 500 in all of 20 games.
 HEAD_NORM = 0.01
-MOST_DRAWN = 2**31  # so large that its remainder by few actions is as good as uniform
+MOST_DRAWN = 2**31  # so large that its remainder modulo a few actions is practically uniform
 DUELING_SCALE = 0.5**0.5  # multiplies the gradient that comes back from the two streams
 
 
@@ -83,7 +83,7 @@ class QNetwork(nn.Module):
         self._direct: DirectFunction[Function] = DirectFunction()
 
     def subtract_background(self, background: Background | None = None) -> None:
-        """Lets first convolutions subtract a background, which is found in a run's first rollout (see `PixelNorm`).
+        """Makes first convolutions subtract a background, which is found in a run's first rollout (see `PixelNorm`).
 
         background: another network's; None: a new one. Raises UsageError for observations that are not pictures of
         bytes."""
@@ -142,7 +142,7 @@ class QNetwork(nn.Module):
     ) -> PolicyStep:
         """Returns actions [b], {"value": max_a Q [b]} if records_value, and the next state, if there is a core.
 
-        Noise [b] that is not negative gives the action; elsewhere, and without noise, actions are greedy."""
+        Nonnegative noise [b] determines the action. Elsewhere, and without noise, actions are greedy."""
         if not (self.bf16 or observation.is_cuda) and (compute := self._direct.get(self, self._make_direct)):
             q, state = compute(observation), None
         else:
@@ -156,7 +156,7 @@ class QNetwork(nn.Module):
         return greedy if noise is None else noise.where(noise >= 0, greedy), outputs, state
 
     def _make_direct(self) -> Function | None:
-        """Returns a function that computes Q [N, A] without a detour, for acting; None if there is none."""
+        """Returns a function that computes Q [N, A] without calling modules, for acting; None if there is none."""
         trunk, head = self.encoder.direct(), self.head
         is_plain = type(self) is QNetwork and self.support is None and not (self.num_quantiles or self.spec.mask_size)
         if trunk is None or not is_plain or not isinstance(head, LinearHead):

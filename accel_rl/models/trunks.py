@@ -128,14 +128,14 @@ class ConvNet(nn.Module):
 
     Numbers between the bounds of spec's images become 0 ... 1; unbounded numbers stay unchanged. any_scale: the network
     also sees the numbers' logarithms, and normalizes the first convolution's output for each image to mean 0, std 1.
-    Raises UsageError for observations that are no images, or too small for the kernels."""
+    Raises UsageError for observations that are not images, or too small for the kernels."""
 
     def __init__(self, spec: EnvSpec, layers: Sequence[ConvLayer], num_features: int, any_scale: bool = False):
         super().__init__()
         if not spec.is_picture:
             raise UsageError(
                 f"this network takes pictures, but observations are {spec.nested_space or spec.observation_space}; "
-                "omit --network, and the network fits"
+                "omit --network to use one that fits"
             )
         shape = spec.observation_shape
         (num_inputs, *size), modules = shape, list[nn.Module]()
@@ -147,13 +147,13 @@ class ConvNet(nn.Module):
         elif not takes_bytes:
             modules.append(Scale(low, high))
         self.num_products = 0
-        """Products of a weight and an input, of all convolutions and one image."""
+        """The number of multiplications by weights in all convolutions of one image."""
         for index, (num_filters, kernel, stride, padding) in enumerate(layers):
             sides = [_padding(n, kernel, stride, padding) for n in size]
             if any(n + sum(pads) < kernel for n, pads in zip(size, sides, strict=True)):
                 raise UsageError(
-                    f"this network's convolutions are too large for pictures of {shape[1]}x{shape[2]}; omit --network, "
-                    "and the network fits"
+                    f"this network's convolutions are too large for pictures of {shape[1]}x{shape[2]}; omit --network "
+                    "to use one that fits"
                 )
             (top, bottom), (left, right) = sides
             is_symmetric = top == bottom and left == right
@@ -202,7 +202,7 @@ def small_net(spec: EnvSpec) -> ConvNet:
     """Returns a trunk for images of any size, even those too small for A3C-Net: 3x7x7 -> 16x7x7 -> 32x4x4 -> 128.
 
     If a side is longer than 8, a third convolution follows: 3x16x16 -> 16x16x16 -> 32x8x8 -> 32x4x4 -> 128. The trunk
-    learns from codes of objects as well as from colours."""
+    learns from codes of objects as well as from colors."""
     layers: list[ConvLayer] = [(16, 3, 1, 1), (32, 3, 2, 1)]
     if max(spec.observation_shape[1:]) > 8:
         layers.append((32, 3, 2, 1))
@@ -309,7 +309,7 @@ class ChannelNorm(nn.LayerNorm):
 def add_layer_norms(trunk: nn.Module) -> nn.Module:
     """Puts a layer normalization between each layer of a trunk of this file and its ReLU or tanh; returns the trunk.
 
-    A small image that is already normalized as a whole stays unchanged. Source: Ba et al. 2016; for Q-learning without
+    An output that is already normalized for each image stays unchanged. Source: Ba et al. 2016; for Q-learning without
     a target network, Gallici et al. 2025 (PQN), section 3."""
     for net in [*trunk.modules()]:
         if isinstance(net, ConvNet):
@@ -337,7 +337,7 @@ def _parts(spec: EnvSpec) -> list[Part]:
 
 
 def to_images(rows: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Returns the pictures in rows [N, ...] as [N, C, H, W]; shape: that of the environment's pictures."""
+    """Returns the pictures in rows [N, ...] as [N, C, H, W]. shape: the shape of the environment's pictures."""
     image = rows.reshape(-1, *shape)
     if len(shape) == 2:
         return image.unsqueeze(1)
@@ -361,4 +361,4 @@ NETWORKS: dict[str, Callable[[EnvSpec], nn.Module]] = {
     "ga3c": ga3c_net,
     **{f"ga3c_large_{stride}": partial(ga3c_large_net, stride=stride) for stride in (4, 3, 2, 1)},
 }
-"""The trunks that `--network` knows by name."""
+"""The trunks that `--network` accepts by name."""

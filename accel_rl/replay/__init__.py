@@ -1,4 +1,4 @@
-"""Replays experience: a ring of frames for each environment; samples drawn uniformly or by priority, and sequences."""
+"""Replays experience from a ring of frames per environment: samples, drawn uniformly or by priority, and sequences."""
 
 from accel_rl.replay.replay import Replay
 from accel_rl.replay.sequences import SequenceBatch, SequenceReplay, WindowBatch, sequence_bytes

@@ -22,7 +22,7 @@ class Replay:
 
     Draws are uniform, or prioritized if alpha is given; both with replacement.
     alpha, new_priority: see `PrioritizedDistribution`.
-    generator: makes the draws; on `device`, as is the storage.
+    generator: for the draws; on `device`, like the storage.
     """
 
     in_checkpoints = True
@@ -80,7 +80,7 @@ class Replay:
         return torch.rand(count, dtype=torch.float64, generator=self.generator, device=self.device)
 
     def choose(self, noise: Tensor, rows: DrawnRows) -> tuple[Tensor, Tensor | None]:
-        """Draws like `draw`, by given noise. rows: `ring.rows`; prioritized draws do not use them."""
+        """Draws like `draw`, from given noise. rows: `ring.rows`; prioritized draws do not use them."""
         if self.priorities is not None:
             return self.priorities.tree.choose(noise)
         # One random number in 0 ... num_samples - 1 determines both environment and step.
@@ -96,7 +96,7 @@ class Replay:
 
     @property
     def replaceable(self) -> tuple[Tensor, ...]:
-        """The tensors read by `batch` that may be replaced by others; all else is changed in place."""
+        """The tensors read by `batch` that may be replaced; all others are changed in place."""
         return (self.ring.final_frames,)
 
     def update_priorities(self, index: Tensor, priority: Tensor) -> None:
@@ -137,7 +137,7 @@ class PrioritizedDistribution:
         self.max_priority = torch.ones((), dtype=torch.float64, device=device)
 
     def add(self, index: Tensor, valid: Tensor) -> None:
-        """Adds new samples [K]; valid [size] bool: samples that are not valid are never drawn."""
+        """Adds new samples [K]; valid [size] bool: invalid samples are never drawn."""
         new = self.new_priority
         priority = self.max_priority if new is None else torch.full_like(self.max_priority, new)
         self.tree.update(index, valid.flatten()[index] * priority**self.alpha)
@@ -183,5 +183,5 @@ def replay_bytes(spec: EnvSpec, num_envs: int, size: int, n_step: int, prioritiz
 
 
 def saves(checkpoint_replay: bool | None, num_bytes: int) -> bool:
-    """Tells whether checkpoints include a replay of this size, by the setting checkpoint_replay."""
+    """Returns whether checkpoints include a replay of this size, given the setting checkpoint_replay."""
     return num_bytes <= MAX_SAVED_BYTES if checkpoint_replay is None else checkpoint_replay

@@ -1,4 +1,4 @@
-"""Keeps the last steps of every environment in a ring. It stores each frame once, and assembles samples on gathering.
+"""Keeps the last steps of every environment in a ring that stores each frame once, and assembles samples on demand.
 
 Rows are counted from the start of the run: row t holds the observation before step t. The ring keeps `num_rows` of them
 for each environment, row t in slot t % num_rows. All environments step together, so one count serves all.
@@ -19,7 +19,7 @@ from accel_rl.replay.transitions import DrawnRows, TransitionBatch
 from accel_rl.rollout import Rollout
 from accel_rl.stacks import blank_young, gather_stacks
 
-MAX_AGE = 255  # rows; ages are stored as bytes, and older ones are not told apart
+MAX_AGE = 255  # in rows; ages are stored as bytes, and higher ages are stored as this one
 
 
 class Ring:
@@ -57,7 +57,7 @@ class Ring:
         self.reward = per_slot(torch.float32)
         self.terminated, self.truncated, self.valid = (per_slot(torch.bool) for _ in range(3))
         self.keeps_returns = returns
-        if returns:  # values over the n steps from each slot on
+        if returns:  # values over the n steps that begin at each slot
             self.return_, self.bootstrap = per_slot(torch.float32), per_slot(torch.float32)
             self.length = per_slot(torch.int16)  # steps until the end of the episode, at most n
             self.return_valid = per_slot(torch.bool)  # all of these steps are valid
@@ -97,7 +97,7 @@ class Ring:
         return torch.arange(start, stop, device=self.device) % self.num_rows
 
     def _columns(self, start: int, stop: int) -> slice | Tensor:
-        """Returns the slots of rows start ... stop - 1, as a slice if they are adjacent: it copies nothing."""
+        """Returns the slots of rows start ... stop - 1; if they are adjacent, as a slice, which copies nothing."""
         first = start % self.num_rows
         return slice(first, first + stop - start) if first + stop - start <= self.num_rows else self._slots(start, stop)
 
@@ -151,7 +151,7 @@ class Ring:
     def _store_finals(self, start: int, rollout: Rollout) -> None:
         """Stores the newest frame of each truncated episode's final observation, and terminal frames if there are any.
 
-        Each is kept until all steps of its rollout are overwritten: reading its own step would wait for a GPU."""
+        Each is kept until all steps of its rollout are overwritten, since reading its own step would wait for a GPU."""
         while self._final_rows and self._final_rows[0] <= self.newest_row - self.num_rows:
             self._final_rows.popleft()
         newest = rollout.final_observation[:, -1] if self.spec.frame_stack else rollout.final_observation
@@ -251,7 +251,7 @@ class Ring:
             if len(rows):
                 newest[rows] = self.final_frames[index[last[rows]].long()]
             return
-        # This reads all rows: to select truncated ones, a GPU would wait for their number, which no program can record.
+        # Read all rows: selecting truncated ones would wait for a GPU to count them, which no program can record.
         finals = self.final_frames[index[last].long()]
         newest.copy_(finals.where(truncated.view(-1, *[1] * (finals.dim() - 1)), newest))
 
@@ -313,7 +313,7 @@ def _action_dtype(spec: EnvSpec) -> torch.dtype:
 def _zero_frames(shape: tuple[int, ...], dtype: Any, device: torch.device) -> Tensor:
     """Allocates zeros; on a CPU, in huge pages if the system offers them, and committed when first written to.
 
-    The frames of samples lie anywhere in memory: with small pages, each access would miss the TLB."""
+    The frames of samples lie anywhere in memory, so with small pages each access would miss the TLB."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=torch.from_numpy(np.empty(0, dtype)).dtype, device=device)
     count = int(np.prod(shape))

@@ -1,7 +1,7 @@
 """Replays the last steps of every environment as sequences of steps and as windows of three states.
 
-Auxiliary tasks learn from them. A sequence ends with, and includes, the first step that ends an episode, so that
-terminal steps are trained. No window reaches from one episode into the next.
+Auxiliary tasks learn from them. A sequence ends with, and includes, the first step that ends an episode, so tasks learn
+from terminal steps, too. No window spans two episodes.
 Source: Jaderberg et al. 2017 (UNREAL), section 3; Algorithm 2 of the GUNREAL paper.
 """
 
@@ -23,8 +23,8 @@ from accel_rl.stacks import sliding_stacks
 class SequenceBatch(NamedTuple):
     """A batch of b sequences of at most L steps, time first. Values after the end of a sequence are arbitrary.
 
-    frames [h + L + 1, b, *row]: the frames before each step and after the last one, after h = frame_stack - 1 rows of
-        history. Rows older than the episode are blank. After the last step of an episode comes its true last frame.
+    frames [h + L + 1, b, *row]: h = frame_stack - 1 rows of history, then the frames before each step and after the
+        last one. Rows older than the episode are blank. After the last step of an episode comes its true last frame.
     age [b]: rows since the episode's first row, at the sequence's start; None: observations are not stacks.
     action [L, b, *A], reward [L, b].
     valid [L, b] bool: this step belongs to the sequence, which ends with the first step that ends an episode, before
@@ -70,7 +70,7 @@ class WindowBatch(NamedTuple):
 class SequenceReplay:
     """A replay of the last `size` steps of each environment, which stores each frame once and draws per environment.
 
-    length: that of sequences, in steps. generator: makes the draws; on `device`, as is the storage. is_recurrent:
+    length: steps of a sequence. generator: for the draws; on `device`, like the storage. is_recurrent:
     rollouts have recurrent inputs. Raises UsageError if sequences are longer than the replay.
     """
 
@@ -105,7 +105,7 @@ class SequenceReplay:
 
     @property
     def replaceable(self) -> tuple[Tensor, ...]:
-        """The tensors read by gathering that may be replaced by others; all else is changed in place."""
+        """The tensors read by gathering that may be replaced; all others are changed in place."""
         return (self.ring.final_frames,)
 
     def append(self, rollout: Rollout) -> None:
@@ -163,8 +163,7 @@ class SequenceReplay:
         return age
 
     def _choose(self, is_candidate: Tensor, noise: Tensor, envs: Tensor | slice) -> tuple[Tensor, Tensor]:
-        """Chooses one of each environment's candidates [b, num_rows] by noise [b]; returns indices, and if they
-        exist."""
+        """Chooses a candidate [b, num_rows] per environment by noise [b]; returns indices and whether they exist."""
         num_until = cumulative_sum(is_candidate.long())
         count = num_until[:, -1]
         number = (noise * count).long().unsqueeze(1)
@@ -232,7 +231,7 @@ class SequenceReplay:
     def _frames_around(self, index: Tensor, start: int, stop: int) -> Tensor:
         """Returns the frames of rows start ... stop - 1 [stop - start, b, *row], in new memory."""
         rows, env = self._rows_around(index, start, stop), index // self.ring.num_rows
-        position = rows + (env + 1) * self.ring.history  # among the frames of all environments, each behind its history
+        position = rows + (env + 1) * self.ring.history  # among the frames of all environments, each after its history
         frames = self.ring.frames.flatten(0, 1).index_select(0, position.flatten())
         return frames.view(*rows.shape, *frames.shape[1:])
 
@@ -274,8 +273,8 @@ class SequenceReplay:
 
 
 def sequence_bytes(spec: EnvSpec, num_envs: int, size: int, is_recurrent: bool = False) -> int:
-    """Returns the bytes that a sequence replay allocates, without final frames: one for each episode that was truncated
-    (and, in rollouts with terminal frames, terminated)."""
+    """Returns the bytes that a sequence replay allocates, without final frames. These add one frame for each truncated
+    episode and, in rollouts with terminal frames, for each terminated one."""
     num_rows = _num_rows(spec, size)
     return ring_bytes(spec, num_envs, num_rows, returns=False) + num_envs * num_rows * (5 if is_recurrent else 1)
 

@@ -1,7 +1,7 @@
 """Draws leaves of a sum tree with probability proportional to their values, and changes values, in logarithmic time.
 
 Each node sums the values of its children, and a batch passes each level in a few vector operations. On a CPU a node has
-64 children, which is the least work. On a GPU launches take longest, so it has 1024: a million leaves take 2 levels.
+64 children, the least work. On a GPU, where launches take longest, it has 1024, so a million leaves take 2 levels.
 Parents are recomputed from their children, never corrected by differences, so rounding errors do not accumulate.
 """
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 FAN_OUT_ON_CPU, FAN_OUT_ON_GPU = 64, 1024
-TICKET_BITS = 61  # a total has up to 2**61 tickets: with those that rounding up adds, the sum fits an int64
+TICKET_BITS = 61  # a total has up to 2**61 tickets; even with those that rounding up adds, the sum fits an int64
 
 
 class SumTree:
@@ -56,7 +56,7 @@ class SumTree:
         return self.choose(torch.rand(count, dtype=torch.float64, generator=generator, device=device))
 
     def choose(self, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Draws like `sample`, by given noise float64 [K], uniform in [0, 1)."""
+        """Draws like `sample`, from given noise float64 [K], uniform in [0, 1)."""
         total = self.total
         index = self._find(noise * total, total)
         return index, self[index] / total

@@ -15,7 +15,7 @@ class TransitionBatch(NamedTuple):
     return_ [K]: sum of discount^k r_k over the steps.
     bootstrap [K]: the factor of next_observation's value in the TD target: discount^n, discount^(number of steps) if
         the episode was truncated earlier, 0 if it terminated.
-    valid [K] bool: samples that are not valid must not be learned from.
+    valid [K] bool: do not learn from invalid samples.
     importance [K]: weight of each sample's loss; None: all 1.
     """
 
@@ -33,7 +33,7 @@ class TransitionBatch(NamedTuple):
             return self
         present = {name: value for name, value in self._asdict().items() if value is not None}
         if device.type != "cuda" or self.valid.device.type != "cpu":
-            # A copy from a GPU to the host needs a wait, lest it be read before it has arrived.
+            # A copy from a GPU to the host must wait, or it could be read before it has arrived.
             return TransitionBatch(**{name: value.to(device) for name, value in present.items()})
         # A GPU copies from pinned memory by itself. Pinned memory is reused only once such copies are over.
         return TransitionBatch(

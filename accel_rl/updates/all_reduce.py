@@ -1,4 +1,4 @@
-"""Updates several learners with the same parameters by the gradient of all their samples together."""
+"""Updates several learners with the same parameters, by the gradient over the samples of all of them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ class AllReduce(Exchange):
     CPUs of one machine, and for learners that share a GPU, which NCCL refuses, it uses shared memory
     (through_memory=False: Gloo, as between machines).
 
-    No CUDA graph holds a collective: captured collectives of NCCL can deadlock beside others or in another order.
+    No CUDA graph contains a collective: captured NCCL collectives can deadlock next to others or in another order.
     """
 
     is_capturable: ClassVar[bool] = False
@@ -116,7 +116,7 @@ class AllReduce(Exchange):
 
 
 def _can_use_nccl(device: torch.device) -> bool:
-    """Returns whether all learners have NCCL, and each its own GPU. All of them call it together."""
+    """Returns whether all learners have NCCL and a GPU of their own. All of them call it together."""
     learners: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(learners, ("nccl" in dist.get_backend_config(), device_id(str(device)).hardware))
     return all(has_nccl for has_nccl, _ in learners) and len({gpu for _, gpu in learners}) == len(learners)

@@ -1,8 +1,8 @@
-"""Makes machine code of a program by PyTorch's compiler, Inductor, in a process of its own:
+"""Compiles programs into machine code with PyTorch's compiler, Inductor, in a separate process:
 
     python -m accel_rl.updates.compilation PARENT FILE COUNT
 
-FILE: so many pickled `Request`s. The machine code of each has to compute what its program does before it is kept."""
+FILE holds COUNT pickled `Request`s. Machine code is kept only if it computes the same as its program."""
 
 import contextlib
 import fcntl
@@ -24,15 +24,15 @@ from accel_rl.processes.child import end_with_parent
 from accel_rl.updates.recording import Program, replay
 
 RTOL, ATOL = 1e-3, 1e-5  # a wrong compilation is far off
-KEPT_S = 30 * 86_400.0  # machine code that nobody has used for as long is removed
+KEPT_S = 30 * 86_400.0  # machine code that has not been used for so long is removed
 # tanh(x) = x P(x^2) / Q(x^2) for |x| <= 9: least squares of the relative error, which is below 3e-8 before rounding
 TANH_P = (0.9999999794561867, 0.13381039201594758, 0.003495604054534239, 2.060933508861595e-5, 1.3354989820839e-8)
 TANH_Q = (1.0, 0.467143547988987, 0.025877043282844944, 3.285660490992066e-4, 7.776697556146059e-7)
-PASSING = ("OSError", "No space left", "Cannot allocate memory", "Killed")  # in errors that the next run may not have
+PASSING = ("OSError", "No space left", "Cannot allocate memory", "Killed")  # in errors that may not recur
 
 
 class Request(NamedTuple):
-    """A program, and tensors to try it on. threads: PyTorch's. path: the shared library to write."""
+    """A program, and tensors to try it on. threads: PyTorch's thread count. path: the shared library to write."""
 
     program: Program
     bases: list[Tensor]
@@ -42,14 +42,14 @@ class Request(NamedTuple):
 
 
 class Code:
-    """Machine code of a program. Raises RuntimeError for a file that is not."""
+    """The machine code of a program. Raises RuntimeError for a file that is not machine code."""
 
     def __init__(self, path: Path):
-        # The interface of PyTorch's own loader, whose import takes seconds.
+        # PyTorch's own loader uses this interface, but takes seconds to import.
         self._runner = torch._C._aoti.AOTIModelContainerRunnerCpu(str(path), 1)
 
     def __call__(self, bases: list[Tensor], arguments: list[Tensor]) -> list[Tensor]:
-        """Does what `replay` does with a program, for contiguous arguments."""
+        """Does the same as `replay`, for contiguous arguments."""
         results: list[Tensor] = self._runner.run([*bases, *arguments])
         return results
 
@@ -99,12 +99,12 @@ def _polynomial(factors: Sequence[float], x: Tensor) -> Tensor:
 
 
 def digest_path(path: Path) -> Path:
-    """Returns where the digest of a file of machine code lies; it is written last."""
+    """Returns the path of the digest of a machine-code file. The digest is written last."""
     return path.with_suffix(".sha256")
 
 
 def is_whole(path: Path) -> bool:
-    """Tells whether there is a file of machine code, as it was written. Raises OSError if it cannot be read."""
+    """Returns whether a machine-code file exists and is complete. Raises OSError if it cannot be read."""
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest().encode() == digest_path(path).read_bytes()
     except FileNotFoundError:
@@ -112,12 +112,12 @@ def is_whole(path: Path) -> bool:
 
 
 def failure_path(path: Path) -> Path:
-    """Returns where the reason lies why a file of machine code could not be made."""
+    """Returns the path of the reason why a machine-code file could not be made."""
     return path.with_suffix(".failed")
 
 
 def recall_failure(path: Path) -> str:
-    """Returns why an earlier compilation has failed, or "". Raises OSError if that cannot be read."""
+    """Returns why an earlier compilation failed, or "". Raises OSError if that cannot be read."""
     try:
         return failure_path(path).read_text(errors="replace").strip()
     except FileNotFoundError:
@@ -125,7 +125,7 @@ def recall_failure(path: Path) -> str:
 
 
 def remember_failure(path: Path, reason: str) -> None:
-    """Keeps a reason that will be the same in the next run, so that it does not try again."""
+    """Stores the reason for a failure that would recur, so that the next run does not try again."""
     with contextlib.suppress(OSError), tempfile.TemporaryDirectory(dir=path.parent, prefix=".compiling-") as folder:
         file = Path(folder, "failed")
         file.write_text(reason)
@@ -160,10 +160,9 @@ def main(parent: str, file: str, count: str) -> None:
 
 
 def _compile_once(request: Request, folder: str) -> None:
-    """Compiles a program unless another process does or did. Exits with the reason if it cannot. folder: for files that
-    are not to be kept."""
+    """Compiles a program unless another process does or did. Exits with the reason if it fails. folder: temporary."""
     path, digest = request.path, Path(folder, "digest")
-    code = Path(folder, path.name)  # a library of the same path would count as loaded already
+    code = Path(folder, path.name)  # a library of the same path would count as already loaded
     with path.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if is_whole(path) or recall_failure(path):

@@ -1,7 +1,7 @@
 """Runs updates on a CPU as machine code: a small network's time goes into PyTorch's calls, not into arithmetic.
 
-A call is recorded once, compiled in a process of its own while the run goes on, and replaced between two updates. The
-machine code stays on the disk for later runs."""
+A call is recorded once, compiled in a separate process while the run continues, and replaced between two updates. The
+machine code stays on disk for later runs."""
 
 import contextlib
 import hashlib
@@ -41,18 +41,18 @@ from accel_rl.updates.trees import dtype_of, leaves, map_leaves, structure
 logger = logging.getLogger("accel_rl")
 
 RunCode = Callable[[list[Tensor], list[Tensor]], list[Tensor]]
-"""run(bases, arguments) -> what the program returns, after it has changed the bases; see `recording.replay`."""
+"""run(bases, arguments) -> the program's results; it also changes the bases. See `recording.replay`."""
 
 FindCode = Callable[[Recording], RunCode | None]
 
 NUM_WARM_UP_CALLS = 2  # run operation by operation before a call is recorded
 MOST_PARAMETERS = 300_000
 NUM_TIMED_CALLS = 20  # calls of machine code are timed, then compared with single operations
-MOST_CALLS = 8  # that are compiled, of different functions or shapes
-LEAST_SPENT_S = 5.0  # of learning before a compilation begins: many runs are ended before
-LEAST_LEFT_S = 60.0  # of learning without machine code: compiling takes 20 to 60 s of a CPU that has other work
+MOST_CALLS = 8  # the most calls that are compiled, of different functions or shapes
+LEAST_SPENT_S = 5.0  # seconds of learning before a compilation begins, since many runs end earlier
+LEAST_LEFT_S = 60.0  # seconds of learning without machine code to come; compiling takes 20 to 60 s of a busy CPU
 COMPILATION = "accel_rl.updates.compilation"
-TIMEOUT_S = 900.0  # for a compilation
+TIMEOUT_S = 900.0  # limit of a compilation
 
 
 def why_not_compiled(when: str, deterministic: bool, module: nn.Module, has_store: bool = False) -> str:
@@ -70,7 +70,7 @@ def why_not_compiled(when: str, deterministic: bool, module: nn.Module, has_stor
     if any(parameter.device.type != "cpu" for parameter in parameters):
         return "the network is on a GPU"
     if (count := sum(parameter.numel() for parameter in parameters)) > MOST_PARAMETERS:
-        return f"the network has {count:,} parameters; at most {MOST_PARAMETERS:,} gain from it"
+        return f"the network has {count:,} parameters; only networks of at most {MOST_PARAMETERS:,} gain from it"
     if any(isinstance(layer, nn.Conv2d) for layer in module.modules()):
         return "the network has convolutions, which gain nothing"
     return "" if hasattr(torch._C, "_aoti") else "this PyTorch cannot run machine code"
@@ -79,11 +79,11 @@ def why_not_compiled(when: str, deterministic: bool, module: nn.Module, has_stor
 class CompiledCalls:
     """A cache of machine code, for calls of a function with arguments of one structure and shape.
 
-    when: "always" compiles before the first call; "auto" beside the run, if enough of it is left to save time.
-    find_code: returns the machine code of a recording, if there is any. `share_done`, how much of the run is done
-    (0 to 1), is to be kept true.
+    when: "always" compiles before the first call; "auto" during the run, if enough of it remains to save time.
+    find_code: returns the machine code of a recording, if there is any. Keep `share_done`, the part of the run that is
+    done (0 to 1), up to date.
 
-    What cannot be compiled keeps running operation by operation. The log says so."""
+    A function that cannot be compiled keeps running operation by operation, and the log says so."""
 
     def __init__(self, when: str, find_code: FindCode | None = None):
         self.when, self.find_code, self.share_done = when, find_code or load, 0.0
@@ -103,8 +103,8 @@ class CompiledCalls:
         """Returns eager(part) for each part in order, or computes the same as unpack(work(part, *arguments)) by machine
         code.
 
-        key: the same if and only if work does the same. parts: of one structure and shape. uses: tensors on which work
-        depends, too, and that may be replaced by others; all else on which it depends changes in place only."""
+        key: the same if and only if work does the same. parts: of one structure and shape. uses: other tensors that
+        work reads and that may be replaced; everything else that it reads changes only in place."""
         whole_key = (key, structure(parts[0]), structure(arguments))
         call = self._calls.get(whole_key)
         self.num_calls += len(parts)
@@ -135,7 +135,7 @@ class CompiledCalls:
 
 
 class _Call:
-    """The calls of one function with arguments of one structure: first operation by operation, later machine code."""
+    """The calls of one function with arguments of one structure: first by single operations, later by machine code."""
 
     def __init__(self, owner: CompiledCalls, uses: Sequence[Tensor]):
         self.uses, self._owner, self._share_at_start = [*uses], owner, owner.share_done
@@ -153,7 +153,7 @@ class _Call:
         return self._code is not None and self._is_checked
 
     def prepare(self, work: Work, arguments: tuple[Any, ...], eager: Callable[[], Terms]) -> Terms:
-        """Makes a call before there is machine code, and takes a step towards it."""
+        """Makes a call before there is machine code, and takes a step toward it."""
         self._num_calls += 1
         if self._recording is None and self._is_due():
             self._take(self._record(work, arguments))
@@ -183,7 +183,7 @@ class _Call:
         return [self._terms(self._recording.result, iter(each)) for each in results]
 
     def _terms(self, packed: PackedTerms, results: Iterator[Tensor]) -> Terms:
-        """Returns what `unpack` does. Scalars are stacked by the code, so that they are no views of anything."""
+        """Returns what `unpack` does. The code stacks scalars, so they are not views of anything."""
         scalars = {places: next(results) for places in packed.scalars}
         return unpacked(PackedTerms(scalars, {place: next(results).clone() for place in packed.arrays}))
 
@@ -203,7 +203,7 @@ class _Call:
             self._owner.is_recording = False
 
     def _take(self, recording: Recording) -> None:
-        """Looks for the machine code of a recording, if that can have any."""
+        """Looks for the machine code of a recording, unless it cannot be compiled."""
         self._recording = recording
         if recording.problem:
             self._give_up(recording.problem)
@@ -212,14 +212,14 @@ class _Call:
             self._find_code(recording)
 
     def _check(self, first: Recording, second: Recording) -> None:
-        """Compares recordings of two calls: a number that Python computes would be frozen in machine code."""
+        """Compares the recordings of two calls, since machine code would freeze a number that Python computes."""
         self._is_checked = True
         ours, theirs = ([base.data_ptr() for base in each.bases] for each in (first, second))
         if first.program != second.program or ours != theirs:
             self._give_up("it uses numbers or tensors of its own, which differ from call to call")
 
     def _compare(self, seconds: float, num_calls: int) -> None:
-        """Goes back to single operations if they are faster: for large batches PyTorch's can be."""
+        """Goes back to single operations if they are faster, as they can be for large batches."""
         self._num_timed += num_calls
         self._fastest_code_s = min(self._fastest_code_s, seconds)
         if self._num_timed >= NUM_TIMED_CALLS and self._fastest_code_s > self._fastest_s:
@@ -227,7 +227,7 @@ class _Call:
             self._give_up(f"machine code takes {ours:.2f} ms, single operations {theirs:.2f} ms")
 
     def _advance(self, recording: Recording) -> None:
-        """Begins to compile if that saves time; takes the machine code once it is there."""
+        """Begins to compile if that saves time; loads the machine code once it exists."""
         is_needed = self._owner.when == "always"
         is_worth_it = self._seconds > LEAST_SPENT_S and self._left_s() > LEAST_LEFT_S
         if self._compiler is None and (is_needed or is_worth_it):
@@ -246,12 +246,12 @@ class _Call:
             logger.info("the update is being compiled, which takes about half a minute")
 
     def _compiled_pieces(self) -> list[Piece]:
-        """Returns all pieces but the one after the last exchange: learners switch to machine code at different times,
-        and what they make of the sum must be the same to the last bit."""
+        """Returns all pieces but the one after the last exchange. Learners switch to machine code at different times,
+        and all must compute the same from the sum, to the last bit."""
         return self._pieces[:-1] or self._pieces
 
     def _find_code(self, recording: Recording) -> bool:
-        """Loads the machine code if it is on the disk, and is whole."""
+        """Loads the machine code if it is complete on disk; returns whether there is any."""
         try:
             codes = [self._owner.find_code(piece.recording) for piece in self._compiled_pieces()]
         except (OSError, RuntimeError, UsageError) as error:
@@ -283,7 +283,7 @@ def run_pieces(
     bases: list[Tensor],
     arguments: list[Tensor],
 ) -> list[Tensor]:
-    """Runs the pieces of a program, and the functions of the host between them; see `RunCode`."""
+    """Runs the pieces of a program, and the host functions between them; see `RunCode`."""
     made, results = dict(enumerate(arguments)), list[Tensor]()
     for piece, code, call in zip(parts, codes, [*host_calls, None], strict=True):
         results = code(bases, [made[number] for number in piece.inputs])
@@ -295,7 +295,7 @@ def run_pieces(
 
 
 class _Compiler:
-    """A process that compiles recorded programs. Raises OSError if it cannot be given them."""
+    """A process that compiles recorded programs. Raises OSError if they cannot be passed to it."""
 
     def __init__(self, recordings: Sequence[Recording]):
         self._paths = [*map(path_of, recordings)]
@@ -310,7 +310,7 @@ class _Compiler:
         self._process = spawn(COMPILATION, *words, stdout=subprocess.DEVNULL, stderr=self._said)
 
     def has_ended(self, wait: bool) -> bool:
-        """Tells whether the process has ended, if need be by its limit of time."""
+        """Returns whether the process has ended; stops it at its time limit."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(self._deadline - time.monotonic() if wait else 0)
         if self._process.returncode is None and time.monotonic() > self._deadline:
@@ -330,7 +330,7 @@ class _Compiler:
 
 
 def _contiguous(leaf: Any) -> Tensor:
-    """Returns an argument as machine code takes it. A number is a new tensor: a recording knows them by identity."""
+    """Returns an argument as machine code takes it. A number becomes a new tensor: recordings go by identity."""
     return leaf.contiguous() if isinstance(leaf, Tensor) else torch.tensor(leaf, dtype=dtype_of(leaf))
 
 
@@ -340,18 +340,18 @@ def _number(value: float) -> Tensor:
 
 
 def _ready(leaf: Any) -> Tensor:
-    """Does the same for calls of machine code: it changes no argument, so equal numbers can share a tensor."""
+    """Does the same for calls of machine code, which changes no argument, so equal numbers can share a tensor."""
     return leaf.contiguous() if isinstance(leaf, Tensor) else _number(leaf)
 
 
 def load(recording: Recording) -> RunCode | None:
-    """Returns the machine code of a recording, or None if there is none on the disk, or it is not whole.
+    """Returns the machine code of a recording, or None if there is none on disk, or it is incomplete.
 
     Raises RuntimeError if PyTorch cannot load it, or could not compile it in an earlier run; OSError if it cannot be
     read; UsageError as `path_of` does."""
     path = path_of(recording)
     if is_whole(path):
-        for used in (path, digest_path(path)):  # and not to be removed soon
+        for used in (path, digest_path(path)):  # so that they are not removed soon
             with contextlib.suppress(OSError):
                 os.utime(used)
         return Code(path)
@@ -361,8 +361,8 @@ def load(recording: Recording) -> RunCode | None:
 
 
 def path_of(recording: Recording) -> Path:
-    """Returns where the machine code of a program lies: under a name that depends on all that the code depends on.
-    Raises UsageError for a user without a home folder."""
+    """Returns the path of a program's machine code. The name depends on everything that the code depends on. Raises
+    UsageError for a user without a home folder."""
     tensors = [(tuple(tensor.shape), tensor.dtype) for tensor in (*recording.bases, *recording.arguments)]
     parts = (recording.program, tensors, torch.get_num_threads(), *_versions())
     name = hashlib.sha256(repr(parts).encode()).hexdigest()
@@ -371,7 +371,7 @@ def path_of(recording: Recording) -> Path:
 
 @cache
 def _versions() -> tuple[str, ...]:
-    """Returns what machine code depends on beside its program: versions, sources, the processor."""
+    """Returns what machine code depends on apart from its program: versions, sources, the processor."""
     sources = [Path(__file__).with_name(f"{name}.py").read_text() for name in ("compilation", "recording")]
     try:
         (flags,) = [*{line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags")}][:1]

@@ -1,4 +1,4 @@
-"""Runs work as CUDA graphs: one launch in place of about a hundred."""
+"""Runs work as CUDA graphs: one launch instead of about a hundred."""
 
 import logging
 import weakref
@@ -16,7 +16,7 @@ from accel_rl.updates.trees import dtype_of, leaves, map_leaves, structure, to_d
 logger = logging.getLogger("accel_rl")
 
 NUM_WARM_UP_CALLS = 2  # run operation by operation before a call is captured
-MAX_DELAYED_CALLS = 1000  # so run, too, while an argument comes from a function that is not captured yet
+MAX_DELAYED_CALLS = 1000  # also run this way while an argument comes from a function that is not captured yet
 MAX_GRAPHED_CALLS = 32  # each keeps its own memory on the GPU
 MAX_GRAPHS_PER_CALL = 4  # graphs that read other graphs' results in place; further ones copy them
 
@@ -47,7 +47,7 @@ class CudaGraphs:
     place when they receive them as arguments.
 
     A function that cannot be captured (it reads values) keeps running operation by operation, after a warning; so do
-    all functions if functions or shapes never stop being new. On a CPU, where tests use this class, a replay calls the
+    all functions if there are too many functions or shapes. On a CPU, where tests use this class, a replay calls the
     function again on the graph's buffers; everything else is the same.
     """
 
@@ -62,8 +62,8 @@ class CudaGraphs:
     def __call__(self, key: Hashable, work: Work, arguments: tuple[Any, ...], uses: Sequence[Tensor] = ()) -> Any:
         """Returns work(*arguments).
 
-        key: the same if and only if work does the same. uses: tensors that work reads besides its arguments and that
-        may be replaced by others; then all graphs are dropped."""
+        key: the same if and only if work does the same. uses: other tensors that work reads and that may be replaced;
+        then all graphs are dropped."""
         calls = self._find_calls(key, arguments, uses)
         if calls is None:
             return work(*to_device(arguments, self.device))
@@ -88,7 +88,7 @@ class CudaGraphs:
         results = call.run()
         if not known:
             for leaf in leaves(results):
-                self._results.setdefault(id(leaf), (leaf, calls))  # another graph's result may be handed on
+                self._results.setdefault(id(leaf), (leaf, calls))  # another graph's result may be passed on
         return results
 
     def forget(self) -> None:
@@ -120,7 +120,7 @@ class CudaGraphs:
         return any(source.has_returned(leaf) for source in sources for leaf in given)
 
     def _warm_up(self, work: Work, arguments: tuple[Any, ...]) -> Any:
-        """Calls work on the stream of its later capture: libraries allocate their memory at first calls."""
+        """Calls work on the stream of its later capture, since libraries allocate memory at first calls."""
         arguments = to_device(arguments, self.device)
         if self._stream is None:
             return work(*arguments)
@@ -133,7 +133,7 @@ class CudaGraphs:
             current.wait_stream(self._stream)
         for leaf in leaves(results):
             if leaf.device.type == "cuda":
-                leaf.record_stream(current)  # else the other stream could reuse its memory before it is read here
+                leaf.record_stream(current)  # otherwise the other stream could reuse its memory before it is read here
         return results
 
     def _capture(self, key: Hashable, call: "GraphedCall") -> bool:

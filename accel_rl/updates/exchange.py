@@ -27,9 +27,9 @@ class Exchange:
     is_capturable: ClassVar[bool] = True
     """True if a CUDA graph can hold `apply`."""
     is_recordable: ClassVar[bool] = True
-    """True if machine code can hold `apply`: other learners are reached by `recording.host_call` only."""
+    """True if machine code can hold `apply`, which reaches other learners only by `recording.host_call`."""
     sums_gradients: ClassVar[bool] = False
-    """True if `apply` sums gradients over learners: then it needs the gradient of a sum of losses, not of a mean."""
+    """True if `apply` sums gradients over learners, so that it needs the gradient of a sum of losses, not of a mean."""
 
     parameters: FlatParameters
     optimizer: Optimizer
@@ -44,7 +44,7 @@ class Exchange:
         self.num_syncs = 0
 
     def apply(self, sums: Terms, num_samples: Tensor, learning_rate: float | Tensor) -> Terms:
-        """Updates the parameters by the gradient that lies in `parameters`.
+        """Updates the parameters by the gradient stored in `parameters`.
 
         sums: terms of the loss over this learner's samples. Returns their means over the samples of all learners that
         update together, and "grad_norm"."""
@@ -53,7 +53,7 @@ class Exchange:
         return means(sums, num_samples) | {"grad_norm": grad_norm}
 
     def _clip(self) -> Tensor:
-        """Scales the gradient down to the largest allowed norm; returns the norm before."""
+        """Scales the gradient down to the largest allowed norm; returns the original norm."""
         gradient = self.parameters.gradient
         norm: Tensor = torch.linalg.vector_norm(gradient)
         if self.clip_grad_norm is not None:
@@ -107,7 +107,7 @@ class Exchange:
         pass
 
     def read_seconds(self) -> dict[str, float]:
-        """Returns the seconds that other learners cost since the last reading, by cause; may wait for a GPU."""
+        """Returns the seconds that other learners have cost since the last reading, by cause; may wait for a GPU."""
         return {}
 
     def close(self) -> None:

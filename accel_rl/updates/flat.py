@@ -11,7 +11,7 @@ SPARE = 64  # numbers after the gradient that are summed over learners with it
 class FlatParameters:
     """Flat storage of `module`: its parameters become views of one vector, their `.grad` views of another.
 
-    A gradient norm, an all-reduce, an update or a copy is then one operation on one vector. Values stay, gradients
+    A gradient norm, an all-reduce, an update or a copy is then one operation on one vector. Values are kept, gradients
     start at zero, tied parameters occur once, and the order is that of `module.parameters()`.
 
         values    [P], on the module's device
@@ -50,7 +50,7 @@ class FlatParameters:
         self.gradient.zero_()
 
     def differentiate(self, loss: Tensor) -> None:
-        """Adds the gradient of a 0-d loss in one piece, which a compiler makes faster than a sum for each tensor."""
+        """Adds the gradient of a 0-d loss in one piece, which compiles to faster code than a sum for each tensor."""
         gradients = torch.autograd.grad(loss, self._parameters, materialize_grads=True)
         with torch.no_grad():
             self.gradient.add_(torch.cat([_flattened(gradient) for gradient in gradients]))
@@ -59,7 +59,7 @@ class FlatParameters:
         """Returns the first `count` numbers after the gradient. Raises ValueError if there is room for fewer."""
         if count > SPARE:
             raise ValueError(
-                f"{count} numbers do not fit behind the gradient: there is room for {SPARE}; log fewer terms"
+                f"{count} numbers do not fit after the gradient: there is room for {SPARE}; log fewer terms"
             )
         return self.shared[len(self.gradient) :][:count]
 
@@ -86,7 +86,7 @@ def _shaped(flat: Tensor, shape: torch.Size) -> Tensor:
 
 
 def _flattened(shaped: Tensor) -> Tensor:
-    """Returns the numbers in the order in which `_shaped` has them."""
+    """Returns the numbers in the order of `_shaped`."""
     return (shaped.permute(0, 2, 3, 1) if shaped.dim() == 4 else shaped).flatten()
 
 

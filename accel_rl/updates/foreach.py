@@ -27,7 +27,7 @@ def copy_tensors(targets: Iterable[Tensor], sources: Iterable[Tensor]) -> None:
 
 
 def _copy(target: Tensor, source: Tensor) -> None:
-    # A copy to the host needs a wait, lest it be read before it has arrived.
+    # A copy to the host must wait, or it could be read before it has arrived.
     target.copy_(source, non_blocking=target.device.type == "cuda")
 
 

@@ -1,8 +1,8 @@
 """Defines optimizers, which turn a gradient into new parameters, in place on one flat vector.
 
 An optimizer holds hyperparameters only and never changes. Its state is a plain dict of tensors, which `init` makes and
-`apply` changes in place. So the state can lie in shared memory, each chunk of the vector can have its own, and a
-checkpoint of the dict resumes bit for bit.
+`apply` changes in place. So the state can be in shared memory, each chunk of the vector can have its own, and a run
+resumed from a checkpoint of the dict is the same bit for bit.
 
 Epsilon is placed as in the papers' code, which differs from PyTorch; see each optimizer.
 Notation: theta parameters, g gradient, lr learning rate; state starts at 0 unless stated otherwise.
@@ -20,7 +20,7 @@ from torch import Tensor
 
 State = dict[str, Tensor]
 
-TINY = 1e-30  # its root is far below any epsilon
+TINY = 1e-30  # its square root is far below any epsilon
 
 
 class Optimizer(Protocol):
@@ -103,8 +103,8 @@ class Adam:
         step = count if count.device.type != "cpu" or isinstance(learning_rate, Tensor) else float(count)
         mean = state["mean"].lerp_(gradient, 1 - self.beta1)
         square = state["square"].mul_(self.beta2).addcmul_(gradient, gradient, value=1 - self.beta2)
-        # On a CPU, MKL's root of 0 takes 5 times as long, and that of a subnormal number 30 times. Averages for weights
-        # without gradient, as in dead units, decay to these (docs/benchmarks.md).
+        # On a CPU, MKL's square root takes 5 times as long for 0, and 30 times for a subnormal number. Averages for
+        # weights without gradients, as in dead units, decay to these (docs/benchmarks.md).
         return step, mean, square.add(TINY).sqrt_().add_(self.epsilon)
 
 
@@ -135,18 +135,18 @@ class FusedAdam(Adam):
             amsgrad=False,
             maximize=False,
         )
-        torch.autograd.graph.increment_version(parameters)  # which it omits, and models/prepared.py reads
+        torch.autograd.graph.increment_version(parameters)  # omitted above, but models/prepared.py reads it
 
 
 @dataclass(frozen=True)
 class RAdam(Adam):
-    """Computes Adam's m and v, and the length of the average behind v,  rho = rho_max - 2 t beta2^t / (1 - beta2^t),
-    rho_max = 2 / (1 - beta2) - 1. Where rho > 5,
+    """Computes Adam's m and v, and the length of the average in v,  rho = rho_max - 2 t beta2^t / (1 - beta2^t),
+    rho_max = 2 / (1 - beta2) - 1. If rho > 5,
 
         theta -= lr / (1 - beta1^t) * r * sqrt(1 - beta2^t) * m / (sqrt(v) + epsilon),
         r^2 = (rho - 4) (rho - 2) rho_max / ((rho_max - 4) (rho_max - 2) rho);
 
-    before, with defaults in the first 5 updates,  theta -= lr / (1 - beta1^t) * m.
+    otherwise (with defaults, in the first 5 updates)  theta -= lr / (1 - beta1^t) * m.
 
     Like PyTorch's RAdam, with 5 where the paper has 4. Source: Liu et al. 2020, "On the variance of the adaptive
     learning rate and beyond", algorithm 2.

@@ -26,12 +26,12 @@ from accel_rl.updates.optimizers import State
 NUM_CHUNKS = 3  # Stooke & Abbeel 2018's code, algos/pg/a2c.py
 RETRY_S = 5e-5  # between two rounds if all chunks are locked
 
-PARAMETERS = "parameters"  # name of a chunk's parameters, beside the names of the optimizer state
+PARAMETERS = "parameters"  # name of a chunk's parameters, next to the names of the optimizer state
 
 
 @dataclass(frozen=True)
 class StoreSetup:
-    """A description with which another process attaches to the store, by the inherited descriptor (pass_fds)."""
+    """A description that lets another process attach to the store, by the inherited descriptor (pass_fds)."""
 
     layout: Layout
     fd: int

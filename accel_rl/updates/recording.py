@@ -1,6 +1,6 @@
-"""Records what a function does to tensors as a program: a list of PyTorch's operations, backward passes included.
+"""Records a function's work on tensors as a program: a list of PyTorch's operations, including backward passes.
 
-A program is plain data. `replay` computes the same; `compilation.py` makes machine code of it."""
+A program is plain data. `replay` runs it; `compilation.py` compiles it into machine code."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -12,12 +12,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from accel_rl.updates.trees import leaves
 
-MOST_OPERATIONS = 1_000  # a compiler takes a minute for as many
+MOST_OPERATIONS = 1_000  # a compiler takes a minute for this many
 MOST_BYTES = 2**26  # of tensors that a program reads and writes
 
 
 class Made(NamedTuple):
-    """A tensor that is an argument (the first ones) or the result of an operation, by its number."""
+    """A tensor by its number: an argument (these come first) or the result of an operation."""
 
     number: int
 
@@ -34,7 +34,7 @@ class Held(NamedTuple):
 class Operation(NamedTuple):
     """An operation of PyTorch, such as aten.add.Tensor; tensors in its arguments are Made or Held.
 
-    results: the numbers that its results get; None for an argument, changed in place, and for a view of a base."""
+    results: the numbers of its results; None for an argument changed in place, and for a view of a base."""
 
     name: str
     arguments: Any
@@ -43,7 +43,7 @@ class Operation(NamedTuple):
 
 
 HOST_CALL = "host"
-"""The name of an operation that is no operation of PyTorch's: a function that changes its argument, see `host_call`."""
+"""The name of an operation that is not PyTorch's: a function that changes its argument, see `host_call`."""
 
 
 class Program(NamedTuple):
@@ -54,7 +54,7 @@ class Program(NamedTuple):
 
 
 class Recording(NamedTuple):
-    """A program, and what it was recorded on.
+    """A program and the call that it was recorded from.
 
     arguments: the tensors of the call. bases: the tensors [N] whose views the program holds, as they were before the
     call. result: what the function returned. problem: why the program cannot be used, or "". host_calls: the functions
@@ -71,8 +71,8 @@ class Recording(NamedTuple):
 class Piece(NamedTuple):
     """A part of a program, between two calls of host functions.
 
-    recording: of this part. inputs, outputs: its arguments' and results' numbers in the whole program. changed: what
-    the host function changes that is called afterwards; None for the last piece."""
+    recording: of this part. inputs, outputs: its arguments' and results' numbers in the whole program. changed: the
+    tensor that the next host function changes; None for the last piece."""
 
     recording: Recording
     inputs: tuple[int, ...]
@@ -81,9 +81,9 @@ class Piece(NamedTuple):
 
 
 def host_call(function: Callable[[Tensor], None], tensor: Tensor) -> None:
-    """Calls function(tensor), which changes the tensor in place, such as by a sum over processes.
+    """Calls function(tensor), which changes the tensor in place, for example by a sum over processes.
 
-    A recording does not call it: it notes where a program has to do so."""
+    A recording does not call it, but notes where a program must do so."""
     if _Recorder.current:
         _Recorder.current.note_host_call(function, tensor)
     else:
@@ -91,7 +91,7 @@ def host_call(function: Callable[[Tensor], None], tensor: Tensor) -> None:
 
 
 def record(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Recording:
-    """Calls function(*arguments), records it, and takes back what it has changed.
+    """Calls function(*arguments), records the call, and undoes its changes.
 
     arguments: trees of contiguous tensors on the CPU."""
     given = leaves(arguments)
@@ -107,7 +107,7 @@ def record(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Recordin
     for place, saved in recorder.saved.items():
         recorder.bases[place].copy_(saved)
     program = Program(tuple(recorder.operations), returned)
-    # A compiler does more with a whole tensor than with a part of one.
+    # Compilers optimize a whole tensor better than a part of one.
     bases = [base[:end] for base, end in zip(recorder.bases, _ends(program, len(recorder.bases)), strict=True)]
     changed = {place: tensor[: len(bases[place])] for place, tensor in changed.items()}
     problem = recorder.problem or _check(program, bases, given, leaves(result), changed)
@@ -129,7 +129,7 @@ def _ends(program: Program, num_bases: int) -> list[int]:
 
 
 def pieces(recording: Recording) -> list[Piece]:
-    """Cuts a recorded program where it calls functions of the host."""
+    """Cuts a recorded program where it calls host functions."""
     program = recording.program
     starts = [0, *(at + 1 for at, each in enumerate(program.operations) if each.name == HOST_CALL)]
     if len(starts) == 1:
@@ -189,7 +189,7 @@ def _renumbered(program: Program, inputs: list[int]) -> Program:
 def _check(
     program: Program, bases: list[Tensor], given: list[Tensor], results: list[Tensor], changed: dict[int, Tensor]
 ) -> str:
-    """Returns a problem if a program does not do what it was recorded from."""
+    """Returns a problem if a program does not compute the same as the call that it was recorded from, or ""."""
     copies = [base.clone() for base in bases]
     with torch.no_grad():
         replayed = replay(program, copies, given)
@@ -199,7 +199,7 @@ def _check(
 
 
 def replay(program: Program, bases: Sequence[Tensor], arguments: Sequence[Tensor]) -> list[Tensor]:
-    """Runs a program, without its calls of the host. It changes bases [N] in place. Returns its results."""
+    """Runs a program without its host calls, and changes bases [N] in place. Returns its results."""
     made: dict[int, Tensor] = dict(enumerate(arguments))
 
     def find(reference: Any) -> Any:
@@ -219,7 +219,7 @@ def replay(program: Program, bases: Sequence[Tensor], arguments: Sequence[Tensor
 
 
 class Steps:
-    """Runs a program like `replay`, but always on the same bases, with little work besides its operations."""
+    """Runs a program like `replay`, but always on the same bases, with less overhead."""
 
     def __init__(self, program: Program, bases: Sequence[Tensor]):
         def resolve(value: Any) -> Any:
@@ -257,7 +257,7 @@ class Steps:
 
 
 def view(base: Tensor, shape: tuple[int, ...], stride: tuple[int, ...], offset: int) -> Tensor:
-    """Returns a view of a base [N]. A compiler does more with a slice than with strides."""
+    """Returns a view of a base [N]; a slice if possible, which compilers optimize better than strides."""
     dense = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
     if all(size == 1 or ours == needed for size, ours, needed in zip(shape, stride, dense, strict=True)):
         is_whole = math.prod(shape) == base.numel()
@@ -285,10 +285,10 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.saved: dict[int, Tensor] = {}  # copies of changed bases
         self.problem = ""
         self._made = {id(tensor): number for number, tensor in enumerate(given)}
-        self._alive = [*given]  # else an id could come to mean another tensor
+        self._alive = [*given]  # otherwise a new tensor could get the id of an old one
         self._given = {_address(tensor) for tensor in given if tensor.numel()}
         self._places: dict[int, int] = {}  # of bases, by their addresses
-        self._made_earlier: set[int] = set()  # addresses of what was made before the last call of the host
+        self._made_earlier: set[int] = set()  # addresses of tensors made before the last host call
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -306,7 +306,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # else PyTorch imports its tracer at the first operation, which takes a second
+        return False  # otherwise PyTorch imports its tracer at the first operation, which takes a second
 
     def __enter__(self) -> Self:
         _Recorder.current = self
@@ -322,7 +322,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._made_earlier = {_address(each) for each in self._alive}
 
     def refer(self, tensor: Tensor) -> Made | Held:
-        """Returns what a program calls this tensor."""
+        """Returns the reference by which a program names this tensor."""
         if (number := self._made.get(id(tensor))) is not None:
             return Made(number)
         address = _address(tensor)
@@ -337,7 +337,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return Held(place, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
 
     def _is_held(self, result: Any) -> bool:
-        """Tells whether a result is a view of a base. It stays one on both sides of a call of the host."""
+        """Returns whether a result is a view of a base. It stays one on both sides of a host call."""
         return isinstance(result, Tensor) and result.numel() > 0 and _address(result) in self._places
 
     def _encode(self, value: Any) -> Any:
@@ -387,7 +387,7 @@ def _address(tensor: Tensor) -> int:
 
 
 def _map(function: Callable[[Any], Any], tree: Any) -> Any:
-    """Applies a function to whatever is in lists, tuples and dicts."""
+    """Applies a function to everything in nested lists, tuples and dicts."""
     if isinstance(tree, Made | Held) or not isinstance(tree, list | tuple | dict):
         return function(tree)
     if isinstance(tree, dict):

@@ -1,4 +1,4 @@
-"""Sums over learners on one machine through shared memory: faster than Gloo over the loopback device.
+"""Sums over learners on one machine through shared memory, which is faster than Gloo over the loopback device.
 
 If vectors are on a GPU, learners copy them to the shared memory, which is pinned, and back.
 """
@@ -30,7 +30,7 @@ class SharedSum:
 
     @classmethod
     def open(cls, vector: Tensor) -> "SharedSum | None":
-        """Opens a sum for vectors of this one's dtype, of its length or shorter; all learners call it together.
+        """Opens a sum for vectors of this vector's dtype and at most its length; all learners call it together.
 
         Returns None if the learners are not on one machine, or cannot open each other's memory."""
         rank, size, dtype = dist.get_rank(), dist.get_world_size(), str(vector.dtype).removeprefix("torch.")

@@ -1,4 +1,4 @@
-"""Defines the exchange of an asynchronous learner: its own gradient, all learners' parameters."""
+"""Defines the exchange of an asynchronous learner, which applies its own gradient to parameters shared by all."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -160,7 +160,7 @@ class StoreExchange(Exchange):
 
             theta~ <- theta + theta~ - theta0;   m~ <- m + beta1^n (m~ - m0);   v~ <- v + beta2^n (v~ - v0)
 
-        which leaves a single learner's values unchanged: Adam. Rounding must not make v~ negative.
+        which leaves a single learner's values unchanged, as plain Adam. Rounding must not make v~ negative.
         """
         assert isinstance(self.optimizer, Adam)
         part, span = self.store.chunks[chunk], self.store.spans[chunk]

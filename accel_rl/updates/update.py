@@ -35,7 +35,7 @@ MAX_REPEATED = 64  # updates in one graph, each of about a hundred operations
 
 
 class Update:
-    """An updater of a module's parameters: it computes gradients and applies them, for any number of learners.
+    """Updates a module's parameters: computes gradients and applies them, for any number of learners.
 
     exchange: turns the gradient into new parameters, here and on the other learners (None: there is one learner).
     clip_grad_norm: largest norm of the gradient over all parameters together; None does not clip.
@@ -71,7 +71,7 @@ class Update:
         self._graph_is_all = fits and optimizer.capturable
         self._graphs = CudaGraphs(self.device) if cuda_graphs and not self._on_cpu else None
         self.compiled = compiled if self._on_cpu and not log_norms else None
-        self._is_in_graph = False  # True: this runs within a graph already, that of `repeat`
+        self._is_in_graph = False  # True while this runs within a graph or machine code
 
     def graphed(self, function: Callable[..., Result], *arguments: Any, uses: Sequence[Tensor] = ()) -> Result:
         """Returns function(*arguments), computed without gradients; on a GPU by one launch, the replay of a CUDA graph.
@@ -105,7 +105,7 @@ class Update:
         """Returns body(self, part, learning_rate, *arguments) for each part in order; each call makes an update.
 
         On a GPU, one graph runs all calls, if there is one learner and the parts [N] have one size; on a CPU, machine
-        code makes each. body: works by `minimize` and `graphed` alone, and follows the rules for functions of
+        code makes each. body: uses only `minimize` and `graphed`, and follows the rules for functions of
         `graphed`. arguments: as in `graphed`. by_one: False for a body that does more on the host, such as drawing."""
         parts = [*parts]
         is_even = len({len(part) for part in parts}) == 1 and len(parts) <= MAX_REPEATED
@@ -135,13 +135,13 @@ class Update:
         arguments: tuple[Any, ...],
         uses: Sequence[Tensor] = (),
     ) -> list[Terms]:
-        """Makes updates by machine code that does all of body."""
+        """Makes updates by machine code for the whole of body."""
 
         def work(part: Any, learning_rate: Tensor, arguments: tuple[Any, ...]) -> PackedTerms:
             return pack(body(self, part, learning_rate, *arguments))
 
         rate = torch.tensor(learning_rate, dtype=torch.float64)
-        # Learners that sum gradients must round alike; others may have machine code already, which takes a tensor.
+        # Learners that sum gradients must round alike, and others may already run machine code, which takes a tensor.
         rate_or_number = rate if self.exchange.sums_gradients else learning_rate
 
         def eager(part: Any) -> Terms:
@@ -161,7 +161,7 @@ class Update:
             self._is_in_graph = False
 
     def note_share_done(self, share: float) -> None:
-        """Says how much of the run is done, 0 to 1: what is left decides whether to compile."""
+        """Notes how much of the run is done, 0 to 1. The rest decides whether compiling pays off."""
         if self.compiled:
             self.compiled.share_done = share
 
@@ -206,7 +206,7 @@ class Update:
         extra_losses: Sequence[LossPart] = (),
     ) -> Terms:
         """Makes one update: descends the gradient of loss(*batch)[0] / num_samples, both summed over all learners that
-        update together. With 0 as the number of samples on all of them, nothing is divided, terms neither.
+        update together. If the number of samples is 0 on all of them, neither the gradient nor the terms are divided.
 
         loss: the same function at each update. batch: its arguments, tensors or NamedTuples of tensors, samples first
         [N, ...]. If they contain a Batch of sequences [T, B, ...], the loss sees the whole batch at once. Numbers are
@@ -267,7 +267,7 @@ class Update:
         return terms
 
     def _gradient(self, parts: list[LossPart], num_samples: Tensor) -> Terms:
-        """Leaves the gradient of all parts in `parameters`; returns the terms of their losses, as sums."""
+        """Stores the gradient of all parts in `parameters`; returns the terms of their losses, as sums."""
         is_recorded = self.compiled is not None and self.compiled.is_recording
         self.parameters.zero_gradient()
         sums: Terms = {}
@@ -282,7 +282,7 @@ class Update:
         return sums
 
     def _scale(self, loss_sum: Tensor, num_samples: Tensor) -> Tensor:
-        """An exchange that sums gradients over learners divides them itself, by the sum of num_samples."""
+        """Divides loss_sum by num_samples, unless the exchange sums gradients: it divides them by the total number."""
         return loss_sum if self.exchange.sums_gradients else loss_sum / num_samples.clamp(min=1)
 
     def _refresh(self, always: bool = False) -> None:

@@ -56,9 +56,7 @@ def test_clipping_cuts_what_it_should() -> None:
 @pytest.mark.multiprocess
 def test_more_terms_than_there_is_room_for() -> None:
     """Logging more terms than fit into the gradient's vector is an error."""
-    assert run(too_many_terms, 1) == [
-        "65 numbers do not fit behind the gradient: there is room for 64; log fewer terms"
-    ]
+    assert run(too_many_terms, 1) == ["65 numbers do not fit after the gradient: there is room for 64; log fewer terms"]
 
 
 @pytest.mark.gpu
