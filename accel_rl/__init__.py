@@ -3,7 +3,7 @@
     accel_rl.train(algo="a2c", env="pong", steps=1_000_000)   -> the run's folder
     accel_rl.load(run_folder).predict(observation)            -> an action, and a recurrent policy's state
 
-Importing the package imports nothing heavy, since simulator processes import it, too, and must stay free of torch.
+Importing the package imports nothing heavy, since simulator processes also import it and must stay free of torch.
 """
 
 import importlib

@@ -35,7 +35,7 @@ def main(arguments: list[str] | None = None) -> int:
     drop_what_fails("stderr")
     try:
         _check_surroundings(arguments)
-        if arguments[:1] != ["doctor"]:  # doctor must import installed packages, not this folder's files of their names
+        if arguments[:1] != ["doctor"]:  # doctor must import installed packages, not files in this folder
             search_current_folder()
         parser = _parser(arguments)
         options, rest = parser.parse_known_args(arguments)
@@ -120,7 +120,7 @@ def _unexpected(word: str, arguments: list[str], command: str, actions: list[arg
 
 
 def _actions(parser: argparse.ArgumentParser, command: str) -> list[argparse.Action]:
-    """Returns the arguments of a command and of its own subcommands."""
+    """Returns the arguments of a command and of its subcommands."""
     choices = next(a.choices for a in parser._actions if isinstance(a, argparse._SubParsersAction))
     own = list(choices[command]._actions)
     nested = next((a.choices for a in own if isinstance(a, argparse._SubParsersAction)), {})

@@ -24,7 +24,7 @@ def unknown(kind: str, name: str, known: Iterable[str], way_out: str = "") -> Us
 
 @contextlib.contextmanager
 def needs_extra(what: str, extra: str) -> Iterator[None]:
-    """Raises UsageError where a `with` block imports a package that is missing. extra: the one that installs it."""
+    """Raises UsageError if the `with` block imports a missing package. extra: the pip extra that installs it."""
     try:
         yield
     except ImportError as error:

@@ -373,7 +373,7 @@ BAD_ARGUMENTS = [
     ("train --env pogn", "unknown environment 'pogn'; did you mean pong"),
     ("train --algo nomodule.x:Algo", "there is no module 'nomodule'"),
     ("train --algo accel_rl.algos.a2c:A2D", "unknown algorithm 'A2D'; did you mean A2C"),
-    ("train --algo accel_rl.settings.resolve:Config", "no subclass of accel_rl.algos.Algo"),
+    ("train --algo accel_rl.settings.resolve:Config", "not a subclass of accel_rl.algos.Algo"),
     ("train --preset a2d", "unknown preset 'a2d'; did you mean a2c"),
     ("train --env-preset stoke", "unknown env.preset 'stoke'; did you mean stooke"),
     ("train --learnin-rate 1", "unknown argument '--learnin-rate'; did you mean --learning-rate"),

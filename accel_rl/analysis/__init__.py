@@ -1,1 +1,1 @@
-"""The analysis of a run: learning curves, scores, videos, and the trained policy itself."""
+"""Analyzes runs: learning curves, scores, videos, and the trained policy itself."""

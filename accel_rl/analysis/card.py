@@ -1,4 +1,4 @@
-"""A folder to share a policy by: its files, and a model card in the form that model hubs show."""
+"""Writes a folder to share a policy: its files, and a model card in the form that model hubs show."""
 
 import json
 import os
@@ -31,11 +31,11 @@ def write_card(run_dir: Path, out: Path, best: bool = False, trust: bool = False
 
     Plays EPISODES games with a seed that training has not used; returns their mean score with its 95 % bootstrap
     interval. best, trust: as for load. Replaces a folder that this function has written. Raises UsageError if out is
-    anything else, or the policy cannot be loaded or played; RunError if the disk refuses."""
+    anything else, or the policy cannot be loaded or played; RunError if writing fails."""
     readme = out / "README.md"
     is_card = readme.is_file() and f"library_name: {LIBRARY}" in readme.read_text(errors="replace")
     if out.exists() and not is_card and not (out.is_dir() and not any(out.iterdir())):
-        raise UsageError(f"{out} is there already and is no model card's folder; give the card another --out")
+        raise UsageError(f"{out} exists and is not a model card's folder; give the card another --out")
     trained_policy = load(run_dir, best, trust)
     seed = trained_policy.config.run.seed + FINAL_SEED
     scores = [game.score for game in trained_policy.play(EPISODES, seed)]
@@ -78,7 +78,7 @@ def _make_onnx(trained_policy: TrainedPolicy, path: Path) -> list[str]:
 
 
 def _origin(run_dir: Path, weights: Path, seed: int) -> str:
-    """Returns a text on how the policy was trained, from its files."""
+    """Describes how the policy was trained, from its files."""
     with safetensors.safe_open(weights, "pt") as file:
         steps = (file.metadata() or {}).get("steps")
     trained = f"in {int(steps):,} agent steps, seed {seed}" if steps else f"with seed {seed}"
@@ -118,7 +118,7 @@ A policy trained {origin}. Exported by accel_rl {__version__}.
 | {mean.value:.2f} | {mean.low:.2f} to {mean.high:.2f} | {std:.2f} | {min(scores):g}, {max(scores):g} | {len(scores)} |
 
 Raw scores of whole games that training has not seen, with {actions} actions.
-The interval is that of a bootstrap over the games.
+The interval comes from a bootstrap over the games.
 
 ## Use it
 

@@ -1,6 +1,6 @@
 """The commands for trained policies and logs of runs: `accel-rl eval`, `record`, `export` and `plot`.
 
-The command line imports this module for every command: it stays light."""
+Every command imports this module, so its imports must be light."""
 
 import argparse
 import json
@@ -43,13 +43,13 @@ def add_export(commands: Any) -> None:
         "export",
         help="write a trained policy to a file that acts without accel-rl",
         description="Writes a policy as ONNX or TorchScript: observations in, greedy actions out, on any batch. Checks "
-        "that the file acts as the policy does. Or writes a folder to share it by: the policy, a model card with its "
+        "that the file acts as the policy does. Or writes a folder for sharing: the policy, a model card with its "
         "scores, ONNX, and a video.",
     )
     _add_run_dir(command)
     command.add_argument("--format", required=True, metavar="FORMAT", help="onnx, torchscript, or card")
     command.add_argument(
-        "--out", type=Path, metavar="FILE", help="what to write (default: in RUN_DIR, policy.onnx or the like)"
+        "--out", type=Path, metavar="FILE", help="the file or folder (default: in RUN_DIR, policy.onnx or the like)"
     )
     command.set_defaults(run=_export)
 
@@ -65,7 +65,7 @@ def add_plot(commands: Any) -> None:
         "--scores",
         action="store_true",
         help="draw and print human-normalized scores of Atari runs instead, by setting, over all of their games; a "
-        "RUN_DIR may be a file of scores, too",
+        "RUN_DIR may also be a file of scores",
     )
     command.add_argument("--out", type=Path, required=True, metavar="FILE.png", help="the picture to write")
     command.set_defaults(run=_plot)
@@ -110,7 +110,7 @@ def _export(options: argparse.Namespace) -> None:
         from accel_rl.analysis.card import EPISODES, write_card
 
         if options.out is None:
-            raise UsageError("a card is a folder of its own; name it with --out FOLDER")
+            raise UsageError("a card is a separate folder; name it with --out FOLDER")
         mean = write_card(options.run_dir, options.out, options.best, options.trust)
         interval = f"{mean.low:.1f} to {mean.high:.1f}"
         print(f"{options.out}: score {mean.value:.1f} ({interval}) in {EPISODES} games")

@@ -30,8 +30,8 @@ from accel_rl.run_folder.atomic import write_file
 Run = Callable[[list[Tensor]], list[Tensor]]
 
 SUFFIXES = {"onnx": ".onnx", "torchscript": ".torchscript"}
-"""The formats, and how their files' names end."""
-CHECKED_BATCHES = (64, 1)  # numbers of random observations in a check of a file
+"""The formats and their file suffixes."""
+CHECKED_BATCHES = (64, 1)  # batch sizes of the random observations that check a file
 MOST_ONNX_BYTES = 2**31 - 2**20
 TOLERANCE = 1e-4  # relative to the largest score: other programs round differently
 
@@ -40,7 +40,7 @@ class ExportedFile(NamedTuple):
     """A file that `export` has written.
 
     inputs, outputs: name -> dtype and shape, in the file's order; N is the size of the batch. is_checked: True if it
-    was checked to act like the policy; for ONNX this takes onnxruntime."""
+    was checked to act like the policy; for ONNX this needs onnxruntime."""
 
     path: Path
     inputs: dict[str, str]
@@ -58,7 +58,7 @@ class ExportedFile(NamedTuple):
 
 
 def export(trained_policy: TrainedPolicy, path: str | Path, format: str) -> ExportedFile:
-    """Writes a trained policy to path, as "onnx" or "torchscript"; replaces a file that is there.
+    """Writes a trained policy to path, as "onnx" or "torchscript"; replaces an existing file.
 
     The network computes in float32, even if it was trained in bfloat16. Raises UsageError for an unknown format, a
     missing package, a policy or a network that cannot be exported, and a path that cannot be written; RunError if the
@@ -105,7 +105,7 @@ def _describe(tensors: dict[str, Tensor]) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keeps PyTorch's remarks on its own exporters from the user's terminal."""
+    """Keeps PyTorch's remarks about its exporters off the user's terminal."""
     disabled = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -122,8 +122,8 @@ def _quiet() -> Iterator[None]:
 def _record(policy: ExportablePolicy, inputs: list[Tensor]) -> ExportedProgram:
     """Records a policy's computation for batches of any size.
 
-    Raises UsageError if the computation depends on the batch in ways that a record cannot hold; `torch.jit` does not
-    raise then."""
+    Raises UsageError if the computation depends on the batch in ways that a record cannot hold; `torch.jit` raises no
+    error for these."""
     batch = torch.export.Dim("N")
     try:
         shapes = (tuple({0: batch} for _ in inputs),)
@@ -199,11 +199,11 @@ def _unsupported(how: str, error: Exception) -> UsageError:
     while cause is not None:
         text, cause = f"{text}{cause}\n", cause.__cause__
     if operation := re.search(r"op='([^']+)'|Python function call '([^']+)'", text):
-        reason = f"the format has nothing for the operation {operation[1] or operation[2]}"
+        reason = f"the format does not support the operation {operation[1] or operation[2]}"
     elif "data-dependent" in text:
-        reason = "in Python, it decides by the numbers in a tensor"
+        reason = "its Python code branches on the numbers in a tensor"
     elif "Constraints violated" in text:
-        reason = "it is made for one size of the batch; let it use x.shape[0], not len(x), and no loop over the batch"
+        reason = "it works for one batch size only; let it use x.shape[0], not len(x), and no loop over the batch"
     else:
         reason = text.strip().partition("\n")[0]
     return UsageError(f"the network cannot be written {how}: {reason}{_place(error)}")
@@ -240,7 +240,7 @@ def _check(policy: ExportablePolicy, run: Run) -> None:
 
 
 def find_difference(policy: ExportablePolicy, actual: dict[str, Tensor], expected: dict[str, Tensor]) -> str | None:
-    """Returns a text on how a file's outputs [N, ...] differ from the policy's by more than rounding, or None.
+    """Describes how a file's outputs [N, ...] differ from the policy's by more than rounding; returns None if not.
 
     Rounding may decide between actions with nearly equal scores."""
     tolerances = {

@@ -26,17 +26,17 @@ from accel_rl.rollout import RecurrentInputs
 class ExportablePolicy(nn.Module):
     """A greedy policy: maps a batch of observations to actions in the environment's own numbering, type and bounds.
 
-    Inputs, all [N, ...]: observation; of a policy with action masks also action_mask bool [N, A]; of a recurrent one
-    state float32 [N, S], episode_start bool [N] and reward float32 [N], the reward of the last action. Outputs:
+    Inputs, all [N, ...]: observation; with action masks also action_mask bool [N, A]; for a recurrent policy also state
+    float32 [N, S], episode_start bool [N] and reward float32 [N], the reward of the last action. Outputs:
 
         action                                        [N, *A]
-        q_values [N, A]                               of the Q-learning family
-        logits [N, A], or mean and std [N, *A]        of policy gradients; for several choices, their logits in a row
-        value [N]                                     of policy gradients
-        next_state [N, S]                             of a recurrent policy
+        q_values [N, A]                               for the Q-learning family
+        logits [N, A], or mean and std [N, *A]        for policy gradients; several choices have their logits in a row
+        value [N]                                     for policy gradients
+        next_state [N, S]                             for a recurrent policy
 
-    Of a Dict or Tuple, each part has its own action, and logits or mean and std: action/gear, action/arm/joints, ...
-    A recurrent policy's state is its core's and, behind it, the action that it has chosen, before clipping to bounds.
+    Each part of a Dict or Tuple has its own action, and logits or mean and std: action/gear, action/arm/joints, ...
+    A recurrent policy's state is its core's state followed by the action that it has chosen, before clipping to bounds.
     The network is a copy on the CPU in float32. Raises UsageError for a policy that is neither an `ActorCritic` nor a
     `QNetwork`."""
 
@@ -110,7 +110,7 @@ class ExportablePolicy(nn.Module):
 class ActionPart(nn.Module):
     """The chosen action, or its part in a Dict or Tuple, in the environment's terms.
 
-    suffix: the end of its outputs' names, as "/arm/joints"; "" without parts."""
+    suffix: the end of its outputs' names, such as "/arm/joints"; "" without parts."""
 
     def __init__(self, name: str, space: gymnasium.Space[Any]):
         super().__init__()
@@ -168,7 +168,7 @@ def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
 
 
 def describe_inputs(policy: ExportablePolicy) -> dict[str, str]:
-    """Returns the type, shape and meaning of each input, in words."""
+    """Describes the type, shape and meaning of each input."""
     spec = policy.spec
     meaning = ""
     if spec.nested_space is not None:
@@ -213,7 +213,7 @@ def _sample_observations(spec: EnvSpec, num_samples: int, generator: np.random.G
     assert isinstance(space, spaces.Box)
     if not np.issubdtype(space.dtype, np.floating):
         return generator.integers(space.low, space.high, shape, dtype=space.dtype, endpoint=True)
-    # Uniform if bounds are narrow; if they are wide or missing, numbers of a size that networks are made for.
+    # Uniform if bounds are narrow. If they are wide or missing, numbers of the size that networks expect.
     with np.errstate(over="ignore"):
         is_narrow = np.nan_to_num(space.high - space.low, nan=np.inf) < 1e4
     low, high = np.where(is_narrow, space.low, 0.0), np.where(is_narrow, space.high, 0.0)

@@ -29,7 +29,7 @@ NOT_SETTINGS = (
     "sampling_threads", "learning_threads", "report", "tensorboard", "track", "final_games",
 )  # fmt: skip
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#808080")  # Okabe & Ito 2008
-LINE_STYLES = ("-", "--", ":", "-.")  # one for each round through the colours
+LINE_STYLES = ("-", "--", ":", "-.")  # one for each pass through the colors
 MAX_LEGEND_WIDTH, MAX_LABEL_WIDTH, LEGEND_HANDLE_WIDTH = 140, 58, 11  # characters
 # 97.5 % quantiles of Student's t for 1 to 30 degrees of freedom.
 T_QUANTILES = (
@@ -87,7 +87,7 @@ def make_figure(run_dirs: Sequence[Path]) -> "Figure":
     Runs that differ only in seed and folder become one curve: their mean where all of them have scores
     (linear interpolation between log rows, no extrapolation) and its pointwise 95 % confidence interval,
     +- t(n - 1) * standard error over the n runs. Each run is also drawn as a thin line, unless there are more curves
-    than colours. A single run is drawn as it was logged. Dots are evaluations. Raises UsageError if a folder holds no
+    than colors. A single run is drawn as it was logged. Dots are evaluations. Raises UsageError if a folder holds no
     run or score, or matplotlib is missing."""
     figure = new_figure(width=12)
     if not run_dirs:
@@ -214,7 +214,7 @@ def mean_and_interval(xs: list[Floats], values: list[Floats]) -> tuple[Floats, F
 
 
 def draw_over(axes: "Axes", curves: list[Curve], x_of: Callable[[Series], Floats]) -> None:
-    """Draws the curves into axes, as make_figure describes it. x_of: returns a series' x values [N]."""
+    """Draws the curves into axes, as make_figure describes. x_of: returns a series' x values [N]."""
     bands = []
     for curve in curves:
         color, style = curve.color, curve.line_style

@@ -1,5 +1,5 @@
-"""Scores over several games and seeds, compared by the methods of Agarwal et al. 2021 ("Deep RL at the edge of the
-statistical precipice"): human-normalized, interquartile means with stratified bootstrap intervals, performance
+"""Compares scores over several games and seeds by the methods of Agarwal et al. 2021 ("Deep RL at the edge of the
+statistical precipice"): human normalization, interquartile means with stratified bootstrap intervals, performance
 profiles."""
 
 import csv
@@ -24,7 +24,7 @@ ByGame = Mapping[str, Floats]
 """The scores of runs by game; human-normalized in intervals and profiles."""
 
 NUM_RESAMPLES = 2000
-LEVEL = 0.95  # the level of confidence intervals
+LEVEL = 0.95  # confidence level of the intervals
 
 
 @dataclass(frozen=True)
@@ -69,12 +69,12 @@ def human_scores() -> dict[str, tuple[float, float]]:
 
 
 def human_normalized(game: str, score: npt.ArrayLike) -> Floats:
-    """Returns raw scores [...] in units of a human player's: 0 is random play, 1 the human.
+    """Rescales raw scores [...]: 0 is random play, 1 is a human player.
 
     Raises UsageError for a game without a human score in the table."""
     if game not in human_scores():
         raise UsageError(
-            f"no human score is known of {game}, but of {len(human_scores())} other games, such as pong; leave it out"
+            f"no human score is known for {game}, only for {len(human_scores())} games such as pong; leave it out"
         )
     random, human = human_scores()[game]
     return (np.asarray(score, np.float64) - random) / (human - random)
@@ -110,7 +110,7 @@ def performance_profile(scores: ByGame, thresholds: Floats) -> Floats:
 def resamples(scores: ByGame) -> Iterable[ByGame]:
     """Yields NUM_RESAMPLES resamples, the same in every call (stratified bootstrap).
 
-    A resample has as many runs of each game as there are, drawn with replacement."""
+    A resample draws as many runs of each game as there are, with replacement."""
     generator = np.random.default_rng(0)
     for _ in range(NUM_RESAMPLES):
         yield {game: generator.choice(values, len(values)) for game, values in scores.items()}
@@ -152,7 +152,7 @@ def read_scores(path: Path) -> list[ScoredRun]:
 
 
 def _scored(game: str, setting: str, run: dict[str, Any]) -> ScoredRun:
-    """Converts a run of a file of scores. Raises KeyError, TypeError or ValueError if it has no score, or is no run."""
+    """Converts a run of a file of scores. Raises KeyError, TypeError or ValueError if it is not a run with a score."""
     curve = np.array(run["curve"], np.float64).reshape(-1, 3)
     final = None if run["final"] is None else float(run["final"])
     scored = ScoredRun(game, setting, int(run["seed"]), curve, final)
@@ -251,7 +251,7 @@ def make_figure(comparisons: Sequence[Comparison]) -> "Figure":
     left.set_yticks(range(len(names)), names)
     left.set_ylim(len(names) - 0.5, -0.5)
     left.set(xlabel="human-normalized score")
-    right.set(xlabel="human-normalized score x", ylabel="part of runs that score more than x", ylim=(0, 1.02))
+    right.set(xlabel="human-normalized score x", ylabel="fraction of runs that score more than x", ylim=(0, 1.02))
     right.set_xlim(left=0)
     figure.legend(*right.get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
     return figure

@@ -1,4 +1,4 @@
-"""The summary at the end of a run: its curve on the console, final games, a video."""
+"""Summarizes a run at its end: learning curve, scores, final games, a video."""
 
 import json
 import shlex
@@ -13,7 +13,7 @@ from accel_rl.errors import UsageError
 from accel_rl.run_folder.trust import foreign_code
 from accel_rl.training.log import command
 
-FINAL_SEED = 1_000_003  # added to the run's seed, so that final games are new
+FINAL_SEED = 1_000_003  # added to the run's seed, so final games are new
 
 
 def print_summary(folder: Path) -> None:
@@ -44,8 +44,8 @@ def print_summary(folder: Path) -> None:
 def play_final_games(folder: Path, count: int, seed: int) -> None:
     """Plays games with a run's final policy and records one more; prints their scores and the video's name.
 
-    Writes final.json and video.mp4 to the run's folder. Trusts the code that the settings name: it has just trained.
-    If it cannot play or record, it prints why and raises nothing: the run is complete."""
+    Writes final.json and video.mp4 to the run's folder. Trusts the code that the settings name, since it has just
+    trained. If it cannot play or record, it prints why but raises nothing, since the run is complete."""
     policy = load(folder, trust=True)
     print(f"final policy    plays {count} games, and one that is recorded ...", flush=True)
     try:

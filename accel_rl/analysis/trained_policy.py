@@ -1,4 +1,4 @@
-"""A trained policy, loaded from its run's folder, to act, to be evaluated, or to be recorded.
+"""Loads a trained policy from its run's folder, lets it act, and evaluates it.
 
 Nothing in the folder is unpickled, and code named in its files is imported only with trust.
 """
@@ -39,7 +39,7 @@ State = tuple[Array, Array]
 def load(run_dir: str | Path, best: bool = False, trust: bool = False) -> "TrainedPolicy":
     """Loads the policy of a run's last checkpoint or, with best, of its best evaluation.
 
-    Reads policy.json and a safetensors file beside it, and no pickle. trust: imports and runs code from outside this
+    Reads policy.json and a safetensors file next to it, no pickle. trust: imports and runs code from outside this
     package that policy.json names: an algorithm or a network at once, an environment or wrappers when they are needed.
     Raises UsageError if there is no policy, if its files are damaged or do not fit together, or if it needs trust."""
     folder = Path(run_dir)
@@ -58,7 +58,7 @@ def load(run_dir: str | Path, best: bool = False, trust: bool = False) -> "Train
         if trust:
             raise
         text = " ".join(f"{type(error).__name__}: {error}"[:MOST_CHARACTERS].split())
-        raise UsageError(f"{description} describes no policy: {text}") from error
+        raise UsageError(f"{description} does not describe a policy: {text}") from error
     policy.load_state_dict(policy_file.read_weights(weights, policy))
     return TrainedPolicy(config, policy, description)
 
@@ -71,7 +71,7 @@ def _build_policy(config: Config, weights: Path) -> Any:
         with MemoryLimit(weights.stat().st_size + SPARE_NUMBERS):  # four times the numbers in a float32 file
             return build_algo(config).policy
     except MemoryError:
-        raise UsageError(f"{weights} has less than the network that these settings describe") from None
+        raise UsageError(f"{weights} is too small for the network that these settings describe") from None
 
 
 class TrainedPolicy:
@@ -96,17 +96,16 @@ class TrainedPolicy:
         """Returns the action for one observation (as accel_rl.envs.make_env returns it), or the actions for a batch,
         and the state for the next step's call. Stable-Baselines3's models are called in the same way.
 
-        A batch has one axis more, first; in a Dict or Tuple space, each part has it. Pictures may have their channels
-        first or last. Actions are in the environment's own numbering: an array [N, ...] for a batch; for one
+        A batch has an additional first axis; in a Dict or Tuple space, each part has it. Pictures may have their
+        channels first or last. Actions are in the environment's own numbering: an array [N, ...] for a batch; for one
         observation a number if the space is Discrete, else an array; in a Dict or Tuple, this holds for each part.
         deterministic: the likeliest action instead of a sampled one.
 
         Only a recurrent policy has a state, with a row for each game; None: all games begin now. episode_start [N]
-        bool: True for games that begin now; their state is ignored. reward [N]: the last step's, for policies with
-        previous_inputs, in the form of training (Atari: clipped); None: zeros. Nothing is remembered between calls.
-        action_masks: for policies trained with masks, the mask of the observation, or of each one of a batch; None: the
-        observation has it as its entry action_mask. Raises ValueError if an argument is of another kind than in
-        training."""
+        bool: True for games that begin now; their state is ignored. reward [N]: the last step's reward as in training
+        (Atari: clipped), for policies with previous_inputs; None: zeros. Nothing is remembered between calls.
+        action_masks: for policies trained with masks, the mask of the observation, or of each one of a batch; None: it
+        is the observation's entry action_mask. Raises ValueError if an argument is of another kind than in training."""
         rows, is_batch = to_policy_rows(observation, action_masks, self.config.spec)
         batch = torch.from_numpy(rows).to(self.config.run.device)
         policy: Any = self.policy
@@ -133,7 +132,7 @@ class TrainedPolicy:
         return act
 
     def _recurrent_inputs(self, num_games: int, state: Any, episode_start: Any, reward: Any) -> RecurrentInputs:
-        """Returns a recurrent policy's inputs besides observations. Raises ValueError for arguments that do not fit."""
+        """Returns a recurrent policy's other inputs. Raises ValueError for arguments that do not fit."""
         spec, device, policy = self.config.spec, self.config.run.device, cast(Any, self.policy)
         if state is None:
             recurrent = np.zeros((num_games, policy.state_size), np.float32)
@@ -141,7 +140,7 @@ class TrainedPolicy:
             is_first = np.ones(num_games, bool)
         else:
             if not isinstance(state, tuple) or len(state) != 2:
-                raise ValueError("state must be None or what predict has returned as the second of its results")
+                raise ValueError("state must be None or the second result of predict")
             recurrent, action = state
             if len(recurrent) != num_games:
                 raise ValueError(f"{num_games} observations with the state of {len(recurrent)} games")
@@ -182,7 +181,7 @@ class TrainedPolicy:
         return games
 
     def make_env(self) -> gymnasium.Env[Any, Any]:
-        """Makes the environment of the policy's training, with rendering. Raises UsageError if it needs trust."""
+        """Makes the policy's training environment, with rendering. Raises UsageError if it needs trust."""
         self._check_env()
         env = self.config.env
         return make_env(env.env_id, env.preset, "rgb_array", env.simulator, env.wrappers, **env.options)

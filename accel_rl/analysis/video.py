@@ -34,8 +34,8 @@ def record_video(
 
     env renders RGB arrays [H, W, 3]; `act(observation, reward, info)` returns the action, with the last step's reward.
     seed: the game's; None: any. The environment's metadata give the frames, and so the steps, per second (Atari: real
-    time). Only a complete video replaces an existing file. Raises UsageError if out is no .mp4 or cannot be written, or
-    if env renders no RGB arrays; RunError if the video is incomplete."""
+    time). Only a complete video replaces an existing file. Raises UsageError if out is not an .mp4 or cannot be
+    written, or if env does not render RGB arrays; RunError if the video is incomplete."""
     if out.suffix != ".mp4" or out.is_dir():
         raise UsageError(f"cannot write a video to {out}: it must be a file whose name ends in .mp4")
     observation, info = env.reset(seed=seed)
@@ -104,8 +104,8 @@ def _render(env: gymnasium.Env[Any, Any], shape: tuple[int, ...] | None = None) 
     is_rgb = isinstance(picture, np.ndarray) and picture.ndim == 3 and picture.shape[2] == 3
     if not is_rgb or picture.dtype != np.uint8:
         raise UsageError(
-            f"{env} renders no RGB arrays [H, W, 3] of uint8; make it with render_mode='rgb_array', which a factory "
-            "that takes render_mode is given"
+            f"{env} does not render RGB arrays [H, W, 3] of uint8; make it with render_mode='rgb_array', which a "
+            "factory with an argument render_mode receives"
         )
     if shape and picture.shape != shape:
         raise RunError(f"{env} rendered an array of shape {picture.shape} after one of shape {shape}")
@@ -124,6 +124,4 @@ def _open_writer(path: Path, fps: float, frame: Picture) -> cv2.VideoWriter:
         writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*codec), fps, (width, height))
         if writer.isOpened():
             return writer
-    raise UsageError(
-        f"cannot write a video to {path.parent}: OpenCV opens none with any of the codecs {', '.join(CODECS)}"
-    )
+    raise UsageError(f"cannot write a video to {path.parent}: OpenCV can open none with the codecs {', '.join(CODECS)}")

@@ -1,4 +1,4 @@
-"""This package's own contestants in the benchmark of sampling: its sampler, and the network alone."""
+"""This package's contestants in the sampling benchmark: its sampler, and the network alone."""
 
 import time
 
@@ -17,7 +17,7 @@ from accel_rl.samplers.base import SamplerConfig
 
 
 class RandomPolicy:
-    """Draws uniformly random actions, a rollout's at once: choosing an action costs next to nothing."""
+    """Draws a rollout's uniformly random actions at once, so choosing an action costs next to nothing."""
 
     state_size = 0
 
@@ -83,7 +83,7 @@ class SamplerContestant:
 
 
 def network_alone(spec: EnvSpec, num_envs: int) -> Repeated:
-    """Returns the contestant network-cpu, which makes only the network's passes of sampling.
+    """Returns the contestant network-cpu, which only runs the network's forward passes.
 
     It chooses actions for batches of half the environments, on as many threads as learning uses, without simulation."""
     policy, half = ActorCritic(spec), num_envs // 2

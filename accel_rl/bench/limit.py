@@ -1,6 +1,6 @@
 """The simulation limit: bare processes that only simulate. `python -m accel_rl.bench.limit` is one of them.
 
-Like the sampler's worker processes, they import no torch.
+Like the sampler's worker processes, they do not import torch.
 """
 
 import itertools

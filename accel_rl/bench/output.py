@@ -46,7 +46,7 @@ def figure_path(asked: Path | None, default: Path) -> Path | None:
 
 
 def create_parents(*files: Path | None) -> None:
-    """Creates the files' folders at the start, so that nothing fails after minutes of work.
+    """Creates the files' folders at the start, so nothing fails after minutes of work.
 
     Raises UsageError for a file that is a folder."""
     for file in files:

@@ -115,7 +115,7 @@ class Benchmark:
         ]
 
     def random_contestant(self) -> SamplerContestant:
-        """Returns the comparison's contestant of our sampler with random actions."""
+        """Returns the comparison's contestant "random": our sampler with random actions."""
         return self._sampling("random", self.config, None)()
 
     def compare(self) -> dict[str, Turns]:
@@ -177,7 +177,7 @@ def core_counts(num_cores: int, full: bool) -> list[int]:
 
 
 def _device(name: str | None) -> str:
-    """Returns the device that this option means. Raises UsageError if the machine has no such device."""
+    """Returns the full name of the option's device. Raises UsageError if the machine has no such device."""
     if name is None:
         return "cuda:0" if _gpus() else "cpu"
     known = ["cpu", *_gpus()]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from accel_rl.config.fields import setting, shown
 from accel_rl.errors import UsageError
 
-LARGEST_SIDE = 2048  # pixels; the console's frames have 210 x 160
+LARGEST_SIDE = 2048  # pixels; the console's frames are 210 x 160
 
 
 @dataclass(frozen=True)
@@ -16,8 +16,8 @@ class AtariOptions:
     frame_shape: tuple[int, int] = setting((104, 80), "height x width of a frame")
     frame_skip: int = setting(4, "emulator frames per step", least=1)
     frame_stack: int = setting(4, "number of newest frames that the network sees", least=1)
-    color: bool = setting(False, "frames in colour (RGB) instead of greyscale; takes --frame-stack 1")
-    noop_max: int = setting(30, "most no-op frames at the start of a game; their number is drawn uniformly", least=0)
+    color: bool = setting(False, "frames in color (RGB) instead of grayscale; needs --frame-stack 1")
+    noop_max: int = setting(30, "up to this many no-op frames, drawn uniformly, at the start of a game", least=0)
     repeat_action_probability: float = setting(
         0.0, "sticky actions: probability, per frame, that the last action is repeated", least=0, most=1
     )

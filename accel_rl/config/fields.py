@@ -1,4 +1,4 @@
-"""Settings are fields of frozen dataclasses: each has a default, a sentence of help, and the rule it must obey."""
+"""Settings are fields of frozen dataclasses. Each has a default, a help text, and the rule it must obey."""
 
 import functools
 import operator
@@ -15,9 +15,9 @@ from accel_rl.config.sources import parse_yaml
 from accel_rl.errors import UsageError, unknown
 
 LARGEST_INT, LARGEST_FLOAT = 2**63 - 1, 3.4e38
-"""The numbers that tensors hold: beyond float32's range all are infinite."""
+"""The largest numbers that tensors hold; beyond float32's range all are infinite."""
 
-NOT_IN_TEXT = ("Cc", "Cs", "Zl", "Zp")  # Unicode's control characters, lone surrogates, separators of lines
+NOT_IN_TEXT = ("Cc", "Cs", "Zl", "Zp")  # Unicode's control characters, lone surrogates, line separators
 LONGEST_SHOWN = 200  # characters of a value in an error message
 MOST_SECONDS = 1e6  # system calls with a longer wait fail
 
@@ -33,7 +33,7 @@ def setting(
     check: Callable[[Any], object] | None = None,
     basic: bool = False,
 ) -> Any:
-    """Makes a dataclass field. least, most: bounds that may be reached; above: a bound that may not.
+    """Makes a dataclass field. least, most: inclusive bounds; above: an exclusive bound.
 
     check: raises ValueError for a value that breaks its rule; the message has the rule and the way out: 'must be ...'.
     basic: --help shows the setting; --help-all shows all settings."""
@@ -76,7 +76,7 @@ def shown(value: Any) -> str:
     """Returns a value's text for an error message: on one line, and shortened if it is long."""
     try:
         text = repr(value)
-    except ValueError:  # Python writes no integer of more than 4300 digits
+    except ValueError:  # Python refuses to print integers of more than 4300 digits
         return "a number of thousands of digits"
     return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."
 
@@ -125,9 +125,9 @@ def _parse(text: str, kind: type) -> Any:
 
 
 def parse_mapping(name: str, text: str) -> Any:
-    """Parses a mapping in YAML. Raises UsageError for any other text, such as g=1, with a text on how to type one."""
+    """Parses a mapping in YAML. Raises UsageError for any other text, such as g=1, and shows how to type it."""
     value = _parse(text, dict)
-    is_pair = re.compile(r"[\w.]+[=:]").match  # {g:1}, too, which YAML reads as the name "g:1" without a value
+    is_pair = re.compile(r"[\w.]+[=:]").match  # also {g:1}, which YAML reads as the name "g:1" without a value
     if value is None or (isinstance(value, dict) and not any(is_pair(str(key)) for key in value)):
         return value
     raise UsageError(f"{name}={shown(text)} must be a mapping, as in {flag_of(name)} {as_mapping(text)}")
@@ -142,7 +142,7 @@ def as_mapping(text: str) -> str:
 
 
 def _number(value: Any) -> Any:
-    """Converts text such as 1e-6 to a number: without a point, YAML does not take it for one."""
+    """Converts text such as 1e-6 to a number, since YAML recognizes only numbers with a decimal point, as in 1.0e-6."""
     is_number = isinstance(value, str) and re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)e[-+]?\d+", value, re.IGNORECASE)
     return float(value) if is_number else value
 

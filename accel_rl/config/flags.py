@@ -9,13 +9,13 @@ from typing import Any
 from accel_rl.config.fields import flag_of
 from accel_rl.config.presets import preset_settings
 
-MAPPING = "{K: V}"  # the help's word for a mapping
+MAPPING = "{K: V}"  # stands for a mapping in the help
 
 
 def add_flags(group: Any, settings: type, presets: list[dict[str, Any]], shown: Collection[str]) -> None:
     """Adds a flag for every field of a settings class to an argument group of argparse.
 
-    presets: the help shows their values as defaults. shown: names of fields that it shows besides basic ones."""
+    presets: the help shows their values as defaults. shown: names of fields that it shows in addition to basic ones."""
     types = typing.get_type_hints(settings)
     for field in fields(settings):
         help_text = (field.metadata.get("help", "") + _describe_default(field, presets)).replace("%", "%%")
@@ -48,7 +48,7 @@ def _describe_default(field: Any, presets: list[dict[str, Any]]) -> str:
 
 
 def _default(field: Any, values: dict[str, Any]) -> Any:
-    """Returns a field's default where presets set these values; None if there is none to show."""
+    """Returns a field's default, given the presets' values; None if there is none to show."""
     value = field.default if field.name == "algo" else values.get(field.name, field.default)
     if isinstance(value, tuple | list):
         return ("x" if all(isinstance(item, int) for item in value) else ",").join(map(str, value)) or None

@@ -39,8 +39,8 @@ class LearnerSettings:
     )
     learner_timeout_s: float = setting(
         600.0,
-        "how long learners wait for a late one, at the start and with all_reduce (it still evaluates or saves, or its "
-        "machine is cut off), before the run fails",
+        "how long learners wait for a late one before the run fails, at the start and with all_reduce (it may still "
+        "evaluate or save, or its machine may be cut off)",
         least=1,
         most=MOST_SECONDS,
     )
@@ -65,17 +65,17 @@ def launched_rank_info() -> RankInfo | None:
     Raises UsageError if torchrun's environment variables are incomplete or contradict each other."""
     if not {"RANK", "WORLD_SIZE"} & os.environ.keys():
         return None
-    given = {name: os.environ.get(name) for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")}
-    given["LOCAL_RANK"] = os.environ.get("LOCAL_RANK", given["RANK"])
-    given["LOCAL_WORLD_SIZE"] = os.environ.get("LOCAL_WORLD_SIZE", given["WORLD_SIZE"])
+    values = {name: os.environ.get(name) for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")}
+    values["LOCAL_RANK"] = os.environ.get("LOCAL_RANK", values["RANK"])
+    values["LOCAL_WORLD_SIZE"] = os.environ.get("LOCAL_WORLD_SIZE", values["WORLD_SIZE"])
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     try:
-        rank_info = RankInfo(*(int(given[name] or "") for name in names))
+        rank_info = RankInfo(*(int(values[name] or "") for name in names))
     except ValueError:
         rank_info = RankInfo(-1)
     fits = 0 <= rank_info.rank < rank_info.size and 0 <= rank_info.local_rank < rank_info.local_size <= rank_info.size
-    if not fits or None in given.values():
-        shown = ", ".join(f"{name}={value or ''}" for name, value in given.items())
+    if not fits or None in values.values():
+        shown = ", ".join(f"{name}={value or ''}" for name, value in values.items())
         raise UsageError(
             f"{shown} do not fit together; let torchrun set them, or unset them for a run without torchrun"
         )

@@ -1,4 +1,4 @@
-"""The package's presets: YAML files of settings, an algorithm's own or a variant's."""
+"""The package's presets: YAML files of settings for algorithms and their variants."""
 
 import functools
 import importlib.resources
@@ -10,8 +10,8 @@ import yaml
 from accel_rl.errors import unknown
 
 KINDS = ("pixels", "vectors")
-"""A preset's blocks: the settings in them apply to observations of that kind only; those in a block `box` within them
-to actions in a Box only."""
+"""A preset's blocks. Their settings apply only to observations of that kind; those in a nested block `box` apply only
+to Box actions."""
 
 
 def preset_names() -> list[str]:
@@ -20,10 +20,10 @@ def preset_names() -> list[str]:
 
 
 def load_preset(name: str, kind: str = "preset") -> dict[str, Any]:
-    """Returns a preset: accel_rl/presets/<name>.yaml, or one of the `variants` in the file of its base, whose name it
-    extends: ppo_16x128 is in ppo.yaml. Raises UsageError if there is none.
+    """Returns a preset: accel_rl/presets/<name>.yaml, or one of the `variants` in the file of its base.
 
-    kind: what the user meant by the name, for the message ("preset" or "algorithm")."""
+    A variant extends the base's name: ppo_16x128 is in ppo.yaml. Raises UsageError if there is no such preset. kind:
+    what the user meant by the name, for the message ("preset" or "algorithm")."""
     files = [file for file in _files() if f"{name}_".startswith(f"{file}_")]  # others need not be parsed
     for presets in map(_presets_in, files):
         if name in presets:
@@ -40,21 +40,21 @@ def _files() -> list[str]:
 
 @functools.cache
 def _presets_in(file: str) -> dict[str, dict[str, Any]]:
-    """Returns a file's preset and its variants, by name; a variant has its base's algorithm."""
+    """Returns a file's preset and its variants, by name. A variant uses its base's algorithm."""
     preset = yaml.safe_load((importlib.resources.files("accel_rl") / "presets" / f"{file}.yaml").read_text())
     shared = {"algo": preset["algo"], "base": file}
     return {name: shared | variant for name, variant in preset.pop("variants", {}).items()} | {file: preset}
 
 
 def preset_and_base(name: str) -> list[dict[str, Any]]:
-    """Returns an algorithm's preset; for a variant, its base's and then its own."""
+    """Returns an algorithm's preset, or a variant's base preset followed by the variant's."""
     preset = load_preset(name, kind="algorithm")
     return [load_preset(preset["base"]), preset] if "base" in preset else [preset]
 
 
 def preset_settings(presets: list[dict[str, Any]], kind: str | None = None, is_box: bool = False) -> dict[str, Any]:
-    """Returns the presets' settings for observations of a kind (None: of any), and for Box actions if is_box; a later
-    preset overrides."""
+    """Returns the presets' settings for observations of a kind (None: of any), and for Box actions if is_box. Later
+    presets override earlier ones."""
     values: dict[str, Any] = {}
     for preset in presets:
         block = dict(preset.get(kind, {})) if kind else {}

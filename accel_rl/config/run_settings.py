@@ -1,4 +1,4 @@
-"""The settings that every run has, whatever its algorithm and environment: `accel-rl train --help-all` shows them."""
+"""The settings of every run, whatever its algorithm and environment. `accel-rl train --help-all` shows them."""
 
 from dataclasses import dataclass
 
@@ -27,9 +27,9 @@ class RunSettings:
     env_preset: str = basic_setting("stooke", "Atari: frames and episode rules", choices=("stooke", "dqn84", "v5"))
     simulator: str = setting(
         "auto",
-        "Atari: the emulator: native, the project's own, steps all environments of a process in one compiled call; "
-        "cuda: the same on an NVIDIA GPU, for 1,024 environments and more; ale: ale-py's; auto: native where it is "
-        "exact and Numba is installed, else ale",
+        "Atari emulator: native: this project's, which steps all environments of a process in one compiled call; "
+        "cuda: the same on an NVIDIA GPU, for 1,024 environments and more; ale: ale-py's; auto: native if it is exact "
+        "for the game and Numba is installed, else ale",
         choices=("auto", "native", "cuda", "ale"),
     )
     env_options: dict = basic_setting({}, "keyword arguments of a gymnasium environment or factory, as in {g: 9.8}")  # type: ignore[type-arg]
@@ -40,13 +40,13 @@ class RunSettings:
     )
     action_masks: str = setting(
         "auto",
-        "auto: where an environment says which actions are allowed, no others are taken; none: masks are ignored",
+        "auto: take only allowed actions, if the environment says which these are; none: ignore masks",
         choices=("auto", "none"),
     )
     network: str | None = basic_setting(
         None,
         "a3c, nature, nature_half, cule, a3c_mlp, wide, wide_tanh, ga3c, ga3c_large_<stride: 4 to 1>, or "
-        "package.module:factory of your own: factory(spec) -> nn.Module",
+        "your own package.module:factory, with factory(spec) -> nn.Module",
     )
     init_from: str | None = setting(
         None,
@@ -63,7 +63,7 @@ class RunSettings:
     )
     device: str = basic_setting("auto", "where the network acts and learns: auto, cpu or cuda:0")
     deterministic: bool = setting(
-        False, "repeat bit for bit: CUDA by its deterministic operations, --sampler queued without threads (slower)"
+        False, "repeat runs bit for bit: deterministic CUDA operations, --sampler queued without threads (slower)"
     )
 
     envs: int = basic_setting(
@@ -85,7 +85,7 @@ class RunSettings:
         "alternating",
         "alternating: environments run in simulator processes; serial: in the learner's own process; queued: agents, a "
         "prediction and a training queue, as in GA3C; device: a batch of environments on the policy's device, in the "
-        "learner's own process (chosen by itself for such an environment)",
+        "learner's own process (the default for such an environment)",
         choices=("alternating", "serial", "queued", "device"),
     )
     horizon: int = basic_setting(5, "steps of each environment per rollout", least=1)
@@ -120,14 +120,14 @@ class RunSettings:
     )
     compile: str = setting(
         "auto",
-        "small networks on a CPU: compile updates to machine code: beside a run of which enough is left to save time "
-        "(auto), before the first update (always), or never",
+        "compile the updates of small networks on a CPU to machine code: auto: during the run, if enough of it is left "
+        "to save time; always: before the first update; never",
         choices=("auto", "always", "never"),
     )
     precision: str = setting(
         "auto",
-        "of the network: float32; tf32: on a GPU, products and convolutions round to 10 bits; bf16: most are in "
-        "bfloat16, the rest in tf32; auto: on a GPU bf16 for pictures if it has bfloat16, else tf32 (with "
+        "the network's precision: float32; tf32: on a GPU, products and convolutions round to 10 bits; bf16: most are "
+        "in bfloat16, the rest in tf32; auto: on a GPU bf16 for pictures if it has bfloat16, else tf32 (with "
         "--deterministic float32), on a CPU float32; fast: the same, but bf16 also on a CPU with instructions for it",
         choices=("auto", "fast", "float32", "tf32", "bf16"),
     )
@@ -152,7 +152,7 @@ class RunSettings:
     tensorboard: bool = setting(True, "write TensorBoard events, if TensorBoard is installed")
     track: str = setting(
         "none",
-        "wandb: also give metrics, settings, pictures and the policy to Weights & Biases",
+        "wandb: also send metrics, settings, pictures and the policy to Weights & Biases",
         choices=("none", "wandb"),
     )
     report: bool = setting(True, "write report.html at the end of `accel-rl train`, if Plotly is installed")

@@ -16,7 +16,7 @@ from accel_rl.config.fields import fields_checked_by, setting
 
 Points = tuple[tuple[float, float], ...]  # (agent step, factor), steps increasing
 
-LARGEST = 1e18  # step or factor
+LARGEST = 1e18  # limit for steps and for factors
 FORMS = "constant, linear, linear:FRACTION, or points STEP:FACTOR as in '0:1 2e6:0.5 5e6:0.1'"
 
 

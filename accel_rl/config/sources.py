@@ -8,7 +8,7 @@ import yaml
 from accel_rl.errors import UsageError
 
 ALTERNATIVES = ({"workers", "envs_per_worker"}, {"device", "devices"})
-"""Settings that say the same in two ways: the higher source decides which of them counts."""
+"""Pairs of settings that exclude each other; the higher source decides which of them counts."""
 
 MOST_ALIASES = 16  # in a YAML file: a few that refer to each other can expand past any memory
 
@@ -27,12 +27,12 @@ def read_yaml(path: Path, kind: str) -> dict[str, Any]:
 
 
 def parse_yaml(text: str) -> Any:
-    """Parses a text in YAML. Raises ValueError if it is none, or has too many aliases."""
+    """Parses YAML. Raises ValueError for invalid text or too many aliases."""
     try:
         aliases = sum(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader))
         if aliases <= MOST_ALIASES:
             return yaml.safe_load(text)
-    # Errors for `!!bool x`, `!!int ''`, `!!timestamp x` and more are Python's, not YAML's own.
+    # `!!bool x`, `!!int ''`, `!!timestamp x` and the like raise Python's errors, not YAML's.
     except (yaml.YAMLError, LookupError, AttributeError, TypeError, RecursionError) as error:
         raise ValueError(str(error)) from None
     raise ValueError(f"more than {MOST_ALIASES} aliases (*name)")
@@ -46,6 +46,6 @@ def read_settings(folder: Path) -> dict[str, Any]:
 
 
 def overlay(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    """Returns the settings of both sources; where both have one, or one of two ALTERNATIVES, that of `above`."""
+    """Merges the settings of two sources; `above` replaces settings of `below`, and their ALTERNATIVES."""
     replaced = {name for pair in ALTERNATIVES if pair & above.keys() for name in pair}
     return {name: value for name, value in below.items() if name not in replaced} | above

@@ -1,4 +1,4 @@
-"""Coordinates asynchronous learners: counts their steps, and brings their reports and states to rank 0."""
+"""Coordinates asynchronous learners: counts their steps, and collects their reports and states at rank 0."""
 
 import contextlib
 import pickle
@@ -13,7 +13,7 @@ from accel_rl.training.coordinator import Coordinator, Request, copy_to_cpu
 
 
 class AsyncCoordinator(Coordinator):
-    """A coordinator of learners that share parameters and never wait for each other. Each ends by itself.
+    """A coordinator of learners that share parameters and never wait for each other. Each ends on its own.
 
     to_rank_0: this learner's connection to rank 0; from_learners: rank 0's connections, by rank of the sender."""
 
@@ -70,7 +70,7 @@ class AsyncCoordinator(Coordinator):
 
 
 class _Inbox:
-    """The messages of other learners to rank 0. A thread reads them, so that no sender waits."""
+    """The messages of other learners to rank 0. A thread reads them, so senders never wait."""
 
     def __init__(self, connections: "dict[int, Connection[Any, Any]]"):
         self._connections = connections
@@ -132,7 +132,7 @@ class _Inbox:
 
 
 class Control:
-    """Memory shared by the supervisor and its learners: each learner's agent steps, the start, and the request to all.
+    """Memory that the supervisor shares with its learners: their agent steps, the start signal, the request to all.
 
     fd: the descriptor of memory that another process has made; None: makes new memory."""
 
@@ -146,7 +146,7 @@ class Control:
         self._steps[0] = steps
 
     def add_steps(self, rank: int, num_steps: int) -> int:
-        """Adds to this learner's own count, so that no learner waits for another; returns the sum of all."""
+        """Adds to this learner's own count, so no learner waits for another; returns the sum over all learners."""
         self._steps[rank] += num_steps
         return int(self._steps.sum())
 

@@ -1,4 +1,4 @@
-"""Starts a run: in this process, in a process for each learner, or as one learner of those that torchrun started."""
+"""Starts a run: in this process, in a process for each learner, or as one of the learners that torchrun started."""
 
 import contextlib
 import os
@@ -46,7 +46,7 @@ def train(
 
     env: a name, or a function that makes the environment; out: the run's folder; config: a YAML file of settings;
     resume: the folder of a run to continue, up to `steps`; overwrite: replaces the run that `out` holds; trust: resumes
-    also from another user's checkpoint, although reading it can run code; show: progress on the console; callbacks:
+    even from another user's checkpoint, although reading it can run code; show: progress on the console; callbacks:
     called with each row of progress.csv, a dict; the run ends if one returns True. Raises UsageError for settings that
     are wrong or do not fit together, RunError if the run fails, and what a callback raises; KeyboardInterrupt after
     SIGINT and SystemExit after SIGTERM or SIGHUP, once a checkpoint is written.
@@ -63,14 +63,14 @@ def train(
 
 @contextlib.contextmanager
 def trained(request: RunRequest, show: bool, callbacks: Sequence[Callback] = ()) -> Iterator[Path]:
-    """Trains as `train` does, and yields the run's folder. The run's tracker also gets files that are added there."""
+    """Trains as `train` does, and yields the run's folder. Files added there also go to the run's tracker."""
     open_closed_streams()
     current_folder()  # raises UsageError if there is none
     on_row = Callbacks(callbacks)
     with contextlib.ExitStack() as tracker:
         with StopSignal() as stop:
             if rank_info := launched_rank_info():
-                # torchrun shows its failure
+                # `record` makes torchrun show its failure
                 folder = cast(Path, record(learn_launched)(rank_info, request, stop, show, on_row, tracker))
             else:
                 folder = _train_here(request, stop, show, on_row, tracker)

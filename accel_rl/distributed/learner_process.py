@@ -1,4 +1,4 @@
-"""One learner of a run: its work, and its own process if there are several learners."""
+"""Runs one learner, in a separate process if the run has several."""
 
 import contextlib
 import traceback
@@ -29,14 +29,14 @@ from accel_rl.updates.parameter_store import CentralStore, StoreSetup
 
 
 def learn(job: LearnerJob) -> Request:
-    """Trains as this learner, to the end of the run; returns what `TrainingLoop.run` does.
+    """Trains as this learner until the run ends; returns the result of `TrainingLoop.run`.
 
-    Raises RunError with advice if a GPU is out of memory, or at a limit of this process."""
+    Raises RunError with advice if a GPU is out of memory or this process reaches a limit."""
     config, plan = job.config, job.config.plan
     with advice_on_limits(), advice_on_memory(config), pinned(plan.server_cpus):
         if config.device.startswith("cuda"):
             torch.cuda.set_device(config.device)
-            torch.set_num_threads(plan.sampling_threads)  # torch's default is one on each logical CPU, workers' too
+            torch.set_num_threads(plan.sampling_threads)  # torch's default is one per logical CPU, workers' too
         loop = TrainingLoop(job)
         try:
             check_threads(max(plan.sampling_threads, plan.learning_threads) - 1)
@@ -46,16 +46,16 @@ def learn(job: LearnerJob) -> Request:
             loop.close()
 
 
-# ---- a learner's own process ----
+# ---- the process of one of several learners ----
 
 
 @dataclass
 class LearnerSetup:
     """The supervisor's message to a learner's process.
 
-    control_fd: descriptor of the memory of `Control`. has_callbacks: the supervisor wants the rows of the log. port: of
-    the store where synchronous learners meet. The rest is for asynchronous learners: their parameter store, and the
-    descriptors of their connections."""
+    control_fd: descriptor of the memory of `Control`. has_callbacks: the supervisor wants the rows of the log. port:
+    where synchronous learners reach their common store. The rest is for asynchronous learners: their parameter store,
+    and the descriptors of their connections."""
 
     config: Config
     folder: Path
@@ -69,14 +69,14 @@ class LearnerSetup:
     from_learners: dict[int, int] = field(default_factory=dict)
 
     def fds(self) -> list[int]:
-        """Returns the descriptors that the process must inherit, besides its connection to the supervisor."""
+        """Returns the descriptors that the process must inherit, except its connection to the supervisor."""
         own = [self.control_fd, self.to_rank_0, self.store.fd if self.store else None]
         return [fd for fd in own if fd is not None] + [*self.from_learners.values()]
 
 
 @dataclass
 class Supervisor:
-    """The supervisor in a learner's process: a request to stop (true once there is one), and a `RowListener`."""
+    """The supervisor's proxy in a learner's process: a request to stop (true once there is one) and a `RowListener`."""
 
     connection: "Connection[Any, Any]"
     control: Control
@@ -90,7 +90,7 @@ class Supervisor:
         return self.control.request
 
     def ready(self) -> None:
-        """Announces that this learner can stop in good order, and waits until all learners can."""
+        """Announces that this learner can stop cleanly, and waits until all learners can."""
         self.connection.send(("ready", ""))
         self.control.wait_for_start()
 
@@ -101,9 +101,9 @@ class Supervisor:
 
 
 def main(fd: int) -> None:
-    """Trains a learner in a process forked for it, to the end of the run, and reports how that ended.
+    """Trains a learner in the process forked for it until the run ends, and reports the outcome.
 
-    fd: the descriptor of its connection to the supervisor."""
+    fd: the descriptor of the connection to the supervisor."""
     connection: Connection[Any, Any] = Connection(fd)
     setup: LearnerSetup = connection.recv()
     answer: tuple[str, Any] = ("done", "")
@@ -133,9 +133,9 @@ def _train(setup: LearnerSetup, supervisor: Supervisor) -> None:
 def _connected(
     setup: LearnerSetup, supervisor: Supervisor, steps: int
 ) -> Iterator[tuple[Coordinator, CentralStore | None]]:
-    """Yields this learner's coordinator, and the store of the parameters if learners share one.
+    """Yields this learner's coordinator, and the parameter store if learners share one.
 
-    steps: those that a resumed run has done already."""
+    steps: agent steps that a resumed run has already done."""
     config, rank, size = setup.config, setup.config.rank_info.rank, setup.config.rank_info.size
     if setup.store:
         from_learners = {other: Connection(fd, writable=False) for other, fd in setup.from_learners.items()}

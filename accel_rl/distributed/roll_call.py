@@ -1,9 +1,9 @@
-"""Names the synchronous learners for which the others wait in vain.
+"""Identifies the synchronous learners that the others wait for in vain.
 
-torch.distributed does not say who is missing when a collective times out, and NCCL's collectives do not time out where
-the host could see it. So each learner counts the collectives that it has reached (`COLLECTIVES`). A learner that has
-waited for learner_timeout_s asks all others for their counts, through the store where they have met; a thread of each
-answers. A learner is absent if it does not answer, or has reached fewer collectives than others.
+torch.distributed does not say who is missing when a collective times out, and the host does not see NCCL's collectives
+time out. So each learner counts the collectives that it has reached (`COLLECTIVES`). A learner that has waited for
+learner_timeout_s asks all others for their counts through the store where they have met, and a thread of each answers.
+A learner is absent if it does not answer, or has reached fewer collectives than others.
 """
 
 import contextlib
@@ -19,15 +19,15 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 from accel_rl.errors import RunError
 from accel_rl.updates.all_reduce import COLLECTIVES
 
-POLL_S = 1.0  # seconds between a learner's looks for a roll call
-ANSWER_S = 5.0  # a learner that has not answered for so long is absent
+POLL_S = 1.0  # seconds between a learner's checks for a roll call
+ANSWER_S = 5.0  # a learner that does not answer within this time is absent
 
 
 class LostError(RunError):
-    """The error of learners that have not reached a collective. absent: their ranks, if known."""
+    """Raised when other learners have not reached a collective. absent: their ranks, if known."""
 
     def __init__(self, absent: list[int], message: str):
-        super().__init__(absent, message)  # as it is pickled
+        super().__init__(absent, message)  # unpickling calls this class with these arguments
         self.absent, self.message = absent, message
 
     def __str__(self) -> str:
@@ -37,13 +37,13 @@ class LostError(RunError):
 
 
 class RollCall:
-    """A roll call, which asks which learners are absent, and answers others that ask.
+    """Finds out which learners are absent, and answers others that ask.
 
-    The block under `with` raises LostError in place of torch.distributed's error if another learner is gone or late.
+    The `with` block raises LostError instead of torch.distributed's error if another learner is gone or late.
 
     store: a connection for this object alone. timeout_s: how long learners wait for a late one. host: the rank of the
-    learner whose process has the store; None: it is another process. report: called before this object ends the
-    process, whose main thread may wait for a GPU that waits for NCCL."""
+    learner whose process has the store; None: another process has it. report: called before this object ends the
+    process, since the main thread may be waiting for a GPU that waits for NCCL."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class RollCall:
     ):
         self._store, self._rank, self._size = store, rank, size
         self._timeout_s, self._host, self._report = timeout_s, host, report
-        self._num_answered = 0  # roll calls
+        self._num_answered = 0  # roll calls so far
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._answer_regularly, name="roll call", daemon=True)
 
@@ -69,13 +69,13 @@ class RollCall:
                     count, since = COLLECTIVES.value, time.monotonic()
                 elif time.monotonic() - since > self._timeout_s:
                     since = time.monotonic()  # no learner is late while all evaluate
-                    # Gloo's collectives time out by themselves: then the main thread asks as well, and ends the run.
+                    # Gloo's collectives time out by themselves. Then the main thread also asks, and ends the run.
                     if (absent := self._ask()) and not self._is_over.wait(2 * POLL_S):
                         self._report(LostError(absent, f"Timed out waiting {self._timeout_s:g} s"))
                         os._exit(1)
 
     def find_absent(self) -> list[int]:
-        """Returns the ranks of the absent learners. The main thread calls it when its collective has failed."""
+        """Returns the ranks of the absent learners. The main thread calls this when its collective has failed."""
         self._is_over.set()
         absent: list[int] = [] if self._host is None else [self._host]
 
@@ -83,7 +83,7 @@ class RollCall:
             with contextlib.suppress(RuntimeError):
                 absent[:] = self._ask()
 
-        asking = threading.Thread(target=ask, daemon=True)  # a store that does not answer would keep this one for ever
+        asking = threading.Thread(target=ask, daemon=True)  # if the store does not answer, only this thread hangs
         asking.start()
         asking.join(2 * ANSWER_S)
         return [*absent]
@@ -91,7 +91,7 @@ class RollCall:
     def _ask(self) -> list[int]:
         """Calls the roll. Returns the ranks of the absent learners; none if this is one of them.
 
-        All learners return the first one's result: later, others may have ended because of this very failure."""
+        All learners return the first roll call's result, since this very failure may end others soon after."""
         if self._store.check(["absent"]):
             return [rank for rank in _parse(self._store.get("absent")) if rank != self._rank]
         number, counts, deadline = self._store.add("roll call", 1), dict[int, int](), time.monotonic() + ANSWER_S
@@ -107,7 +107,7 @@ class RollCall:
         return _parse(self._store.compare_set("absent", "", " ".join(map(str, absent))))
 
     def _answer(self) -> None:
-        """Answers the roll calls since the last time."""
+        """Answers the roll calls since the last answer."""
         number = self._store.add("roll call", 0)
         for each in range(self._num_answered + 1, number + 1):
             self._store.set(f"{each}/{self._rank}", str(COLLECTIVES.value))
@@ -130,8 +130,8 @@ def _parse(absent: bytes) -> list[int]:
 
 
 def peer_failure_message(error: Exception) -> str | None:
-    """Returns in short torch.distributed's message that another learner is gone; None for any other error."""
+    """Shortens torch.distributed's message that another learner is gone; returns None for any other error."""
     if not isinstance(error, dist.DistError) and "gloo" not in str(error):
         return None
-    message = re.sub(r"^\[\S+\] ", "", str(error).splitlines()[0])  # the place in Gloo's source
+    message = re.sub(r"^\[\S+\] ", "", str(error).splitlines()[0])  # without the line in Gloo's source
     return message.split(". This is typically")[0]

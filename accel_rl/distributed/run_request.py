@@ -16,9 +16,9 @@ from accel_rl.training.build import check, with_initial_policy
 
 @dataclass(frozen=True)
 class RunRequest:
-    """The arguments of `train`: settings by field name; the run's folder, a YAML file, a run's folder to continue.
+    """The arguments of `train`: settings by field name, the run's folder, a YAML file, and a run's folder to continue.
 
-    trust: continues even from another user's checkpoint. make_env: makes the environment, in place of a name in the
+    trust: continues even from another user's checkpoint. make_env: makes the environment, instead of a name in the
     settings."""
 
     settings: dict[str, Any]
@@ -30,10 +30,10 @@ class RunRequest:
     make_env: MakeEnv | None = None
 
     def resolve(self, alone: bool = False) -> tuple[Config, dict[str, Any] | None]:
-        """Returns the run's configuration, and its last checkpoint if it is to be resumed. Writes nothing.
+        """Returns the run's configuration, and its last checkpoint if it is being resumed. Writes nothing.
 
-        alone: as if no other learner needed memory on this one's device. Raises UsageError for settings that are wrong
-        or do not fit together."""
+        alone: assumes that no other learner needs memory on this one's device. Raises UsageError for settings that are
+        wrong or do not fit together."""
         settings, state, function = self.settings, None, None
         if self.resume is not None:
             config, state = reopen(Path(self.resume), settings, self.out, self.config, self.trust, self.make_env)
@@ -47,7 +47,7 @@ class RunRequest:
 
     @contextlib.contextmanager
     def open_run(self) -> Iterator[tuple[Config, dict[str, Any] | None, Path]]:
-        """Yields the result of `resolve` and the run's folder, locked against other runs in the meantime."""
+        """Yields the result of `resolve` and the run's folder, locked against other runs until the block ends."""
         with contextlib.ExitStack() as lock:
             if self.resume is None:
                 config, state = self.resolve()
@@ -55,7 +55,7 @@ class RunRequest:
                 lock.enter_context(locked(folder, "run"))
             else:
                 folder = Path(self.resume)
-                read_settings(folder)  # raises UsageError if this is no run's folder
+                read_settings(folder)  # raises UsageError if this is not a run's folder
                 lock.enter_context(locked(folder, "run"))
                 config, state = self.resolve()
             self.open_folder(config, state, folder)

@@ -1,4 +1,4 @@
-"""Supervises several learners on this machine, each in a process of its own.
+"""Supervises several learners on this machine, each in a separate process.
 
 The supervisor passes on the request to stop, calls the user's callbacks, and ends all learners when one has failed."""
 
@@ -27,11 +27,11 @@ from accel_rl.training.callbacks import Callbacks
 from accel_rl.training.coordinator import Request
 
 PROGRAM = "accel_rl.distributed.learner_process:main"  # each learner runs it
-GRACE_S = 1.0  # until a failure's cause shows: others may first report that a learner is gone
-POLL_S = 0.2  # seconds between looks at the request to stop
+GRACE_S = 1.0  # time for a failure's cause to show: others may first report that a learner is gone
+POLL_S = 0.2  # seconds between checks for a request to stop
 # The main, console and roll-call threads, and three of Gloo for each of two groups. A learner without them is killed.
 THREADS_OF_LEARNER = 9
-EXIT_TIMEOUT_S = 5.0  # for the processes of learners that have finished
+EXIT_TIMEOUT_S = 5.0  # longest wait for the process of a learner that has finished
 FAILURE_KINDS = ("died", "usage", "failed", "late", "lost")  # the first of these is the likeliest cause
 
 
@@ -42,7 +42,7 @@ class WatchedLearner:
     rank: int
     device: str
     process: Child
-    is_ready: bool = False  # able to stop in good order
+    is_ready: bool = False  # able to stop cleanly
     is_done: bool = False
     is_gone: bool = False
     failure: tuple[str, str] | None = None  # its kind and a description
@@ -79,9 +79,9 @@ class WatchedLearner:
 def supervise(
     config: Config, folder: Path, state: dict[str, Any] | None, stop: StopSignal, show: bool, callbacks: Callbacks
 ) -> None:
-    """Trains with a process for each learner, to the end of the run.
+    """Trains with a process for each learner until the run ends.
 
-    Raises RunError, or UsageError, with the message of the learner that has failed; all learners are gone then."""
+    Raises RunError or UsageError with the message of the learner that has failed, once all learners have ended."""
     with _started_learners(config, folder, state, show, bool(callbacks)) as (learners, control):
         _watch(learners, control, stop, callbacks, config.learners.learner_timeout_s)
 
@@ -90,7 +90,7 @@ def supervise(
 def _started_learners(
     config: Config, folder: Path, state: dict[str, Any] | None, show: bool, has_callbacks: bool
 ) -> Iterator[tuple[list[WatchedLearner], Control]]:
-    """Starts a process for each learner; yields them and their memory shared with this one. Kills them at the end."""
+    """Starts a process for each learner; yields these and the memory shared with them. Kills them at the end."""
     size = config.rank_info.size
     with contextlib.ExitStack() as resources:
         control = Control(size)
@@ -171,8 +171,8 @@ def _watch(
 
 
 def _fail_late(learners: list[WatchedLearner], timeout_s: float) -> list[WatchedLearner]:
-    """Marks learners that have neither ended nor failed as late, and returns them. A learner that came after all, but
-    had lost the others by then, is late as well."""
+    """Marks learners that have neither ended nor failed as late, and returns them. A learner that arrived after it had
+    lost the others also counts as late."""
     late = [each for each in learners if not (each.is_done or each.is_gone) or each.lost]
     for learner in late:
         learner.failure = ("late", f"has not answered for {timeout_s:g} s (--learner-timeout-s)")

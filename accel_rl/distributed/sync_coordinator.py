@@ -1,4 +1,4 @@
-"""Coordinates synchronous learners by torch.distributed: their steps, the stop, and the files that rank 0 writes."""
+"""Coordinates synchronous learners with torch.distributed: their steps, the stop, and the files that rank 0 writes."""
 
 import contextlib
 import os
@@ -21,11 +21,11 @@ from accel_rl.training.log import logger
 from accel_rl.updates.all_reduce import COLLECTIVES
 
 RENDEZVOUS_TIMEOUT = timedelta(minutes=5)  # from the first learner's arrival to the last one's
-NCCL_SPARE_S = 60.0  # NCCL's time-out ends the process without a name, so the roll call must be sooner
+NCCL_SPARE_S = 60.0  # NCCL's time-out ends the process and names no learner, so the roll call must come first
 
 
 class SyncCoordinator(Coordinator):
-    """A coordinator of learners in step, which all make the same calls in the same order."""
+    """A coordinator of synchronous learners, which all make the same calls in the same order."""
 
     is_synchronous = True
 
@@ -110,11 +110,10 @@ class SyncCoordinator(Coordinator):
 
 @contextlib.contextmanager
 def process_group(rank: int, size: int, port: int | None, offers_nccl: bool) -> Iterator[None]:
-    """Makes the run's learners torch.distributed's default group: Gloo, and NCCL for GPU tensors if offers_nccl.
+    """Joins the run's learners in torch.distributed's default group: Gloo, and NCCL for GPU tensors if offers_nccl.
 
-    NCCL, where PyTorch has it, connects at its first tensor; `AllReduce` decides whether it gets any. port: that of the
-    supervisor's store on this machine; None: torchrun's, from the environment. Raises UsageError if the port is in
-    use."""
+    If PyTorch has NCCL, it connects at its first tensor; `AllReduce` decides whether it gets any. port: the port of the
+    supervisor's store on this machine; None: torchrun's, from the environment. Raises UsageError if it is in use."""
     uses_nccl = offers_nccl and dist.is_nccl_available()
     if port and (loopback := loopback_interface()):  # the machine may have no other
         os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
@@ -140,18 +139,18 @@ def process_group(rank: int, size: int, port: int | None, offers_nccl: bool) -> 
 
 
 def connect(port: int | None, size: int) -> TCPStore:
-    """Opens a further connection to the store where the learners meet. port: as for `process_group`."""
+    """Opens another connection to the store where the learners meet. port: as for `process_group`."""
     host = "127.0.0.1" if port else os.environ["MASTER_ADDR"]
     return TCPStore(host, port or int(os.environ["MASTER_PORT"]), size, is_master=False, wait_for_workers=False)
 
 
 def check_loopback() -> None:
-    """Raises UsageError if processes of this machine cannot connect to each other: the store would retry long."""
+    """Raises UsageError if processes on this machine cannot connect to each other; the store would retry for long."""
     try:
         with socket.create_server(("127.0.0.1", 0)) as server:
             socket.create_connection(server.getsockname(), timeout=10).close()
     except OSError as error:
         raise UsageError(
-            f"the learners cannot connect to each other at 127.0.0.1 ({error.strerror or error}): the system has to "
-            "bring that interface up, as by `ip link set lo up`"
+            f"the learners cannot connect to each other at 127.0.0.1 ({error.strerror or error}): bring that interface "
+            "up, as with `ip link set lo up`"
         ) from None

@@ -1,7 +1,7 @@
-"""Trains as a learner that torchrun has started with others: they agree on a run, and train in step.
+"""Trains as one of the learners that torchrun has started. They agree on a run, and train synchronously.
 
-Learners of one machine have a supervisor instead (supervisor.py). torchrun often reports a learner that only notices
-that another one is gone; it passes on no shared memory, and leaves learners behind when it is killed itself."""
+Learners on one machine have a supervisor instead (supervisor.py). torchrun often blames a learner that only notices
+that another one is gone, passes on no shared memory, and leaves learners behind when it is killed itself."""
 
 import contextlib
 import os
@@ -59,7 +59,7 @@ def learn_launched(
     callbacks: Callbacks,
     tracker: contextlib.ExitStack,
 ) -> Path:
-    """Trains as this learner, to the end of the run; returns its folder. tracker: a stack that ends the tracker."""
+    """Trains as this learner until the run ends; returns its folder. tracker: a stack that ends the tracker."""
     # Learners decide on GPUs only when they agree on a run. Without tensors on GPUs, NCCL is idle.
     group = process_group(rank_info.rank, rank_info.size, None, offers_nccl=torch.cuda.is_available())
     with contextlib.ExitStack() as lock, group:
@@ -101,7 +101,7 @@ def _learn(run: AgreedRun, coordinator: SyncCoordinator, stop: StopSignal, show:
 
 
 def agree_on_run(coordinator: SyncCoordinator, request: RunRequest, lock: contextlib.ExitStack) -> AgreedRun | None:
-    """Agrees with all learners on the same run, in a folder that all of them see; None if it was finished before.
+    """Agrees with all learners on one run, in a folder that all of them see; returns None if it is already finished.
 
     After a restart by torchrun, the run goes on from its last checkpoint. lock: a stack that unlocks the folder. Raises
     UsageError, in all learners, if they have different versions or settings."""
@@ -121,7 +121,7 @@ def agree_on_run(coordinator: SyncCoordinator, request: RunRequest, lock: contex
             request = replace(request, out=None, config=None, resume=folder)
             if on_rank_0(lambda: is_finished(folder, request.settings, request.trust)):
                 return None
-    # Shared devices are known only when all have resolved: each may call another GPU cuda:0.
+    # Shared devices are known only when all have resolved, since each may call a different GPU cuda:0.
     config, state = _on_all(coordinator, partial(request.resolve, alone=True))
     sharing = _share_memory(coordinator, config.device)
     _on_all(coordinator, lambda: check(config, sharing) if len(sharing) > 1 else None)
@@ -132,7 +132,7 @@ def agree_on_run(coordinator: SyncCoordinator, request: RunRequest, lock: contex
 
     def take_over() -> None:
         if coordinator.rank == 0:
-            # Cut-off learners of this job may still hold the lock: they will see that another job owns the folder.
+            # Cut-off learners of this job may still hold the lock; they will see that another job owns the folder.
             with contextlib.suppress(*[UsageError] if is_own else []):
                 lock.enter_context(locked(folder, "run"))
             request.open_folder(config, state, folder)
@@ -163,7 +163,7 @@ def _on_all(coordinator: SyncCoordinator, do: Callable[[], T]) -> T:
 
 
 def _check_same(learners: list[tuple[str, dict[str, Any]]]) -> None:
-    """Raises UsageError if a learner's versions or settings differ from the first's. learners: host, and these."""
+    """Raises UsageError if a learner's versions or settings differ from the first's. learners: hosts and values."""
     first_host, first = learners[0]
     for rank, (host, values) in enumerate(learners):
         for name in {**first, **values}:

@@ -10,8 +10,8 @@ def add_doctor(commands: Any) -> None:
         "doctor",
         help="report on this machine and what to mend, or check that its GPU does what the CPU does",
         description="Reports in about 15 seconds what this machine is, how fast it trains, what a run would use, and "
-        "what should be mended by which command; the status is 1 if training fails. With --gpu: compares every GPU "
-        "path with the CPU, within two minutes, and ends with a verdict.",
+        "what to mend with which command; exits with status 1 if training fails. With --gpu: compares every GPU path "
+        "with the CPU, within two minutes, and ends with a verdict.",
     )
     command.add_argument("--gpu", action="store_true", help="compare what the GPU does with the CPU, in two minutes")
     command.add_argument("--json", action="store_true", help="print the report as one JSON object")

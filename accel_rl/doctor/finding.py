@@ -1,4 +1,4 @@
-"""Findings, the lines of the report, and problems to mend."""
+"""Findings, which are the lines of the report, and their problems to mend."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -10,7 +10,7 @@ class Problem(NamedTuple):
     """Something to mend, and the command that mends it.
 
     level: error (nothing can be trained), warning (training is slower than it could be, or some runs fail), or optional
-    (not everybody needs it). cause: the error behind it. A later problem that quotes a known cause is not repeated."""
+    (not everybody needs it). cause: the error behind it. A later problem that quotes a known cause is left out."""
 
     level: str
     what: str
@@ -19,7 +19,7 @@ class Problem(NamedTuple):
 
 
 class Finding(NamedTuple):
-    """A probe's line of text, and its problems. is_fatal: the report ends here, since later probes would crash, too."""
+    """A probe's line of text, and its problems. is_fatal: the report ends here, since later probes would also crash."""
 
     text: str
     problems: tuple[Problem, ...] = ()
@@ -27,7 +27,7 @@ class Finding(NamedTuple):
 
 
 def examine(probe: Callable[[], Finding]) -> Finding:
-    """Returns a probe's finding. If the probe raises, the finding is the error: doctors meet broken machines."""
+    """Returns a probe's finding. If the probe raises, the error becomes the finding, since machines may be broken."""
     try:
         return probe()
     except (Exception, SystemExit) as error:  # packages may raise either on import

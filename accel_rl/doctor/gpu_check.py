@@ -1,4 +1,4 @@
-"""`accel-rl doctor --gpu`: compares an algorithm of each family on the GPU with the same on the CPU.
+"""`accel-rl doctor --gpu`: compares an algorithm of each family on the GPU and on the CPU.
 
 Both devices act in the same environments and learn from the same rollouts, in float32 without TF32, with the same
 random numbers. Only the order of sums may differ. `make test-gpu` tests everything else, part by part.
@@ -35,7 +35,7 @@ Recorded = tuple[Rollout, dict[int, Rollout]]  # on the CPU; the results of `rec
 COMMON: Settings = {"envs": 4, "horizon": 5, "seed": 5, "sampler": "serial", "decorrelation_steps": 3, "steps": 400}
 COMMON |= {"sampling_threads": 1, "learning_threads": 1, "tensorboard": False, "eval_interval_steps": 0}
 COMMON |= {"precision": "float32"}
-# Short episodes, so that the comparison includes their ends.
+# Short episodes, so the comparison includes their ends.
 PONG: Settings = {**COMMON, "env": "pong", "frame_shape": (42, 42), "max_episode_steps": 7, "noop_max": 3}
 CARTPOLE: Settings = {**COMMON, "env": "CartPole-v1", "env_options": {"max_episode_steps": 8}}
 # Smaller epsilons, and advantages divided by a small standard deviation, would magnify rounding.
@@ -59,15 +59,15 @@ FAMILIES: dict[str, Settings] = {
     "n-step Q": {**PONG, "algo": "n_step_q", "target_interval_steps": 60},
     "PQN": {**PONG, "algo": "pqn", "epochs": 2, "minibatches": 2},
 }
-# Trained only, since their random numbers or the order of these differ from the CPU's.
+# Only trained, since their random numbers or the order of these differ from the CPU's.
 RUNS: dict[str, Settings] = {
     "GA3C": {**PONG, "algo": "ga3c", "deterministic": True},
     "two learners": {**CARTPOLE, "algo": "a2c", "share_processors": True},
 }
 NUM_ROLLOUTS = 7  # the third call with a shape captures a graph
-# Largest ||found - expected|| / ||expected|| of a network's outputs; of the change by several updates; and of the same
-# updates by graphs and by single operations. In updates, one ReLU that rounding switches changes more than rounding
-# itself. A wrong or stale batch changes a tenth or more.
+# Largest ||found - expected|| / ||expected|| of a network's outputs, of the change by several updates, and of the same
+# updates with graphs instead of single operations. In updates, one ReLU that rounding switches changes more than
+# rounding itself. A wrong or stale batch changes a tenth or more.
 TOLERANCES = (1e-4, 1e-2, 1e-3)
 NOT_CAPTURED = "cannot be captured"  # part of a warning
 BF16_TOLERANCES = (0.05, 0.25, 0.25)  # 8 bits of mantissa

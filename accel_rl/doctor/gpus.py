@@ -1,4 +1,4 @@
-"""Probes of GPUs and bfloat16. Each imports PyTorch itself, since it may be broken."""
+"""Probes GPUs and bfloat16. Each probe imports PyTorch itself, since PyTorch may be broken."""
 
 import os
 from pathlib import Path

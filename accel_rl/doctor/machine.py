@@ -1,6 +1,6 @@
-"""Probes of the machine: CPUs, memory, shared memory, folders.
+"""Probes the machine: CPUs, memory, shared memory, folders.
 
-The self-test shows limits of open files and processes: a run that meets them names the way out."""
+The self-test shows limits of open files and processes, since a run that meets one says what to do."""
 
 import os
 import platform
@@ -18,7 +18,7 @@ GB, MB = 1 << 30, 1 << 20
 LEAST_MEMORY = 1 * GB  # A2C on Pong with four workers takes 0.33 GB, more with CUDA
 LEAST_DEV_SHM = 512 * MB
 LEAST_DISK = 1 * GB
-SHARED_MEMORY = 32 * MB  # size of the trial; A2C on Pong with its defaults takes 2 MB
+SHARED_MEMORY = 32 * MB  # size of the test; A2C on Pong with its defaults takes 2 MB
 
 
 def system() -> Finding:

@@ -1,6 +1,6 @@
 """Makes a GPU's results comparable with the CPU's: the same random numbers, and full float32.
 
-The tests of the GPU code use it, too. It imports nothing of accel_rl."""
+The tests of the GPU code also use it. It imports nothing from accel_rl."""
 
 import contextlib
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ def exact_float32() -> Iterator[None]:
 
 
 class CpuRandomNumbers(TorchFunctionMode):
-    """Replaces the random numbers of a GPU's generators by those of a CPU's generator with the same seed.
+    """Replaces the random numbers of a GPU's generators with those of a CPU's generator with the same seed.
 
     It applies to the thread that enters it, but not to draws within a CUDA graph, since the numbers are copied to the
     GPU. Loading a generator's state does not change the numbers that follow."""

@@ -1,4 +1,4 @@
-"""The self-test: `accel-rl train` for seconds, in a separate process and a temporary folder."""
+"""Runs the self-test: `accel-rl train` for a few seconds, in a separate process and a temporary folder."""
 
 import contextlib
 import csv

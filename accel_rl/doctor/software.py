@@ -1,4 +1,4 @@
-"""Probes of packages and of the native simulator of Atari games."""
+"""Probes packages and the native simulator of Atari games."""
 
 import importlib.util
 import json
@@ -41,7 +41,7 @@ for name in sys.argv[1:]:
 def packages(needed: Mapping[str, str] = PACKAGES, devices: Iterable[str] = (LLVM, CUDA)) -> Finding:
     """Loads the required packages, and the modules that look for devices.
 
-    A separate process loads them: this may crash (an instruction that this CPU lacks) or hang (a broken driver)."""
+    A separate process loads them, which may crash (an instruction that this CPU lacks) or hang (a broken driver)."""
     # Another distribution may provide a module: opencv-python also has cv2.
     versions = [f"{name} {version}" for name in needed if (version := package_version(name))]
     text = ", ".join([f"accel_rl {__version__}", *versions])
@@ -93,7 +93,7 @@ def native_simulator() -> Finding:
         found = re.search(r"(pip install|export) [^)]+", what)
         command = found[0] if found else "pip install --force-reinstall numba llvmlite"
         what = what.removesuffix(f": {command}")
-        slow = Problem("warning", f"Atari games run by ale-py, more slowly: {what}", command, what)
+        slow = Problem("warning", f"Atari games run more slowly, with ale-py: {what}", command, what)
         return Finding(f"none: {what}", (slow,))
     cache, problems = cache_folder(), []
     if not os.access(next(folder for folder in (cache, *cache.parents) if folder.exists()), os.W_OK):

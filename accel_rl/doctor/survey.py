@@ -27,7 +27,7 @@ WIDTH = 18  # characters reserved for a name
 class Report:
     """A report that prints each line at once or, as_json, collects the lines for one JSON object.
 
-    What packages print on import goes to stderr."""
+    Anything that packages print on import goes to stderr."""
 
     def __init__(self, as_json: bool):
         self._as_json, self._stdout = as_json, sys.stdout
@@ -46,7 +46,7 @@ class Report:
     def finish(self, can_train: bool, **figures: Any) -> None:
         """Prints the problems, the worst first, or the JSON object with these figures."""
         problems = sorted(self._problems, key=lambda problem: LEVELS.index(problem.level))
-        self._print("\nto mend" if problems else "\nnothing is to mend")
+        self._print("\nto mend" if problems else "\nnothing to mend")
         for level, what, command, _ in problems:
             self._print(f"  {level:{WIDTH}}{what}\n  {'':{WIDTH}}{command}")
         if self._as_json:

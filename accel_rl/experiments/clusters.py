@@ -1,6 +1,6 @@
-"""Runs as jobs of a cluster: Slurm's by submitit, or Ray's.
+"""Trains runs as jobs of a cluster, with Slurm (by submitit) or Ray.
 
-A job is a run's own process, on any machine of the cluster. All machines share the disk with the run's folder. If a job
+A job is one run's process, on any machine of the cluster. All machines share the disk with the run's folder. If a job
 is preempted, or its machine is lost, it waits in the queue again and continues from its checkpoint.
 """
 
@@ -23,10 +23,10 @@ from accel_rl.experiments.tasks import NO_RESULT, Task, print_start
 from accel_rl.processes.spawning import child_environment
 
 POLL_S = 0.2
-ASK_AGAIN_S = 5.0  # between two questions to Slurm about a stopped job
-SUBMIT_AGAIN_S = 60.0  # between two tries to submit while Slurm takes no more jobs
-PATIENCE_S = 600.0  # Slurm kills or requeues the job of a run that it has stopped within this time
-RETRIES = 100  # of a job whose machine is lost or whose time is over
+ASK_AGAIN_S = 5.0  # time between two queries to Slurm about a stopped job
+SUBMIT_AGAIN_S = 60.0  # time between two attempts to submit while Slurm accepts no more jobs
+PATIENCE_S = 600.0  # within this time, Slurm kills or requeues the job of a run that it has stopped
+RETRIES = 100  # restarts of a job whose machine is lost or whose time is up
 DAY_MIN = 24 * 60
 
 
@@ -42,7 +42,7 @@ class JobOptions:
 
     @classmethod
     def read(cls, text: str) -> "JobOptions":
-        """Reads a mapping in YAML. Raises UsageError if it is none, or has wrong values."""
+        """Reads a mapping in YAML. Raises UsageError for any other text, or wrong values."""
         values = dict(parse_mapping("job", text) or {})
         own = {name: values.pop(name) for name in ("cpus", "gpus", "cluster") if name in values}
         options = cls(**own, passed_on=values)
@@ -59,10 +59,10 @@ class JobOptions:
 
 @dataclass
 class Work:
-    """The work of a job: it trains a task in a separate process. It is pickled before it begins.
+    """The work of a job: trains a task in a separate process. It is pickled before it begins.
 
     placement: the run's settings for its machine. cwd: the folder of its relative paths. patience_s: how long to wait
-    until the cluster ends the job of a run that was stopped."""
+    for the cluster to end the job of a run that was stopped."""
 
     task: Task
     placement: dict[str, Any]
@@ -72,7 +72,7 @@ class Work:
     process: "subprocess.Popen[bytes] | None" = None
 
     def __call__(self) -> int:
-        """Returns the run's exit status; 0 if it was complete already."""
+        """Trains the run; returns its exit status, 0 if it was already complete."""
         if self.task.finished:
             return 0
         try:
@@ -99,11 +99,11 @@ class Work:
         if self.process:
             with contextlib.suppress(ProcessLookupError, ChildProcessError):
                 os.kill(self.process.pid, signal.SIGTERM)
-                os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT)  # Popen.wait could meet its own lock
+                os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT)  # Popen.wait could block on its own lock
 
 
 class ClusterExecutor:
-    """The common part of Slurm's and Ray's executors: a run's resources and its settings for them."""
+    """The common part of the executors for Slurm and Ray: a run's resources and its settings for them."""
 
     poll_s = POLL_S
 
@@ -126,7 +126,7 @@ class ClusterExecutor:
 
 
 class SlurmExecutor(ClusterExecutor):
-    """An executor that submits each run to Slurm by submitit, with submitit's files in FOLDER/jobs.
+    """An executor that submits each run to Slurm with submitit, whose files are in FOLDER/jobs.
 
     Raises UsageError without submitit or Slurm, and for options that submitit does not know."""
 
@@ -153,7 +153,7 @@ class SlurmExecutor(ClusterExecutor):
         except RuntimeError as error:  # sbatch has refused the job
             if not self._has_submitted:
                 raise UsageError(f"submitit: {' '.join(str(error).split())}") from None
-            self._next_at = time.monotonic() + SUBMIT_AGAIN_S  # Slurm takes no more jobs at a time
+            self._next_at = time.monotonic() + SUBMIT_AGAIN_S  # Slurm accepts no more jobs for now
             return None
         self._has_submitted = True
         print_start(task, f"job {job.job_id}")
@@ -174,7 +174,7 @@ class SlurmExecutor(ClusterExecutor):
 
 @dataclass
 class SlurmJob:
-    """A task as one of submitit's jobs."""
+    """A task that runs as a job of submitit."""
 
     task: Task
     job: Any
@@ -205,7 +205,7 @@ class SlurmJob:
 
 
 class RayExecutor(ClusterExecutor):
-    """An executor that gives each run as a task to a Ray cluster: that of RAY_ADDRESS, or this machine's.
+    """An executor that submits each run as a task to a Ray cluster: the one in RAY_ADDRESS, or this machine's.
 
     Raises UsageError without Ray or a cluster."""
 
@@ -231,7 +231,7 @@ class RayExecutor(ClusterExecutor):
         nodes: Any = ray.nodes()  # type: ignore[no-untyped-call]
         has = [node["Resources"] for node in nodes if node["Alive"]]
         fits = any(node.get("CPU", 0) >= cpus and node.get("GPU", 0) >= gpus for node in has)
-        waits = "" if fits else "; waits for a machine that has as many: none of the cluster's has"
+        waits = "" if fits else "; waits, since no machine of the cluster has as many"
         print_start(task, f"Ray ({cpus} logical CPUs, {gpus} GPUs{waits})")
         remote = self._remote.options(num_cpus=cpus, num_gpus=gpus, name=task.name)
         return RayJob(task, remote.remote(self.work(task), cpus))
@@ -239,7 +239,7 @@ class RayExecutor(ClusterExecutor):
 
 @dataclass(frozen=True)
 class RayJob:
-    """A task as one of Ray's tasks."""
+    """A task that runs as a task of Ray."""
 
     task: Task
     result: Any
@@ -272,7 +272,7 @@ def _work_on_some_cpus(work: Work, num_cpus: int) -> int:
 def _claimed(num_cpus: int) -> Iterator[None]:
     """Binds this process to num_cpus logical CPUs that no other job has claimed; to all if too few are left.
 
-    Ray counts logical CPUs but assigns none, and each run would bind its workers to the first ones."""
+    Ray counts logical CPUs but assigns none, so each run would bind its workers to the first ones."""
     if not hasattr(os, "sched_setaffinity"):
         yield
         return
@@ -294,7 +294,7 @@ def _claimed(num_cpus: int) -> Iterator[None]:
 
 
 def _lost(task: Task, error: Exception) -> int:
-    """Adds the cluster's error of a job without a result to the run's output; returns its status."""
+    """Appends the cluster's error for a job without a result to the run's output; returns the status."""
     with task.console.open("a") as console:
         console.write(f"the job has ended without a result: {type(error).__name__}: {str(error).strip()}\n")
     return NO_RESULT

@@ -1,6 +1,6 @@
 """The commands `accel-rl train`, `launch` and `sweep`: one run, all runs of an experiment, or a search for settings.
 
-The command line imports this module for every command: it stays light."""
+Every command imports this module, so its imports must be light."""
 
 import argparse
 import os
@@ -71,7 +71,7 @@ def add_sweep(commands: Any) -> None:
 
 
 def _add_executor(group: Any) -> None:
-    """Adds the flags for the place where the runs of an experiment or a sweep are trained."""
+    """Adds the flags that say where the runs of an experiment or a sweep are trained."""
     group.add_argument(
         "--gpus", metavar="LIST", help="which GPUs, as in 0-3 (default: all); without GPUs, use --devices cpu,cpu"
     )
@@ -84,7 +84,7 @@ def _add_executor(group: Any) -> None:
     group.add_argument(
         "--job",
         metavar="{K: V}",
-        help="what a job is given: cpus and gpus for each learner, and whatever submitit or Ray takes, as in "
+        help="a job's resources: cpus and gpus for each learner, and any options of submitit or Ray, as in "
         "'{cpus: 8, mem_gb: 16}'",
     )
 
@@ -158,7 +158,7 @@ def _take_gpus(arguments: dict[str, Any]) -> None:
 
 
 def _take_executor(arguments: dict[str, Any]) -> "MakeExecutor":
-    """Takes the flags for the runs' place out of the arguments; returns a function that makes the executor."""
+    """Removes the flags of `_add_executor` from the arguments; returns a function that makes the executor."""
     executor, job = arguments.pop("executor"), arguments.pop("job", None)
     if executor == "local" and job is not None:
         raise UsageError("--job is for a cluster; name it with --executor slurm or ray")
@@ -169,7 +169,7 @@ def _take_executor(arguments: dict[str, Any]) -> "MakeExecutor":
         from accel_rl.experiments.clusters import JobOptions, RayExecutor, SlurmExecutor
 
         for place in places:
-            flag, hint = f"--{place.replace('_', '-')}", "say what a job is given with --job '{cpus: 8, gpus: 1}'"
+            flag, hint = f"--{place.replace('_', '-')}", "set a job's resources with --job '{cpus: 8, gpus: 1}'"
             raise UsageError(f"{flag} is for this machine; with --executor {executor}, {hint}")
         options = JobOptions.read(job or "{}")
         if executor == "slurm":

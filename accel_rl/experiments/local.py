@@ -1,4 +1,4 @@
-"""The devices of this machine, on which runs take turns."""
+"""Trains runs in turn on the devices of this machine."""
 
 import contextlib
 import os
@@ -58,7 +58,7 @@ class LocalExecutor:
         self._jobs: list[LocalJob] = []
 
     def check_settings(self, learners: int) -> dict[str, Any]:
-        # On CPUs: checked on a GPU, the networks would stay in its memory.
+        # Checks run on CPUs, since networks checked on a GPU would stay in its memory.
         taken = self.slots[: num_slots(learners, self.learners_per_gpu)]
         if learners > len(taken) * self.learners_per_gpu:
             devices = ",".join(slot.device for slot in self.slots)
@@ -84,9 +84,9 @@ class LocalExecutor:
 
 
 def make_slots(devices: Sequence[str], machine: CpuTopology, share: bool = False) -> list[Slot]:
-    """Gives every device its part of the machine, divided as among the learners of one run on all devices (see divide).
+    """Divides the machine among the devices as among the learners of one run on all of them (see divide).
 
-    cpus is None where nothing can be pinned, and for a single device with the whole machine."""
+    cpus is None if nothing can be pinned, and for a single device with the whole machine."""
     if not machine.can_pin or (len(devices) == 1 and not machine.chosen):
         return [Slot(device, None) for device in devices]
     parts = divide(machine, [gpu_node(device) for device in devices], share)

@@ -37,11 +37,11 @@ def report(experiment: Experiment, folder: Path) -> None:
         print(f"picture  none: {error}")
 
 
-# ---- figures ----
+# ---- results ----
 
 
 def summarize(experiment: Experiment, folder: Path) -> dict[str, Any]:
-    """Returns a row of results for each combination, with None where they are missing.
+    """Returns a row of results for each combination; missing ones are None.
 
     A row has the seeds' mean score and its standard deviation, agent steps per second of wall time, hours for the
     paper's number of steps (or the run's own) at that rate, and the speed-up over one learner."""
@@ -182,7 +182,7 @@ def _table(columns: dict[str, list[str]]) -> list[str]:
 def make_figure(experiment: Experiment, result: dict[str, Any], folder: Path) -> "Figure":
     """Draws learning curves over steps and over wall time and, for several numbers of learners, the speed over them.
 
-    Combinations that differ only in learners share a colour; each number of learners has a line style. Raises
+    Combinations that differ only in learners share a color; each number of learners has a line style. Raises
     UsageError if no game has finished in any run, or matplotlib is missing."""
     families = _families(experiment)
     counts = sorted({combination.learners for combination in experiment.combinations})

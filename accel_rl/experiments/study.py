@@ -69,7 +69,7 @@ class Study:
                         value=trial.values[last] if complete else None,
                         params=trial.params,
                         distributions=self._spaces,
-                        intermediate_values={} if trial.failed else trial.values,  # none: the worst
+                        intermediate_values={} if trial.failed else trial.values,  # without any, it ranks last
                         user_attrs={"failed": trial.failed} if trial.failed else {},
                     )
                 )
@@ -93,8 +93,8 @@ class Study:
             if hasattr(self, "_study") and not self._path.exists():  # SQLite would continue to write to a removed file
                 raise FileNotFoundError("it is gone")
             yield
-        except Exception as error:  # Optuna, SQLAlchemy and SQLite have their own
+        except Exception as error:  # Optuna, SQLAlchemy and SQLite each raise their own
             reason = f"{type(error).__name__}: {str(error).splitlines()[0]}" if str(error) else type(error).__name__
             raise RunError(
-                f"cannot use the database {self._path} ({reason}); if you remove it, the same command makes it anew"
+                f"cannot use the database {self._path} ({reason}); if you remove it, the same command creates it again"
             ) from None

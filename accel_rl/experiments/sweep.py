@@ -1,8 +1,8 @@
 """Runs a sweep: Optuna proposes settings in generations, and the better trials of each are trained for longer.
 
 FOLDER/trial-<n>/ holds a trial's runs; FOLDER/study.db holds the ended trials, for Optuna and its dashboard. Proposals
-depend on these and on the seed alone, runs are exact, and a generation's trials are stored in their order. So a sweep
-killed at any moment can be continued to the same results.
+depend only on these and on the seed, runs repeat exactly, and a generation's trials are stored in their order. So a
+sweep killed at any moment can be continued to the same results.
 """
 
 import json
@@ -63,7 +63,7 @@ def run_sweep(file: Path, folder: Path | None, make_executor: Callable[[Path, bo
 def train_generation(sweep: Sweep, trials: list[Trial], folder: Path, executor: Executor) -> None:
     """Trains a generation's trials from rung to rung; only the better ones go on.
 
-    Raises UsageError for a run's folder of other settings, RunError if runs have ended for a reason outside of their
+    Raises UsageError for a run's folder with other settings, RunError if runs have ended for a reason outside of their
     trials."""
     configs: dict[str, dict[str, Config]] = {}
     for trial in trials:
@@ -154,13 +154,13 @@ def check_folder(sweep: Sweep, folder: Path) -> None:
         return
     saved, ours = read_yaml(folder / FILE, "a sweep"), _described(sweep)
     if saved.get("version") != VERSION:
-        raise UsageError(f"{folder} is of another version ({saved.get('version')}); give this sweep another --out")
+        raise UsageError(f"{folder} is from another version ({saved.get('version')}); give this sweep another --out")
     if changed := [name for name in ours if ours[name] != saved.get(name) and name != "title"]:
-        raise UsageError(f"{folder} was begun with another {', '.join(changed)}; give this sweep another --out")
+        raise UsageError(f"{folder} was started with different {', '.join(changed)}; give this sweep another --out")
 
 
 def _described(sweep: Sweep) -> dict[str, Any]:
-    """Returns a sweep in a form for a file."""
+    """Returns a sweep as plain data for a file."""
     return {"version": VERSION, **json.loads(json.dumps(asdict(sweep)))}
 
 

@@ -106,20 +106,20 @@ def inspect_run(
 ) -> Task:
     """Returns the task of training a run up to this many steps. config: the run's resolved settings.
 
-    Raises UsageError if its folder holds a run of other settings, or of another version."""
+    Raises UsageError if its folder holds a run with other settings, or from another version."""
     resume_settings: dict[str, Any] = {"steps": steps}
     if (folder / "config.yaml").exists():
         saved, values = read_settings(folder), config.as_dict()
         if saved.get("algo") == values["algo"] and (others := saved.keys() ^ values.keys()):
             ways_out = f"finish it with that, use another --out or remove {folder}"
-            raise UsageError(f"{name} is of another version of accel_rl ({', '.join(sorted(others))}); {ways_out}")
+            raise UsageError(f"{name} is from another version of accel_rl ({', '.join(sorted(others))}); {ways_out}")
         # The machine's decisions were made where the run began.
         undecided = [each for each in LEFT_TO_THE_MACHINE if settings.get(each) in UNDECIDED]
         values |= {each: saved[each] for each in undecided if each in saved}
         if changed := changed_settings(folder, saved, values):
             differences = ", ".join(f"{each}={saved.get(each)!r} (now {values[each]!r})" for each in changed)
             hint = "to change the steps, set schedule_steps to its old value; " if "schedule_steps" in changed else ""
-            way_out = f"to start it anew, use another --out or remove {folder}"
+            way_out = f"to start over, use another --out or remove {folder}"
             raise UsageError(f"{name} was started with {differences}; {hint}{way_out}")
         resume_settings |= {each: values[each] for each in CHANGEABLE_AFTER_FAILURE if values[each] != saved.get(each)}
     return Task(name, folder, settings, resume_settings, steps, learners)
@@ -129,7 +129,7 @@ class Job(Protocol):
     """A task that an executor has started."""
 
     def poll(self) -> int | None:
-        """Returns the exit status, None before the end, NO_RESULT if nothing is known of it."""
+        """Returns the exit status; None before the end, NO_RESULT if it is unknown."""
 
     def stop(self) -> None:
         """Asks the run to write a checkpoint and to end."""
@@ -139,7 +139,7 @@ class Job(Protocol):
 
 
 class Executor(Protocol):
-    """A place where runs are trained. description: in words; poll_s: seconds between questions for their ends."""
+    """A place where runs are trained. description: for messages; poll_s: seconds between polls of its jobs."""
 
     description: str
     poll_s: float
@@ -150,7 +150,7 @@ class Executor(Protocol):
         Raises UsageError if there is no place for such a run."""
 
     def start(self, task: Task) -> Job | None:
-        """Starts or resumes a task; None as long as there is no room for it."""
+        """Starts or resumes a task; returns None as long as there is no room for it."""
 
 
 class Failure(NamedTuple):
@@ -163,8 +163,8 @@ class Failure(NamedTuple):
 def run_tasks(tasks: Sequence[Task], executor: Executor) -> list[Failure]:
     """Trains the unfinished tasks in order; returns the failed ones.
 
-    A task that waits for room holds back all behind it: else a run on all devices would never find them free. Raises
-    KeyboardInterrupt or SystemExit after a signal, once all runs have written their checkpoints."""
+    A task that waits for room holds back all behind it; otherwise a run on all devices would never find them free.
+    Raises KeyboardInterrupt or SystemExit after a signal, once all runs have written their checkpoints."""
     waiting = [task for task in tasks if not task.finished]
     active: list[tuple[Task, Job]] = []
     failed: list[Failure] = []
@@ -196,7 +196,7 @@ def run_tasks(tasks: Sequence[Task], executor: Executor) -> list[Failure]:
 
 
 def _succeeded(task: Task, status: int, stopped: bool) -> bool:
-    """Prints how a run has ended; returns True for success. A run that was asked to stop counts as one."""
+    """Prints how a run has ended; returns True for success. A run that was asked to stop counts as a success."""
     deadline = time.monotonic() + SEEN_WITHIN_S
     while status == 0 and not task.finished and time.monotonic() < deadline:
         time.sleep(0.05)

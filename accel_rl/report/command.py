@@ -1,4 +1,4 @@
-"""The command `accel-rl report`. The command line imports this module for every command: it stays light."""
+"""The command `accel-rl report`. Every command imports this module, so its imports must be light."""
 
 import argparse
 from pathlib import Path

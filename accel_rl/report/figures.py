@@ -12,17 +12,17 @@ from accel_rl.analysis.scores import Comparison, pooled, profiles
 Trace = dict[str, Any]
 Figure = dict[str, Any]
 
-MAX_POINTS = 50_000  # all lines of a page together; about a megabyte
+MAX_POINTS = 50_000  # in all lines of a page together; about a megabyte
 NOTHING = Series(np.empty(0), np.empty(0), np.empty(0))
 DASHES = {"-": "solid", "--": "dash", ":": "dot", "-.": "dashdot"}  # by matplotlib's names
 STEPS = "agent steps"
 
 
 def learning_curves(curves: Sequence[Curve], most: int) -> tuple[Figure, Figure]:
-    """Draws training and evaluation scores over steps and over wall time. most: the most points of a line.
+    """Draws training and evaluation scores over steps and over wall time. most: the largest number of points in a line.
 
-    The line of several runs is their mean where all of them have scores, with its 95 % interval. Each run is drawn as a
-    thin line, too, unless there are more curves than colours."""
+    The line of several runs is their mean where all of them have scores, with its 95 % interval. Each run is also drawn
+    as a thin line, unless there are more curves than colors."""
     unit, unit_s = time_unit([run for curve in curves for run in curve.runs])
 
     def draw(x_of: Callable[[Series], Floats], x_title: str) -> Figure:
@@ -81,7 +81,7 @@ def performance_profiles(comparisons: Sequence[Comparison]) -> Figure:
         color, x = COLORS[index % len(COLORS)], profile.threshold
         bands += _band(x, profile.low, profile.high, name, color, len(x))
         lines.append({**_line(x, profile.part, name, len(x)), "line": {"color": color}})
-    figure = _figure([*bands, *lines], "human-normalized score x", "part of runs that score more than x")
+    figure = _figure([*bands, *lines], "human-normalized score x", "fraction of runs that score more than x")
     figure["layout"]["yaxis"]["range"] = [0, 1.02]
     return figure
 
@@ -161,7 +161,7 @@ def _figure(traces: list[Trace], x_title: str, y_title: str) -> Figure:
 
 
 def as_text(label: str) -> str:
-    """Escapes a user's text, so that Plotly shows it unchanged: Plotly reads a part of HTML."""
+    """Escapes a user's text so that Plotly, which interprets some HTML, shows it unchanged."""
     return html.escape(label, quote=False).replace("\n", "<br>")
 
 

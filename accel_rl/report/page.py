@@ -1,4 +1,4 @@
-"""A page about runs: one HTML file with figures, the program that draws them, and videos if they are small."""
+"""Makes a page about runs: one HTML file with figures, the script that draws them, and videos if they are small."""
 
 import base64
 import os
@@ -54,7 +54,7 @@ def make_page(
     is_live: bool = False,
 ) -> str:
     """Returns the page as HTML. find_videos: returns the addresses of the runs' videos, by folder. read: reads a run's
-    folder. is_live: a server has the programs that draw figures and renew the page; else the page holds everything."""
+    folder. is_live: a server has the scripts that draw figures and update the page; else the page holds everything."""
     records, problems = find_records(paths, read)
     templates, plotly = load_templates(), load_plotly()
     most = max(50, MAX_POINTS // (8 * len(records)))
@@ -93,7 +93,7 @@ def make_page(
 
 
 def load_plotly() -> str:
-    """Returns Plotly's program, which draws figures."""
+    """Returns Plotly's script, which draws figures."""
     with needs_extra("a page", "report"):
         from plotly.offline import get_plotlyjs
     return str(get_plotlyjs())
@@ -155,7 +155,7 @@ def _settings(curves: Sequence[Curve]) -> dict[str, dict[str, list[str]]]:
 
 
 def _videos(records: Sequence[RunRecord], out: Path) -> dict[Path, str]:
-    """Returns the address of each run's video: in the page while the videos are small, else beside it."""
+    """Returns the address of each run's video: inside the page while the videos are small, else the file's."""
     addresses, left = dict[Path, str](), EMBEDDED_VIDEO_BYTES
     for folder, video in ((record.folder, record.video) for record in records):
         if video is None:
@@ -169,7 +169,7 @@ def _videos(records: Sequence[RunRecord], out: Path) -> dict[Path, str]:
 
 
 def _number(value: float) -> str:
-    """Formats a number with about four digits; a large one with all."""
+    """Formats a number with about four digits, a large one with all its digits."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:,.4g}"
 
 

@@ -1,4 +1,4 @@
-"""The record of a run for a page, read from its folder."""
+"""Reads a run's record for a page from its folder."""
 
 import json
 import re
@@ -75,7 +75,7 @@ def read_record(folder: Path) -> RunRecord:
 
 
 def find_records(paths: Sequence[Path], read: Callable[[Path], RunRecord]) -> tuple[list[RunRecord], list[str]]:
-    """Reads the runs in these folders, each once; returns them, and texts on an experiment's runs that it cannot read.
+    """Reads the runs in these folders, each once; returns them, and why it could not read runs of an experiment.
 
     Raises UsageError for a folder that holds neither a run nor runs, and for runs of several environments outside of an
     experiment."""

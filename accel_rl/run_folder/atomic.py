@@ -1,4 +1,4 @@
-"""Files replaced in one go: a reader finds either the old content or all of the new one."""
+"""Replaces files atomically: a reader finds either the old content or all of the new content."""
 
 import contextlib
 import errno
@@ -12,10 +12,10 @@ from accel_rl.errors import RunError
 
 
 def write_file(path: Path, write: Callable[[BinaryIO], object], kind: str, previous: Path | None = None) -> None:
-    """Replaces the file at path by the output of write. previous: a name under which the old content stays.
+    """Replaces the file at path with the output of write. previous: a path under which the old content stays.
 
-    When this returns, a power cut can undo neither. kind: the kind of file, for the message. Raises RunError if the
-    disk refuses; both files are then as they were."""
+    Once this returns, both survive a power cut. kind: the kind of file, for the message. Raises RunError if writing
+    fails; both files are then unchanged."""
     temporary = path.with_name(path.name + ".tmp")
     try:
         with open(temporary, "wb") as file:
@@ -33,7 +33,7 @@ def write_file(path: Path, write: Callable[[BinaryIO], object], kind: str, previ
 
 
 def _link(path: Path, name: Path) -> None:
-    """Gives the file a second name in one go, so that at no time there is no file at path."""
+    """Gives the file a second name atomically; there is a file at path at all times."""
     temporary = name.with_name(name.name + ".tmp")
     temporary.unlink(missing_ok=True)
     try:
@@ -51,7 +51,7 @@ def _sync(file: BinaryIO) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Makes the names in a folder, new and replaced, survive a power cut, where the file system can."""
+    """Makes new and replaced names in a folder survive a power cut, if the file system supports that."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,8 +1,8 @@
-"""Checkpoints: written whole or not at all, and checked when they are read. The last two are kept.
+"""Writes checkpoints whole or not at all, and checks them when it reads them. The last two are kept.
 
-A checkpoint is a zip file written by PyTorch. Each of its records (the pickle, and every tensor) has a CRC-32.
-`torch.load` ignores these. `load` checks them and reads the file once more for that: 0.24 s per GiB from the page
-cache, where writing takes 3.5 s and copying a mapped replay into its arrays 3.6 s (1 GiB of frames, AMD EPYC).
+A checkpoint is a zip file written by PyTorch. Each of its records (the pickle, and every tensor) has a CRC-32, which
+`torch.load` ignores. `load` reads the file once more to check them. This takes 0.24 s per GiB from the page cache;
+writing takes 3.5 s, and copying a mapped replay into its arrays 3.6 s (1 GiB of frames, AMD EPYC).
 """
 
 import re
@@ -20,7 +20,7 @@ from accel_rl.run_folder.trust import check_owner
 
 FORMAT_NAME, FORMAT_VERSION = "accel_rl checkpoint", 5
 FORMAT = f"{FORMAT_NAME} {FORMAT_VERSION}"
-# The entries of a run's checkpoint; replays have others.
+# The entries of a run's checkpoint; replay files have others.
 PARTS = ("steps", "spec", "policy", "evaluation_due", "best_score", "update", "shared_buffers", "progress", "learners")
 # Files in a run's folder.
 CHECKPOINT, PREVIOUS = "checkpoint.pt", "checkpoint.previous.pt"
@@ -28,9 +28,9 @@ REPLAY = re.compile(r"replay-(\d+)(?:-(\d+))?\.pt(?:\.tmp)?")  # steps, and rank
 
 
 def save(path: Path, state: dict[str, Any], keep_previous: bool = False) -> None:
-    """Replaces the file at path in one go. keep_previous: the old file becomes PREVIOUS, beside it.
+    """Replaces the file at path atomically. keep_previous: the old file becomes PREVIOUS in the same folder.
 
-    Raises RunError if the disk refuses; the file and the previous one are then as they were."""
+    Raises RunError if writing fails; both files are then unchanged."""
     previous = path.with_name(PREVIOUS) if keep_previous else None
     write_file(path, lambda file: _write({"format": FORMAT, **state}, file), "checkpoint", previous)
 
@@ -39,14 +39,14 @@ def _write(state: dict[str, Any], file: BinaryIO) -> None:
     try:
         torch.save(state, file)
     except RuntimeError as error:
-        # When the disk refuses a tensor, PyTorch closes its archive, which fails in turn and hides the reason.
+        # When PyTorch cannot write a tensor, it closes its archive, which also fails and hides the reason.
         if isinstance(error.__context__, OSError):
             raise error.__context__ from None
         raise
 
 
 class DamagedError(UsageError):
-    """A file whose content has changed since it was written, or that never was a checkpoint."""
+    """Raised for a file that has changed since it was written, or never was a checkpoint."""
 
 
 def load(path: Path, mapped: bool = False, trust: bool = False, parts: Iterable[str] = ()) -> dict[str, Any]:
@@ -74,12 +74,12 @@ def _load(path: Path, mapped: bool, trust: bool) -> dict[str, Any]:
         state = torch.load(path, map_location="cpu", weights_only=False, mmap=mapped)
     except UsageError:
         raise
-    except (ImportError, AttributeError) as error:  # its checksums are right
-        way_out = "continue it where that can be imported, with the version of accel_rl that wrote it"
-        raise UsageError(f"{path} needs what is not here: {error}; {way_out}") from None
+    except (ImportError, AttributeError) as error:  # it is not damaged: its checksums are right
+        way_out = "continue the run where that can be imported, with the version of accel_rl that wrote it"
+        raise UsageError(f"{path} needs code that is missing here: {error}; {way_out}") from None
     except Exception as error:  # foreign bytes can make the unpickler raise anything
         reason = str(error).splitlines() or [type(error).__name__]
-        raise DamagedError(f"{path} is damaged or no checkpoint: {reason[0]}") from None
+        raise DamagedError(f"{path} is damaged or not a checkpoint: {reason[0]}") from None
     version = str(state.get("format")) if isinstance(state, dict) else ""
     if not version.startswith(FORMAT_NAME):
         raise UsageError(f"{path} is not a checkpoint of accel_rl")
@@ -97,11 +97,11 @@ def _damaged_record(path: Path) -> str | None:
     Raises zipfile.BadZipFile, or other errors, for a file that is not a complete zip file."""
     with zipfile.ZipFile(path) as records:
         folders = [record.filename for record in records.infolist() if record.external_attr]
-        return folders[0] if folders else records.testzip()  # PyTorch reads no content of an entry marked as folder
+        return folders[0] if folders else records.testzip()  # PyTorch does not read an entry marked as a folder
 
 
 def _way_out(path: Path, trust: bool) -> str:
-    """Returns the way out of a damaged file as the end of a message; an empty text if there is none."""
+    """Returns the end of a message: how to continue without the damaged file; an empty text if that is impossible."""
     previous = path.with_name(PREVIOUS)
     try:
         state = _load(previous, True, trust)
@@ -113,7 +113,7 @@ def _way_out(path: Path, trust: bool) -> str:
     return f"; the checkpoint before it, of step {state['steps']}, is intact: to continue from there, {copy}"
 
 
-# ---- replays: a file for each learner, beside the checkpoint ----
+# ---- replays: a file for each learner, next to the checkpoint ----
 
 
 def replay_name(steps: int, rank: int) -> str:
@@ -122,22 +122,22 @@ def replay_name(steps: int, rank: int) -> str:
 
 
 def replay_names(state: dict[str, Any]) -> list[str]:
-    """Returns the names of the replays that a checkpoint belongs with."""
+    """Returns the names of the replays that a checkpoint needs."""
     return [learner["replay"] for learner in state.get("learners", ()) if learner["replay"]]
 
 
 def replays_of_previous(folder: Path, trust: bool = False) -> list[str]:
-    """Returns the names of the replays that the checkpoint before the last one belongs with."""
+    """Returns the names of the replays that the checkpoint before the last one needs."""
     try:
         return replay_names(_load(folder / PREVIOUS, True, trust))
-    except UsageError:  # it is missing, or damaged and of no use
+    except UsageError:  # it is missing or damaged
         return []
 
 
 def remove_older_replays(folder: Path, named: list[str | None], trust: bool = False) -> None:
     """Removes the replays that neither the last checkpoint nor the one before it (PREVIOUS) needs.
 
-    named: the last one's. Newer ones stay: learners may have written them for the next checkpoint already."""
+    named: the last one's. Newer ones stay, since learners may have written them for the next checkpoint."""
     newest = dict(_rank_and_steps(name) for name in named if name)
     replays = replay_files(folder)
     kept = replays_of_previous(folder, trust) if replays else []
@@ -148,7 +148,7 @@ def remove_older_replays(folder: Path, named: list[str | None], trust: bool = Fa
 
 
 def replay_files(folder: Path) -> list[Path]:
-    """Returns the replays that runs have written to a folder, unfinished ones too, but no files of the user's own."""
+    """Returns the replays that runs have written to a folder, unfinished ones too, but none of the user's files."""
     return [path for path in folder.glob("replay-*") if REPLAY.fullmatch(path.name)]
 
 

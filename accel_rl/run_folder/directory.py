@@ -1,4 +1,4 @@
-"""A run's folder: created, cleared, and reopened to continue."""
+"""Creates, clears and reopens a run's folder."""
 
 import contextlib
 import json
@@ -32,7 +32,7 @@ from accel_rl.settings.resolve import Config, resolve
 
 logger = logging.getLogger("accel_rl")
 
-# Settings that a resumed run may change: its length, the machine's use, and reports.
+# Settings that a resumed run may change: its length, its use of the machine, and its reports.
 CHANGEABLE = (
     "steps", "simulator", "device", "devices", "learners_per_gpu", "learner_timeout_s", "share_processors",
     "workers", "cpus", "sampling_threads", "learning_threads", "compile", "env_timeout_s", "env_build_timeout_s",
@@ -40,12 +40,12 @@ CHANGEABLE = (
 )  # fmt: skip
 
 ANY_MACHINE = {"device": "auto", "devices": None, "learners_per_gpu": 1, "cpus": "all", "workers": None}
-"""Settings that replace those of the machine a run was on, so that it can be opened on another one."""
+"""Settings that replace those of the run's machine when it is opened on another one."""
 
 NOT_FINITE = "not_finite.txt"  # marks a run whose numbers were no longer finite, until its next checkpoint
-CHANGEABLE_AFTER_FAILURE = ("learning_rate", "clip_grad_norm")  # such a run may change them, too
+CHANGEABLE_AFTER_FAILURE = ("learning_rate", "clip_grad_norm")  # such a run may also change these
 
-TRACKER = "wandb"  # the folder in a run's where the package of Weights & Biases keeps its files
+TRACKER = "wandb"  # the folder within a run's folder where Weights & Biases keeps its files
 JOB = "job.txt"  # names the learners that write to a run's folder, if torchrun started them
 SEEN_WITHIN_S = 10.0  # the longest time until a network disk shows another machine's writes
 
@@ -72,7 +72,7 @@ def create(config: Config, folder: Path, overwrite: bool) -> None:
                 raise UsageError(f"{folder} already holds a run; use {resume}--overwrite")
             _clear(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        for above in folder.absolute().parents:  # some of them may be new as well
+        for above in folder.absolute().parents:  # some of them may also be new
             with contextlib.suppress(PermissionError):
                 sync_folder(above)
         _write_settings(folder, settings)
@@ -86,8 +86,8 @@ def create(config: Config, folder: Path, overwrite: bool) -> None:
 def _clear(folder: Path) -> None:
     """Removes the files that a run writes; other files stay.
 
-    Checkpoints go first, for good, and settings last. So an interruption leaves no checkpoint beside the settings of
-    another run."""
+    Checkpoints are gone from the disk before other files, and settings go last. So an interruption leaves no checkpoint
+    next to another run's settings."""
     results = [CHECKPOINT, PREVIOUS, "progress.csv"]
     others = [
         "command.txt", JOB, "log.txt", policy_file.DESCRIPTION, policy_file.LAST, policy_file.BEST,
@@ -113,9 +113,9 @@ def reopen(
 ) -> tuple[Config, dict[str, Any]]:
     """Returns a run's configuration and last checkpoint.
 
-    changes: settings that differ from the run's. trust: loads even another user's checkpoint. make_env: a function that
-    makes the run's environments, if it has no name. Raises UsageError if the checkpoint is missing, damaged or another
-    user's, or for settings that would change the run."""
+    changes: settings that differ from the run's. trust: loads even another user's checkpoint. make_env: the function
+    that makes the run's environments, if they have no name. Raises UsageError if the checkpoint is missing, damaged or
+    another user's, or for settings that would change the run."""
     saved = read_settings(folder)
     changes, function = _with_function(folder, saved, changes, make_env)
     if out is not None or config_file is not None:
@@ -139,7 +139,7 @@ def reopen(
     if changed := changed_settings(folder, saved, values):
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in changed)
         raise UsageError(
-            f"{flags} would change the run; only --steps, and what it runs on, may differ (docs/resume.md)"
+            f"{flags} would change the run; only --steps and where it executes may differ (docs/resume.md)"
         )
     # Without a summary of these steps the run was killed after its last checkpoint: resuming it writes the summary.
     if wanted.run.steps <= state["steps"] <= summarized_steps(folder):
@@ -148,12 +148,12 @@ def reopen(
 
 
 def without_sampler(settings: dict[str, Any]) -> dict[str, Any]:
-    """Returns settings without the sampler and its workers, which another simulator does not share."""
+    """Returns settings without the sampler and its workers, which depend on the simulator."""
     return {name: value for name, value in settings.items() if name not in ("sampler", "workers")}
 
 
 def lacks_gpu(settings: dict[str, Any]) -> bool:
-    """Returns whether these settings ask for simulator=cuda where the network runs on a CPU."""
+    """Tells whether these settings ask for simulator=cuda although the network runs on a CPU."""
     if settings.get("simulator") != "cuda" or runs_grid_twin():
         return False
     devices = str(settings.get("devices") or settings.get("device", "auto"))
@@ -170,7 +170,7 @@ def summarized_steps(folder: Path) -> int:
 def _with_function(
     folder: Path, saved: dict[str, Any], changes: dict[str, Any], make_env: MakeEnv | None
 ) -> tuple[dict[str, Any], bytes | None]:
-    """Returns the settings with the name of the environment's function; and the function, pickled, if it must be sent.
+    """Returns the settings with the name of the environment's function, and the pickled function if it must be sent.
 
     Raises UsageError if the run needs such a function and none is given."""
     had_function = str(saved.get("env")).startswith(FUNCTION)
@@ -201,7 +201,7 @@ def changed_settings(folder: Path, saved: dict[str, Any], values: dict[str, Any]
 def prepare_resume(config: Config, folder: Path, state: dict[str, Any]) -> None:
     """Prepares a run's folder for a resume: writes the settings, and removes replays that no checkpoint needs.
 
-    `keep_simulator` notes another simulator once it has taken the checkpoint's states."""
+    `keep_simulator` records another simulator once it has loaded the checkpoint's states."""
     saved = read_settings(folder)
     settings = config.as_dict() | {"simulator": saved.get("simulator", "auto"), "sampler": saved["sampler"]}
     _write_settings(folder, settings)
@@ -213,7 +213,7 @@ def prepare_resume(config: Config, folder: Path, state: dict[str, Any]) -> None:
 
 
 def keep_simulator(config: Config, folder: Path) -> None:
-    """Notes a resumed run's simulator, and the sampler that goes with it, in config.yaml."""
+    """Records a resumed run's simulator, and the sampler that goes with it, in config.yaml."""
     settings = read_settings(folder)
     if settings.get("simulator") != config.run.simulator:
         _write_settings(folder, settings | {"simulator": config.run.simulator, "sampler": config.run.sampler})
@@ -230,7 +230,7 @@ def _write_settings(folder: Path, settings: dict[str, Any]) -> None:
 def launcher_id() -> str:
     """Returns an identifier of the parent process that is unique over all machines and times."""
     parent = os.getppid()
-    if sys.platform == "linux":  # counts from the machine's start: a time of day changes when the clock is set
+    if sys.platform == "linux":  # relative to boot, since a time of day changes when the clock is set
         start = Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[19]
     else:
         start = f"{psutil.Process(parent).create_time():.0f}"
@@ -258,7 +258,7 @@ class Job:
         (folder / JOB).write_text("\n".join((self.name, self.token, *self.launchers)) + "\n")
 
     def wait_until_visible(self, folder: Path) -> None:
-        """Waits until this machine sees the mark of learner 0. Raises UsageError if it does not appear."""
+        """Waits until this machine sees learner 0's mark. Raises UsageError if it does not appear."""
         deadline = time.monotonic() + SEEN_WITHIN_S
         while not self._has(folder):
             if time.monotonic() > deadline:
@@ -269,11 +269,10 @@ class Job:
             time.sleep(0.1)
 
     def check_owner(self, folder: Path) -> None:
-        """Raises RunError if another job has taken the folder over: torchrun may have believed these learners dead."""
+        """Raises RunError if another job has taken over the folder; torchrun may have believed these learners dead."""
         if not self._has(folder):
             raise RunError(
-                f"other learners have taken over {folder} (see its {JOB}); these ones end without "
-                "changing its checkpoint"
+                f"other learners have taken over {folder} (see its {JOB}); these end without changing its checkpoint"
             )
 
     def _has(self, folder: Path) -> bool:
@@ -288,5 +287,5 @@ def _read(folder: Path) -> list[str]:
 
 
 def as_file_name(name: str) -> str:
-    """Returns the name with an underscore for each character that file names should not have."""
+    """Replaces each character that file names should not have with an underscore."""
     return "".join(c if c.isalnum() or c in "-_." else "_" for c in name)

@@ -1,7 +1,6 @@
-"""Initial values of a new run from a trained policy (--init-from): parameters, and statistics of normalization.
+"""Reads a new run's initial values from a trained policy (--init-from): parameters and normalization statistics.
 
-They are read once, before the run's folder is made, and nothing is unpickled. A resumed run has them from its own
-checkpoint.
+This happens once, before the run's folder is made, and unpickles nothing. A resumed run has them in its checkpoint.
 """
 
 import os
@@ -20,7 +19,7 @@ from accel_rl.run_folder import policy_file
 
 TRUNK = "encoder.trunk"
 TRUNK_SETTINGS = ("network", "layer_norm", "dueling")  # decide the trunk's tensors
-OUTPUT_SETTINGS = ("atoms", "v_min", "v_max", "quantiles")  # they decide what a head's outputs mean
+OUTPUT_SETTINGS = ("atoms", "v_min", "v_max", "quantiles")  # decide what a head's outputs mean
 
 Tensors = dict[str, Tensor]
 
@@ -30,7 +29,7 @@ class InitialPolicy:
     """The values that a new run takes from a trained policy.
 
     tensors: the network's, by name. statistics: the algorithm's shared buffers outside of the network. inherited: the
-    names of all shared buffers among them. summary: a line of text on what is taken and what begins anew."""
+    names of all shared buffers among them. summary: one line that says what is taken and what starts fresh."""
 
     tensors: Tensors
     statistics: Tensors
@@ -54,7 +53,7 @@ class InitialPolicy:
 
 
 def needs_first_rollout(algo: Algo, initial: InitialPolicy | None) -> bool:
-    """Tells whether running statistics must be made of a run's first rollout, before anything can be learned."""
+    """Tells whether running statistics must be computed from a run's first rollout before it can learn."""
     return not shared_buffers(algo).keys() <= (initial.inherited if initial else frozenset())
 
 
@@ -75,9 +74,9 @@ def shared_buffers(algo: Algo) -> Tensors:
 def read_initial_policy(source: Path, algo: Algo, settings: Mapping[str, Any]) -> InitialPolicy:
     """Reads the values that a run with these settings takes from a trained policy.
 
-    source: a run's folder, the policy.json in it, or a .safetensors file beside that. algo: the run's, on the CPU. The
-    trunks of the two networks must be alike; every other part is taken if it fits. Raises UsageError if observations
-    differ, if the trunk does not fit, and for files that are missing, damaged or of another format."""
+    source: a run's folder, or the policy.json or a .safetensors file in it. algo: the run's, on the CPU. The trunks of
+    the two networks must match; every other part is taken if it fits. Raises UsageError if observations differ, if the
+    trunk does not fit, and for files that are missing, damaged or of another format."""
     try:
         folder, weights = _locate(source)
         trained, spec = policy_file.read_description(folder)
@@ -104,7 +103,7 @@ def read_initial_policy(source: Path, algo: Algo, settings: Mapping[str, Any]) -
 
 def _locate(source: Path) -> tuple[Path, Path | None]:
     """Returns the folder with policy.json, and the file of tensors if source names one."""
-    if source.suffix == ".safetensors" and os.path.isfile(source):  # unlike Path's, false where no name is so long
+    if source.suffix == ".safetensors" and os.path.isfile(source):  # False for a name that is too long; Path's raises
         return source.parent, source
     if source.name == policy_file.DESCRIPTION and os.path.isfile(source):
         return source.parent, None
@@ -128,9 +127,9 @@ def _part(name: str) -> str:
 
 
 def _fitting_parts(available: Tensors, wanted: Tensors, has_same_outputs: bool) -> list[str]:
-    """Returns the parts that are alike in the wanted and the available network.
+    """Returns the parts that match in the wanted and the available network.
 
-    Heads count only if their inputs are alike, too, and their outputs mean the same."""
+    Heads count only if their inputs also match and their outputs mean the same."""
     layouts = [{name: (value.shape, value.dtype) for name, value in tensors.items()} for tensors in (available, wanted)]
     different = {_part(name) for name in available | wanted if layouts[0].get(name) != layouts[1].get(name)}
 
@@ -149,7 +148,7 @@ def _fitting_parts(available: Tensors, wanted: Tensors, has_same_outputs: bool) 
 def _check_trunk(
     taken: list[str], available: Tensors, wanted: Tensors, trained: Mapping[str, Any], settings: Mapping[str, Any]
 ) -> None:
-    """Raises UsageError unless the trunk is taken, or any part of a network that has none."""
+    """Raises UsageError unless the trunk is taken, or any part of a network without a trunk."""
     has_trunk = any(_part(name) == TRUNK for name in wanted)
     if taken and (TRUNK in taken or not has_trunk):
         return
@@ -169,7 +168,7 @@ def _check_trunk(
 def _summarize(
     source: Path, available: Tensors, wanted: Tensors, taken: list[str], beside: Tensors, takes_statistics: bool
 ) -> str:
-    """Returns one line on what is taken, what starts fresh, and what is left out."""
+    """Returns one line that says what is taken, what starts fresh, and what is left out."""
     statistics = [f"statistics of {part}s" for part in dict.fromkeys(map(_part, beside))]
     new = [part for part in dict.fromkeys(map(_part, wanted)) if part not in taken]
     left = [part for part in dict.fromkeys(map(_part, available)) if part not in taken + new]

@@ -1,4 +1,4 @@
-"""Locks a folder: only one process at a time writes to it."""
+"""Locks a folder, so only one process at a time writes to it."""
 
 import contextlib
 import fcntl
@@ -11,15 +11,15 @@ import psutil
 
 from accel_rl.errors import UsageError
 
-LOCK = "lock"  # the file that names the process that writes to the folder, or was the last to
+LOCK = "lock"  # names the process that is writing to the folder, or was the last to do so
 
 
 @contextlib.contextmanager
 def locked(folder: Path, kind: str) -> Iterator[None]:
-    """Creates the folder of a run or an experiment (kind) if need be, and keeps other processes from writing to it.
+    """Creates the folder of a run or an experiment (kind) if needed, and keeps other processes from writing to it.
 
-    The lock ends with this process, however that ends. A disk without locks gives none. Raises UsageError if another
-    process holds it, or if the folder cannot be written."""
+    The lock ends with this process, however it ends. It has no effect on a disk without locks. Raises UsageError if
+    another process holds it, or if the folder cannot be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         file = (folder / LOCK).open("a+")
@@ -32,12 +32,12 @@ def locked(folder: Path, kind: str) -> Iterator[None]:
             file.seek(0)
             owner = file.read().strip() or "another one"
             raise UsageError(
-                f"process {owner} is writing to the {kind}'s folder {folder}: wait for its end, stop it, or give a new "
-                f"{kind} another --out"
+                f"process {owner} is writing to the {kind}'s folder {folder}: wait until it ends, stop it, or give a "
+                f"new {kind} another --out"
             ) from None
         except OSError:  # a disk without locks
             pass
-        with contextlib.suppress(OSError):  # on a full disk the lock has no name, but holds
+        with contextlib.suppress(OSError):  # on a full disk the lock holds, but names no process
             file.truncate(0)
             file.write(f"{os.getpid()} on {socket.gethostname()}\n")
             file.flush()
@@ -46,7 +46,7 @@ def locked(folder: Path, kind: str) -> Iterator[None]:
 
 def is_being_written(folder: Path) -> bool:
     """Tells whether the process named in a folder's lock still holds it; False for one on another machine or of another
-    user. Does not try to take the lock: that could keep a run from starting."""
+    user. It does not try to take the lock, which could keep a run from starting."""
     lock = (folder / LOCK).resolve()
     try:
         pid, host = lock.read_text().strip().split(" on ")

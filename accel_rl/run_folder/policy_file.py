@@ -1,6 +1,6 @@
-"""Files in a run's folder that hold its policy and no code.
+"""Reads and writes a run's policy, in files that hold no code.
 
-policy.json: the run's settings, and the spaces of its environment; it stays the same over a run, so that it fits both
+policy.json: the run's settings and the spaces of its environment. It stays the same throughout a run, so it fits both
 other files. policy.safetensors: the network's tensors at the last checkpoint; best.safetensors: those of the best
 evaluation. Their metadata hold, as text, `steps`, `score`, and the `statistics` of training outside of the network.
 Every file has a checksum. Reading any of them executes no code.
@@ -30,7 +30,7 @@ FORMAT_NAME, FORMAT_VERSION = "accel_rl policy", 1
 FORMAT = f"{FORMAT_NAME} {FORMAT_VERSION}"
 # Files in a run's folder.
 DESCRIPTION, LAST, BEST = "policy.json", "policy.safetensors", "best.safetensors"
-EXPORTED = ("policy.onnx", "best.onnx", "policy.torchscript", "best.torchscript")  # names unless the user gives others
+EXPORTED = ("policy.onnx", "best.onnx", "policy.torchscript", "best.torchscript")  # default names
 MOST_BYTES = 2**26  # the largest description that is read
 
 # ---- the description ----
@@ -81,12 +81,12 @@ def _plain(name: str, value: Any) -> Any:
 
 
 def write_description(folder: Path, text: str) -> None:
-    """Writes the text of `describe`. Raises RunError if the disk refuses."""
+    """Writes the text of `describe`. Raises RunError if writing fails."""
     write_file(folder / DESCRIPTION, lambda file: file.write(text.encode()), "policy's description")
 
 
 def read_description(folder: Path) -> tuple[dict[str, Any], EnvSpec]:
-    """Returns the settings and the spec of a run, with values not checked yet.
+    """Returns the settings and the spec of a run; their values are not checked yet.
 
     Raises UsageError if the folder has no such file, or for a file that is damaged, foreign, or of another format."""
     path = folder / DESCRIPTION
@@ -98,7 +98,7 @@ def read_description(folder: Path) -> tuple[dict[str, Any], EnvSpec]:
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
     if len(content) > MOST_BYTES:
-        raise UsageError(f"{path} has more than {MOST_BYTES // 2**20} MB: it is no description of a policy")
+        raise UsageError(f"{path} has more than {MOST_BYTES // 2**20} MB: it does not describe a policy")
     try:
         document = json.loads(content)
     except (ValueError, RecursionError) as error:
@@ -169,11 +169,11 @@ def save(
     score: float | None = None,
     statistics: Mapping[str, Tensor] | None = None,
 ) -> None:
-    """Replaces the file at path by the tensors of a network's state_dict, as they are now.
+    """Replaces the file at path with the tensors of a network's state_dict, as they are now.
 
-    steps: agent steps of the run; score: mean over games played with the network; statistics: those that learning
-    normalizes by outside of the network, float64. Raises RunError if the disk refuses; the file is then as it was."""
-    tensors = {  # the format demands that none share memory
+    steps: agent steps of the run; score: mean over games played with the network; statistics: normalization statistics
+    outside of the network, float64. Raises RunError if writing fails; the file is then unchanged."""
+    tensors = {  # the format requires that none share memory
         name: value.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
         for name, value in state.items()
     }
@@ -209,7 +209,7 @@ def read_weights(path: Path, network: nn.Module) -> dict[str, Tensor]:
     """Returns the tensors of a policy file, on the CPU, for this network.
 
     Compares names and shapes before it reads any tensor. Raises UsageError if they are not the network's, or if the
-    file is damaged or no safetensors file."""
+    file is damaged or not a safetensors file."""
     wanted = network.state_dict()
     tensors, _ = read_tensors(path, wanted)
     for name, value in tensors.items():
@@ -223,7 +223,7 @@ def read_tensors(path: Path, wanted: Mapping[str, Tensor] | None = None) -> tupl
     """Returns the tensors of a policy file, on the CPU, and the statistics outside of the network, float64.
 
     wanted: a network's tensors, if names and shapes must be the same. Raises UsageError if they are not, or if the file
-    is damaged or no safetensors file."""
+    is damaged or not a safetensors file."""
     try:
         with safe_open(path, framework="pt") as tensor_file:
             metadata = tensor_file.metadata() or {}
@@ -236,11 +236,11 @@ def read_tensors(path: Path, wanted: Mapping[str, Tensor] | None = None) -> tupl
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror or error}") from None
     except SafetensorError as error:
-        problem = f"damaged or no safetensors file: {error}"
-        # Looked at only now: the length with which a good file begins can look like the start of a pickle.
+        problem = f"damaged or not a safetensors file: {error}"
+        # Checked only now, since the length at the start of a good file can look like the start of a pickle.
         with path.open("rb") as file:
             if file.read(4).startswith((b"\x80", b"PK\x03\x04")):  # a plain one, or a zip file of PyTorch's
-                problem = "a pickle, which could run code, and no safetensors file; it was not unpickled"
+                problem = "a pickle, which could run code, not a safetensors file; it was not unpickled"
         raise UsageError(f"{path} is {problem}{_other(path)}") from None
     if metadata.get("crc32", "") != checksum(tensors):
         raise UsageError(f"{path} is damaged: its tensors do not match its checksum{_other(path)}")
@@ -256,8 +256,8 @@ def _read_statistics(path: Path, text: str | None) -> dict[str, Tensor]:
     try:
         values = json.loads(text)
         return {name: torch.tensor(value, dtype=torch.float64) for name, value in values.items() if name != "crc32"}
-    except (AttributeError, RuntimeError, TypeError, ValueError):  # a checksum can be made for anything
-        raise UsageError(f"{path} is damaged: its statistics are no numbers") from None
+    except (AttributeError, RuntimeError, TypeError, ValueError):  # a file can be wrong and match its checksum
+        raise UsageError(f"{path} is damaged: its statistics are not numbers") from None
 
 
 def check_finite(path: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -268,11 +268,11 @@ def check_finite(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def find_difference(shapes: Mapping[str, torch.Size], wanted: Mapping[str, Tensor]) -> str | None:
-    """Returns, as text, how a file's tensors (given by their shapes) differ from a network's; None if they do not."""
+    """Describes how a file's tensors (given by their shapes) differ from a network's; returns None if they do not."""
     if missing := wanted.keys() - shapes.keys():
         return f"it lacks {min(missing)}"
     if more := shapes.keys() - wanted.keys():
-        return f"{min(more)} is none of the network's tensors"
+        return f"{min(more)} is not one of the network's tensors"
     if wrong := [name for name, shape in shapes.items() if shape != wanted[name].shape]:
         name = min(wrong)
         return f"{name} has shape {list(shapes[name])}, the network's {list(wanted[name].shape)}"
@@ -280,7 +280,7 @@ def find_difference(shapes: Mapping[str, torch.Size], wanted: Mapping[str, Tenso
 
 
 def _other(path: Path) -> str:
-    """Returns what to do without the best policy's file, as the end of a message."""
+    """Returns the end of a message: what to use instead of the best policy's file, if possible."""
     use_last = path.name == BEST and path.with_name(LAST).is_file()
     return "; use the last checkpoint's policy instead (omit --best)" if use_last else ""
 
@@ -288,7 +288,7 @@ def _other(path: Path) -> str:
 def _missing(folder: Path, name: str) -> UsageError:
     """Returns the error for a folder without this file."""
     if (folder / name).exists():
-        return UsageError(f"{folder / name} is no regular file")
+        return UsageError(f"{folder / name} is not a regular file")
     if name == DESCRIPTION:
         return UsageError(f"{folder} holds no run (no {DESCRIPTION})")
     if name == BEST:

@@ -1,4 +1,4 @@
-"""Limits for files of other people: unless the user trusts them, they may not name code or be unpickled."""
+"""Limits other people's files: unless the user trusts them, they may not name code or be unpickled."""
 
 import os
 import stat
@@ -11,20 +11,20 @@ from accel_rl.envs.make import ENVPOOL, VECTOR
 from accel_rl.errors import UsageError
 
 ACTS = ("algo", "network")
-"""Settings that name what a policy needs to act."""
+"""Settings that name the code that a policy needs to act."""
 PLAYS = ("env", "wrappers", "env_options")
-"""Settings that name what it needs to play games."""
+"""Settings that name the code that it needs to play games."""
 BUILT_IN = {"algo": "accel_rl.algos.", "network": "accel_rl.models.", "env": "accel_rl.envs.threed:doom"}
-"""The beginnings of names of this package's own code. Its other functions may do anything with their arguments."""
+"""Prefixes of names in this package that are allowed. Its other functions may do anything with their arguments."""
 
 
-MOST_CHARACTERS = 100  # that a message shows of a name
+MOST_CHARACTERS = 100  # shown of a name in a message
 
 
 def foreign_code(settings: dict[str, Any], names: Iterable[str] = (*ACTS, *PLAYS)) -> list[str]:
     """Returns, as text, the settings among these that name code outside this package.
 
-    Texts in env_options count as well if they may name a module or a file: what an environment does with them is
+    Texts in env_options that may name a module or a file also count, since what an environment does with them is
     unknown. Environments registered with gymnasium under a plain name do not count."""
     return [f"{name}={text[:MOST_CHARACTERS]!r}" for name in names for text in _foreign(name, settings.get(name))]
 
@@ -56,7 +56,7 @@ def check_code(settings: dict[str, Any], names: Iterable[str], source: Path, tru
     if not trust and (foreign := foreign_code(settings, names)):
         raise UsageError(
             f"{source} names code or files from outside accel_rl: {', '.join(foreign)}; --trust (in Python trust=True) "
-            "imports and runs them: give it only if you know who wrote them"
+            "imports and runs them: use it only if you know who wrote them"
         )
 
 
@@ -81,7 +81,7 @@ def check_owner(path: Path, trust: bool) -> None:
 
 
 def _user_name(uid: int) -> str:
-    import pwd  # here: not on every system
+    import pwd  # not available on every system
 
     try:
         return pwd.getpwuid(uid).pw_name

@@ -1,1 +1,1 @@
-"""Settings of a run, from names, files and flags to one checked configuration. config/ declares them."""
+"""Turns names, files and flags into one checked configuration of a run. config/ declares its settings."""

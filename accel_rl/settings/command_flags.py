@@ -1,6 +1,6 @@
 """Flags for every setting, shared by the commands that train; and `accel-rl list`, which prints the names they take.
 
-The command line imports this module for every command: it stays light."""
+Every command imports this module, so its imports must be light."""
 
 import argparse
 import inspect
@@ -16,7 +16,7 @@ def add_settings(command: argparse.ArgumentParser, arguments: list[str]) -> None
     command.add_argument("--config", metavar="FILE", help="a YAML file of settings, such as a run's config.yaml")
     command.add_argument("--help-all", action="help", help="show every setting, and exit")
     if arguments[:1] != [command.prog.split()[-1]]:
-        return  # another command is called, without need of the heavy imports below
+        return  # another command does not need the heavy imports below
     from accel_rl.config.flags import add_flags
     from accel_rl.settings.names import RUN_GROUPS, run_setting_names
 

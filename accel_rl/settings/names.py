@@ -18,7 +18,7 @@ RUN_GROUPS: dict[str, Any] = {
     **{kind.title: kind.Settings for kind in SAMPLER_KINDS.values() if kind.Settings},
     "Atari games (defaults: env preset stooke)": AtariOptions,
 }
-"""The settings that a run has whatever its algorithm, by what they are for."""
+"""The settings of a run, whatever its algorithm, by their purpose."""
 
 ELSEWHERE = {
     "env": "env_id",
@@ -91,8 +91,8 @@ ELSEWHERE = {
     "track": "with_wandb",
     "out": "exp_name experiment train_dir log_dir",
 }
-"""The names of settings in Stable-Baselines3, CleanRL, Sample Factory and rlpyt, in small letters: those of
-docs/coming_from.md. A key may be a formula; of several for a name, the first whose settings a run has is the answer."""
+"""The names of settings in Stable-Baselines3, CleanRL, Sample Factory and rlpyt, in lower case, as in
+docs/coming_from.md. A key may be a formula. If several keys fit a name, the first whose settings a run has counts."""
 
 NAME = re.compile(r"\w\w+")  # a name in a formula, but not its x
 
@@ -105,8 +105,8 @@ def run_setting_names() -> list[str]:
 def built_in_setting_names() -> list[str]:
     """Returns the names of the settings of all algorithms of this package.
 
-    They are read from lines such as `    epochs: int = setting(2, ...`: the algorithms import torch, which takes
-    seconds."""
+    It reads them from lines such as `    epochs: int = setting(2, ...`, since importing the algorithms imports torch,
+    which takes seconds."""
     files = (importlib.resources.files("accel_rl") / "algos").iterdir()
     text = "\n".join(file.read_text() for file in files if file.name.endswith(".py"))
     return re.findall(r"^    (\w+): .+ = \w*setting\(", text, re.MULTILINE)
@@ -115,8 +115,8 @@ def built_in_setting_names() -> list[str]:
 def unknown_setting(
     kind: str, name: str, known: Iterable[str], way_out: str = "", of_others: Iterable[str] = ()
 ) -> UsageError:
-    """Returns the error for an unknown setting or flag. The message has its name here, if other frameworks have it,
-    else the nearest names. of_others: settings that other algorithms have."""
+    """Returns the error for an unknown setting or flag. The message translates another framework's name, or else lists
+    the nearest names. of_others: settings that other algorithms have."""
     by_name = {_plain(each): each for each in known}
     asked = _plain(name)
     formulas = [asked] if asked in by_name else [ours for ours, theirs in ELSEWHERE.items() if asked in theirs.split()]

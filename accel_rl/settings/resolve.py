@@ -92,7 +92,7 @@ class Config:
 
     @property
     def is_central(self) -> bool:
-        """True if parameters lie in a central store."""
+        """True if a central store holds the parameters."""
         return self.learners.update == "central_store"
 
     def of_learner(self, rank: int) -> "Config":
@@ -107,7 +107,7 @@ class Config:
         for settings in self.sampler_settings.values():
             values |= asdict(settings)
         values |= {**asdict(self.algo), **atari}
-        # With several learners, only the user's own setting: the chosen number may differ between machines.
+        # With several learners, only the user's setting, since a number chosen here may differ between machines.
         asked = self.sampler_kind.requested_workers(self.run)
         workers = (asked if self.rank_info.size > 1 else self.workers) or self.run.workers
         values |= {"workers": workers, "envs_per_worker": None}
@@ -138,7 +138,7 @@ def resolve(
             raise unknown_setting("setting", name, names, of_others=built_in_setting_names())
 
     env, spec, below = _environment([*presets, variant], chosen, spec, function)
-    # A preset normalizes where that is possible; a user who asks for more gets an error.
+    # A preset normalizes only where that is possible; a user who asks for it elsewhere gets an error.
     takes_bytes = spec.is_pixels and not is_small(spec.observation_shape) and ":" not in str(chosen.get("network"))
     if not (spec.is_numbers or takes_bytes):
         below["normalize_observations"] = False
@@ -149,7 +149,7 @@ def resolve(
         below["sampler"] = "device"
     sampler = overlay(below, chosen).get("sampler", RunSettings.sampler)
     if (sampler == "device") != spec.on_device and sampler in SAMPLER_KINDS:
-        single = "is a single one: use --sampler alternating, or a factory as docs/environments.md has it"
+        single = "is a single one: use --sampler alternating, or a factory as in docs/environments.md"
         what = "returns a batch on a device: use --sampler device" if spec.on_device else single
         if env.simulator == "cuda":
             what = "with simulator=cuda is stepped on the GPU: use --sampler device, or --simulator native"
@@ -197,16 +197,16 @@ def _precision(run: RunSettings, device: str, takes_bytes: bool) -> str:
 
 
 def find_algo(name: str) -> tuple[Any, list[Values]]:
-    """Returns an algorithm's class and its presets: a variant's base, and its own.
+    """Returns an algorithm's class and its presets: the base's and the variant's, for a variant.
 
-    name: a preset, or package.module:Class. Raises UsageError for an unknown name, a class that is no Algo, settings
-    that clash with a run's, and `defaults` of settings that do not exist."""
+    name: a preset, or package.module:Class. Raises UsageError for an unknown name, a class that is not an Algo,
+    settings that clash with a run's, and `defaults` for settings that do not exist."""
     from accel_rl.algos import Algo
 
     presets = [] if ":" in name else preset_and_base(name)
     algo_class = import_name(presets[-1]["algo"] if presets else name, "algorithm")
     if not (isinstance(algo_class, type) and issubclass(algo_class, Algo)):
-        raise UsageError(f"{name} is no subclass of accel_rl.algos.Algo")
+        raise UsageError(f"{name} is not a subclass of accel_rl.algos.Algo")
     clash = {f.name for f in fields(algo_class.Settings)} & {*run_setting_names()}
     if clash:
         raise UsageError(f"{name}: {', '.join(sorted(clash))} are settings of every run; give yours other names")
@@ -224,11 +224,11 @@ def setting_names(algo_class: Any) -> list[str]:
 
 
 def _check_variant(name: str, variant: Values, algo_name: str) -> None:
-    """Raises UsageError unless preset and algorithm are variants of one base, as a3c and the others of a2c are."""
+    """Raises UsageError unless preset and algorithm share a base, as all variants of a2c do."""
     base = variant.get("base", name)
     base_of_algo = algo_name if ":" in algo_name else load_preset(algo_name).get("base", algo_name)
     if base != base_of_algo:
-        what = f"a variant of {base}" if base != name else "an algorithm of its own"
+        what = f"a variant of {base}" if base != name else "a separate algorithm"
         raise UsageError(f"preset {name!r} is {what}, not a variant of {algo_name}; use --algo {name} without --preset")
 
 
@@ -240,9 +240,9 @@ def _environment(
 ) -> tuple[EnvConfig, EnvSpec, Values]:
     """Returns the environment, its spec (the given one, if any), and the presets' settings for it.
 
-    Observations and actions decide which blocks of a preset apply, but these may change the environment. So it is
-    probed without its blocks, and again if they change it. Raises UsageError if then others apply. The block of an
-    Atari game is known: pixels."""
+    Observations and actions decide which blocks of a preset apply, but the blocks may change the environment. So it is
+    probed without them, and again if they change it. Raises UsageError if other blocks apply then. Atari games need no
+    probe: their block is pixels."""
     common = overlay(preset_settings(presets), chosen)
     run = pick(RunSettings, common)
     is_timed = _leaves_workers_open(common)
@@ -270,22 +270,22 @@ def _environment(
 
 
 def _blocks(spec: EnvSpec) -> tuple[str, bool]:
-    """Returns the preset's block for these observations, and True if its part for Box actions applies, too."""
+    """Returns the preset's block for these observations, and True if its part for Box actions also applies."""
     is_pixels = spec.is_picture and not is_small(spec.observation_shape)
     return "pixels" if is_pixels else "vectors", spec.has_box_actions
 
 
 def _takes_preset_network(spec: EnvSpec) -> bool:
-    """Tells whether a preset's network fits: the one for pixels needs large pictures, the one for vectors none."""
+    """Tells whether a preset's network fits: for pixels, pictures must be large; for vectors, there must be none."""
     if _blocks(spec)[0] == "pixels":
         return min(spec.observation_shape[1:]) >= LARGE
     return not picture_shapes(spec)
 
 
 def _env_config(values: Values, chosen: Values, function: bytes | None) -> EnvConfig:
-    """Combines env, env_preset, env_options and the settings of Atari games to one environment; chooses its simulator.
+    """Combines env, env_preset, env_options and Atari settings into one environment, and chooses its simulator.
 
-    An environment that is no Atari game ignores a preset's Atari settings and refuses the user's."""
+    An environment other than an Atari game ignores a preset's Atari settings and refuses the user's."""
     run = pick(RunSettings, values)
     atari = {f.name: values[f.name] for f in fields(AtariOptions) if f.name in values}
     game = game_name(run.env)
@@ -293,13 +293,13 @@ def _env_config(values: Values, chosen: Values, function: bytes | None) -> EnvCo
     check_wrappers(EnvConfig(run.env, wrappers=run.wrappers))
     if game is None:
         for name in atari.keys() & chosen.keys():
-            raise UsageError(f"{name} is a setting of Atari games, but {run.env} is none; use env_options")
+            raise UsageError(f"{name} is a setting of Atari games, but {run.env} is not one; use env_options")
         sources = None if run.action_masks == "auto" else ()
         return EnvConfig(
             run.env, run.env_preset, run.env_options, wrappers=run.wrappers, mask_sources=sources, function=function
         )
     if run.env_options:
-        raise UsageError(f"{game} takes no env_options; Atari games have settings of their own, as in frame_skip=4")
+        raise UsageError(f"{game} takes no env_options; Atari games have their own settings, as in frame_skip=4")
     env = EnvConfig(game, run.env_preset, asdict(make_options(run.env_preset, atari)), run.simulator)
     return replace(env, simulator=choose_simulator(env)[0])
 
@@ -315,28 +315,28 @@ def _reset_mode(name: str, env: EnvConfig) -> str:
 
 
 def _learners(run: RunSettings, settings: LearnerSettings) -> tuple[LearnerSettings, RankInfo, tuple[str, ...]]:
-    """Returns the settings with devices by their full names, this process's rank, and the devices on this machine."""
+    """Returns the settings with full device names, this process's rank, and the devices on this machine."""
     if rank_info := launched_rank_info():
         return settings, rank_info, _launched_devices(run, settings, rank_info)
     listed = settings.devices or ("all" if settings.learners_per_gpu > 1 else None)
     if listed and run.device != "auto":
-        raise UsageError(f"device={run.device} and devices={listed} say the same; omit one of them")
+        raise UsageError(f"device={run.device} and devices={listed} both name devices; omit one of them")
     devices = find_devices(listed, settings.learners_per_gpu) if listed else (find_device(run.device),)
     several = ",".join(devices[:: settings.learners_per_gpu]) if len(devices) > 1 else None
     return replace(settings, devices=several), RankInfo(0, len(devices), 0, len(devices)), devices
 
 
 def _launched_devices(run: RunSettings, settings: LearnerSettings, rank_info: RankInfo) -> tuple[str, ...]:
-    """Returns the devices of the learners that torchrun has started on this machine, one process each."""
+    """Returns the devices of the learners that torchrun has started on this machine."""
     if settings.devices:
         raise UsageError("torchrun itself starts a learner for each device: omit --devices")
-    sees_one_gpu = num_gpus() == 1  # its own (SLURM's --gpus-per-task), or one that all share
+    sees_one_gpu = num_gpus() == 1  # one per learner (SLURM's --gpus-per-task), or one that all share
     if run.device not in ("auto", "cpu") and rank_info.local_size > 1 and not sees_one_gpu:
         raise UsageError(f"device={run.device} would be shared by {rank_info.local_size} learners; omit it")
     if settings.update == "central_store":
         raise UsageError(
-            "update=central_store lies in the memory of one machine, where `accel-rl launch --devices ...` starts "
-            "its learners; those of torchrun take --update all_reduce"
+            "update=central_store needs the memory of one machine: start its learners with `accel-rl launch --devices "
+            "...`, or use --update all_reduce with torchrun"
         )
     if run.device != "auto" or sees_one_gpu or not num_gpus():
         return (find_device(run.device),) * rank_info.local_size
@@ -344,10 +344,9 @@ def _launched_devices(run: RunSettings, settings: LearnerSettings, rank_info: Ra
 
 
 def _leaves_workers_open(values: Values) -> bool:
-    """Tells whether the cost of the environment may decide the number of workers: no setting names it or the sampler.
+    """Tells whether the environment's measured cost may decide the number of workers: no setting fixes it or a sampler.
 
-    An evaluation by steps has as many environments as divide over the workers, so it must not depend on a measurement.
-    """
+    It may not in evaluations by steps: their number of environments depends on the number of workers."""
     return all(values.get(name) is None for name in ("sampler", "workers", "envs_per_worker", "eval_steps"))
 
 
@@ -368,19 +367,18 @@ def _plans(
 ) -> tuple[Plan, ...]:
     """Returns the logical CPUs and numbers of threads of each learner on this machine.
 
-    step_s: the seconds of an environment's step, if they are to decide the number of workers. server_s: see make_plan.
-    """
+    step_s: seconds per environment step, if they decide the number of workers. server_s: see make_plan."""
     kind, topology = SAMPLER_KINDS[run.sampler], read_topology(run.cpus)
     workers = kind.requested_workers(run)
-    has_threads = run.env.startswith(ENVPOOL)  # then one worker has it, and all logical CPUs
+    has_threads = run.env.startswith(ENVPOOL)  # then one worker steps it on all logical CPUs
     if has_threads and workers is None:
         workers = rank_info.size
     if workers and workers % rank_info.size:
         raise UsageError(
             f"workers={workers} do not split over {rank_info.size} learners; use a multiple of {rank_info.size}"
         )
-    # Learners that see one GPU each all call it cuda:0 and don't know where the others' are. If they relied on where
-    # their own is, each would divide the machine in another way.
+    # Learners that see one GPU each all call it cuda:0 and don't know where the other GPUs are. If they relied on the
+    # place of their own, each would divide the machine differently.
     knows_all = rank_info.local_size == 1 or learners.devices is not None or len({*devices}) > 1
     on_gpu = devices[0].startswith("cuda")
     sampling_threads, learning_threads = kind.threads(run, 1 if on_gpu else topology.num_busy)

@@ -1,4 +1,4 @@
-"""The list of sampler kinds: everything else asks `SAMPLER_KINDS[run.sampler]`. Importing it imports no torch."""
+"""The list of sampler kinds: everything else asks `SAMPLER_KINDS[run.sampler]`. Importing it does not import torch."""
 
 from accel_rl.samplers.kinds import Alternating, Device, SamplerKind, Serial
 from accel_rl.samplers.queued.kind import Queued

@@ -1,4 +1,4 @@
-"""Makes the objects of a run from its resolved settings."""
+"""Builds a run's objects from its resolved settings."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -38,17 +38,17 @@ from accel_rl.updates.optimizers import Optimizer, for_one_learner, make_optimiz
 from accel_rl.updates.parameter_store import CentralStore
 from accel_rl.updates.store_exchange import StoreExchange, shared_state
 
-CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)  # use each weight many times
-FLOPS_PER_PRODUCT = 6  # a weight times an input: 2 in the forward pass, 4 in the backward pass
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)  # layers that use each weight many times
+FLOPS_PER_PRODUCT = 6  # for a weight times an input: 2 in the forward pass, 4 in the backward pass
 
 
 def check(config: Config, devices: Sequence[str] | None = None) -> Config:
-    """Checks a run before anything of it is written or started; returns it with its precision and threads adjusted.
+    """Checks a run before it writes or starts anything; returns it with precision and learning threads adjusted.
 
-    The policy can compute in the resulting precision. The updates keep the resulting number of learning threads busy,
-    unless the user chose it. devices: count the memory of learners on these devices, named as this learner names them
-    (None: all on this machine). Raises UsageError for settings that do not fit together; RunError if a GPU is out of
-    memory."""
+    The policy supports the returned precision. The updates keep the returned number of learning threads busy, unless
+    the user chose it. devices: those of the learners whose memory is counted, named as this learner names them (None:
+    all on this machine). Raises UsageError for settings that do not fit together; RunError if a GPU is out of memory.
+    """
     with advice_on_memory(config):
         algo = _check(config, config.devices if devices is None else tuple(devices))
     return _choose_learning_threads(_without_bf16(config, algo), algo)
@@ -56,7 +56,7 @@ def check(config: Config, devices: Sequence[str] | None = None) -> Config:
 
 def _check(config: Config, devices: tuple[str, ...]) -> Algo:
     is_elsewhere = config.rank_info.size > 1 and config.device != "cpu"
-    if is_elsewhere:  # this process would keep part of a GPU's memory
+    if is_elsewhere:  # on a GPU, this process would hold part of its memory
         config = on_cpu(config)
     algo = build_algo(config)
     tasks = make_tasks(algo)
@@ -77,19 +77,19 @@ def _check(config: Config, devices: tuple[str, ...]) -> Algo:
 
 
 def _without_bf16(config: Config, algo: Algo) -> Config:
-    """Returns the run in float32 or TF32 if its policy cannot compute in bfloat16, as a user's own may not."""
+    """Falls back to float32 or TF32 if the policy does not support bfloat16, as a user's own may not."""
     if config.run.precision != "bf16" or hasattr(algo.policy, "bf16"):
         return config
     precision = "float32" if config.device == "cpu" else "tf32"
-    logger.warning("the policy of %s has no attribute bf16, so that it computes in %s", config.run.algo, precision)
+    logger.warning("the policy of %s has no attribute bf16, so it computes in %s", config.run.algo, precision)
     return replace(config, run=replace(config.run, precision=precision))
 
 
 def _choose_learning_threads(config: Config, algo: Algo) -> Config:
-    """Returns the run with as many learning threads as its updates keep busy, unless the user has chosen.
+    """Limits the learning threads to as many as the updates keep busy, unless the user chose a number.
 
-    Large pictures, and convolutions of the user's own, keep all threads busy. An algorithm that learns between two
-    steps leaves the workers their logical CPUs."""
+    Large pictures and a user's own convolutions keep all threads busy. An algorithm that learns between steps leaves
+    the workers' logical CPUs to them."""
     convolutions = {module for module in algo.policy.modules() if isinstance(module, CONVOLUTIONS)}
     trunks = [module for module in algo.policy.modules() if isinstance(module, ConvNet)]
     are_known = convolutions <= {layer for trunk in trunks for layer in trunk.convolutions}
@@ -113,7 +113,7 @@ def on_cpu(config: Config) -> Config:
 
 
 def build_algo(config: Config) -> Algo:
-    """Makes the algorithm with its policy, initialised from the run's seed or a trained policy, on its device.
+    """Makes the algorithm with its policy, initialized from the run's seed or a trained policy, on its device.
 
     Raises UsageError if the user's network does not fit the observations."""
     network = find_network(config.run.network, config.run.layer_norm)
@@ -132,9 +132,9 @@ def build_algo(config: Config) -> Algo:
         )
         add_heads(algo.policy, config.algo)
     except (RuntimeError, TypeError) as error:
-        name = config.run.network or "by default (`--network` names another one)"
+        name = f"network {config.run.network}" if config.run.network else "default network (--network names another)"
         shape = config.spec.observation_shape
-        raise UsageError(f"the network {name} does not fit observations of shape {shape}: {error}") from error
+        raise UsageError(f"the {name} does not fit observations of shape {shape}: {error}") from error
     if config.initial:
         config.initial.give_to(algo)
     algo.policy.to(torch.device(config.device))
@@ -147,7 +147,7 @@ def build_algo(config: Config) -> Algo:
 
 
 def make_tasks(algo: Algo) -> AuxiliaryTasks | None:
-    """Makes the auxiliary tasks that its settings name, if any, without their replay."""
+    """Makes the auxiliary tasks named in the algorithm's settings, if any, without their replay."""
     return (PreparedTasks if algo.learns_from_segments else AuxiliaryTasks).of(algo)
 
 
@@ -215,7 +215,7 @@ def build_update(
     tasks: AuxiliaryTasks | None = None,
 ) -> Update:
     """Makes the update of a network's parameters: by all-reduce, in a store that learners share, or for one learner.
-    tasks: its `minimize` adds their losses.
+    tasks: auxiliary tasks whose losses the update adds.
 
     Raises UsageError for an unknown optimizer or hyperparameter."""
     learners = config.learners
@@ -242,9 +242,9 @@ def build_update(
 
 
 def build_store(config: Config, state: dict[str, Any] | None = None) -> CentralStore:
-    """Makes the central store of a run's parameters, with the algorithm's initial ones or those of a checkpoint.
+    """Makes the central store of a run's parameters, with initial values or those of a checkpoint.
 
-    Raises UsageError for optimizers that cannot be used with it."""
+    Raises UsageError for optimizers that do not support it."""
     config, learners = on_cpu(config), config.learners
     algo = build_algo(config)
     buffers = shared_buffers(algo)
@@ -283,9 +283,9 @@ def build_sampler(config: Config, policy: Any, tasks: AuxiliaryTasks | None = No
 
 
 def sampler_config(config: Config) -> SamplerConfig:
-    """Returns the sampler's settings. Raises UsageError where the numbers do not divide."""
+    """Returns the sampler's settings. Raises UsageError if the numbers do not divide evenly."""
     run = config.run
-    # Synchronous learners share an evaluation; of asynchronous ones rank 0 plays it alone.
+    # Synchronous learners share an evaluation. Rank 0 of asynchronous learners plays it alone.
     eval_steps = run.eval_steps and run.eval_steps // (1 if config.is_central else config.rank_info.size)
     return SamplerConfig(
         num_envs=config.local_envs,
@@ -304,8 +304,8 @@ def sampler_config(config: Config) -> SamplerConfig:
 def evaluation_envs(steps: int, num_envs: int, num_workers: int) -> int:
     """Returns the number of environments that share an evaluation of this many steps.
 
-    It is the largest that leaves each one time for the longest game: with more, long games would not end. The workers
-    need at least one each. The number divides over the workers if num_envs does."""
+    It is the largest number that gives each environment enough steps for the longest game. Each worker needs at least
+    one environment. The number divides evenly over the workers if num_envs does."""
     is_even = divides_evenly(num_envs, num_workers)
     even = range(2, num_envs + 1, 2)
     possible = [n for n in even if (divides_evenly(n, num_workers) if is_even else n >= num_workers)] or [num_envs]

@@ -17,26 +17,26 @@ logger = logging.getLogger("accel_rl")
 
 Row = dict[str, float]
 Callback = Callable[[Row], Any]
-"""Is called with a row of progress.csv, metrics by name; returns True to end the run."""
+"""A function that receives a row of progress.csv, metrics by name, and returns True to end the run."""
 
 
 class RowListener(Protocol):
-    """A listener to the log: a learner passes it each row."""
+    """A listener to which a learner passes each row of the log."""
 
     @property
     def request(self) -> Request:
         """The listener's request to the run."""
 
     def __call__(self, row: Row) -> None:
-        """Takes in a row; the run goes on when this returns."""
+        """Handles a row; the run goes on when this returns."""
 
 
 class Callbacks:
     """Calls the user's functions one after the other, with a copy of the row for each.
 
-    They cannot change what is computed: random numbers that they draw are their own. A function that returns True ends
-    the run as if its steps were done. One that raises stops the run with a checkpoint; `raise_error` then raises the
-    same. Raises UsageError for anything else than functions."""
+    They cannot change the run's results: random generators are restored after them. A function that returns True ends
+    the run as if its steps were done. If one raises, the run stops with a checkpoint, and `raise_error` then raises the
+    same error. Raises UsageError for anything but functions."""
 
     def __init__(self, functions: Sequence[Callback] = ()):
         if not isinstance(functions, Sequence) or not all(map(callable, functions)):

@@ -28,7 +28,7 @@ class Checkpointer:
     def save(self, is_last: bool = False) -> None:
         """Submits this learner's state for the next checkpoint, or for the last one.
 
-        Raises RunError if the disk refuses, or if the state is not finite; the checkpoint before then stays."""
+        Raises RunError if the state is not finite or cannot be written; the previous checkpoint then stays."""
         learner = self.learner
         if is_last:
             self._pull()  # and hand over updates that other learners do not have yet
@@ -47,7 +47,7 @@ class Checkpointer:
         learner.coordinator.submit_state(state, is_last)
 
     def write_submitted(self) -> None:
-        """On rank 0: writes the checkpoint, once all learners have submitted their states."""
+        """Writes the checkpoint, on rank 0, once all learners have submitted their states."""
         learner, progress = self.learner, self.learner.progress
         if not progress or (states := learner.coordinator.collect_states()) is None:
             return
@@ -60,7 +60,7 @@ class Checkpointer:
             "steps": steps,
             "evaluation_due": learner.evaluation_is_due,
             "policy": learner.algo.policy.state_dict(),
-            "spec": replace(learner.config.spec, step_s=None),  # the same in each run
+            "spec": replace(learner.config.spec, step_s=None),  # a measured time would differ from run to run
             "best_score": learner.best_score,
             "update": learner.update.state_dict(),
             "shared_buffers": shared_buffers(learner.algo),
@@ -74,7 +74,7 @@ class Checkpointer:
         checkpoint.remove_older_replays(learner.folder, replays, learner.config.trust)
 
     def save_best(self) -> None:
-        """On rank 0: keeps the policy that has just been evaluated as the best one."""
+        """Saves the policy that has just been evaluated as the best one, on rank 0."""
         self._save_policy(policy_file.BEST, self.learner.steps, self.learner.best_score)
 
     def _save_policy(self, name: str, steps: int, score: float | None) -> None:
@@ -83,7 +83,7 @@ class Checkpointer:
         policy_file.save(path, algo.policy.state_dict(), steps, score, statistics)
 
     def _pull(self) -> None:
-        """Takes over the newest state that learners share."""
+        """Fetches the newest state that learners share."""
         self.learner.update.pull()
         with self.learner.update.exchange.locked_buffers(shared_buffers(self.learner.algo)):
             pass
@@ -91,7 +91,7 @@ class Checkpointer:
     def _save_replay(self) -> str | None:
         """Saves the replay; returns the file's name, or None if this run does not save it.
 
-        The file before stays until a checkpoint names this one."""
+        The previous file stays until a checkpoint names this one."""
         learner = self.learner
         if learner.replay is None or not learner.replay.in_checkpoints:
             return None
@@ -135,12 +135,12 @@ class Checkpointer:
             which = "all" if learner.config.spec.on_device else restarted
             logger.warning("these environments have no state to save and start a new episode: %s", which)
         torch.set_rng_state(state["torch_generator"])
-        # The state of a learner on the CPU has none.
+        # The state of a learner on the CPU lacks it.
         if self.device.type != "cpu" and (cuda_generator := state.get("cuda_generator")) is not None:
             torch.cuda.set_rng_state(cuda_generator, self.device)
 
     def _restore_from_another_number(self, states: list[State]) -> None:
-        """Restores all but the state of single environments, from the checkpoint of more or fewer learners."""
+        """Restores everything but the state of individual environments, from a checkpoint of more or fewer learners."""
         learner = self.learner
         shared = {name: value for name, value in states[0]["algo"].items() if name != "local"}
         learner.algo.load_state_dict(shared)

@@ -1,4 +1,4 @@
-"""The console's view of a run: a panel in a terminal; elsewhere a line for each row of the log.
+"""Shows a run on the console: as a panel in a terminal, elsewhere as a line for each row of the log.
 
 After EVERY_S seconds without a row, a line shows that the run is alive."""
 
@@ -23,9 +23,9 @@ BARS = "▁▂▃▄▅▆▇█"
 
 
 class Console:
-    """Shows agent steps, speed, scores, where the time goes, and the time that is left. Use it from one thread.
+    """Shows agent steps, speed, scores, where the time goes, and the time left. Use it from one thread.
 
-    steps: those of the checkpoint that a resumed run continues from."""
+    steps: agent steps of the checkpoint that a resumed run continues from."""
 
     def __init__(self, steps: int, total_steps: int, show: bool):
         self._first_step = self._steps = self._shown_steps = steps
@@ -105,21 +105,21 @@ class Console:
         from rich.console import Group
         from rich.live import Live
 
-        # The terminal itself wraps messages, so that a command in one can be copied; output to a file stays there.
+        # The terminal itself wraps messages, so a command in one can be copied.
         terminal = Terminal(stderr=True, highlight=False, soft_wrap=True)
         live = Live(
-            # On a line of its own, the cursor is where an error belongs if the process is killed.
+            # The empty line keeps the cursor below the panel, where output continues if the process is killed.
             get_renderable=lambda: self.panel() if self._closed.is_set() else Group(self.panel(), ""),
             console=terminal,
             refresh_per_second=REFRESHES_PER_S,
-            redirect_stdout=sys.stdout.isatty(),
+            redirect_stdout=sys.stdout.isatty(),  # output to a file stays there
         )
         live.start()
         terminal.show_cursor(True)  # a killed run cannot restore it
         return live
 
     def panel(self) -> "Panel":
-        """Returns what a terminal shows now."""
+        """Returns the panel with the current numbers."""
         from rich.console import Group
         from rich.panel import Panel
         from rich.progress_bar import ProgressBar

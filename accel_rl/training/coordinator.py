@@ -1,4 +1,4 @@
-"""Coordination of a run's learners beside gradients and parameters; and the trivial case of a single learner."""
+"""Coordinates a run's learners in all but gradients and parameters, including the trivial case of one learner."""
 
 from abc import ABC, abstractmethod
 from enum import IntEnum
@@ -8,7 +8,7 @@ import torch
 
 
 class Request(IntEnum):
-    """A request to a run; of several, the largest counts.
+    """A request to a run. The largest of several counts.
 
     FINISH: end as if its steps were done, after one more rollout. STOP: end at once, with a checkpoint."""
 
@@ -20,7 +20,7 @@ class Request(IntEnum):
 class Coordinator(ABC):
     """Connects a learner to the other learners of its run. Rank 0 is the one that logs and writes checkpoints.
 
-    The methods defined here suit a learner that waits for no other one."""
+    The methods defined here suit learners that do not wait for each other."""
 
     rank: int
     size: int
@@ -36,7 +36,7 @@ class Coordinator(ABC):
         return request
 
     def local_share(self, number: int) -> int:
-        """Returns this learner's share of `number` things whose results `all_gather` brings together."""
+        """Returns how many of `number` items this learner handles; `all_gather` collects the results."""
         return number
 
     def all_gather(self, value: Any) -> list[Any]:
@@ -44,13 +44,13 @@ class Coordinator(ABC):
         return [value]
 
     def send_report(self, value: Any, last: bool = False) -> list[Any]:
-        """Sends a report to rank 0; returns there all reports that have arrived since its last call.
+        """Sends a report to rank 0; there, returns all reports that have arrived since the last call.
 
-        last: this learner sends no more of them; rank 0 then waits for the last ones of all learners."""
+        last: this is the learner's last report; rank 0 then waits for the last reports of all learners."""
         return [value]
 
     def poll_reports(self) -> list[Any]:
-        """Returns on rank 0 the other learners' reports that have arrived since its last call; never waits."""
+        """Returns, on rank 0, the other learners' reports that have arrived since the last call; never waits."""
         return []
 
     @abstractmethod
@@ -59,8 +59,9 @@ class Coordinator(ABC):
 
     @abstractmethod
     def collect_states(self) -> list[Any] | None:
-        """Returns on rank 0 the states of all learners by rank; None if one has not been submitted since they were last
-        returned. Waits for the last states of all learners if rank 0's own is its last."""
+        """Returns, on rank 0, the states of all learners by rank; None until all have submitted new ones.
+
+        Waits for the last states of all learners if rank 0's own is its last."""
 
     def read_seconds(self) -> dict[str, float]:
         """Returns the wall time that `agree_on` has taken since the last call: it waits for other learners."""

@@ -1,4 +1,4 @@
-"""The description of a run before it starts: where its parts run, and what may surprise its user."""
+"""Describes a run before it starts: where its parts execute, and what may surprise the user."""
 
 import json
 from dataclasses import replace
@@ -86,7 +86,7 @@ def describe_placement(config: Config) -> list[str]:
 
 
 def write_machine(config: Config, folder: Path) -> None:
-    """Writes machine.json: the machine of the run, or of its last resume; GPUs only if it uses one."""
+    """Writes machine.json: the machine of the run or of its last resume, with GPUs only if the run uses one."""
     machine = describe_machine(with_gpus=config.run.device != "cpu")
     text = json.dumps({"accel_rl": __version__, **machine}, indent=2) + "\n"
     try:
@@ -108,7 +108,7 @@ def _advise_on_precision(bf16: bool, instructions: Instructions, policy: nn.Modu
 
 
 def precision_and_threads(config: Config) -> dict[str, float]:
-    """Returns the columns of progress.csv that say with how many bits and threads this learner's network computes."""
+    """Returns the columns of progress.csv for the bits and threads with which this learner's network computes."""
     return {
         "time/network_bits": 16 if config.run.precision == "bf16" else 32,
         "time/sampling_threads": config.plan.sampling_threads,

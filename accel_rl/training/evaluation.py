@@ -38,7 +38,7 @@ class Evaluation:
 
 
 class Evaluator:
-    """Scores a learner's policy in its workers, together with the other learners where these wait for each other.
+    """Evaluates a learner's policy in its workers, together with the other learners if these are synchronous.
 
     stop: true once a signal has asked the run to stop. save_best: called when the policy is the best one so far."""
 
@@ -48,7 +48,7 @@ class Evaluator:
     def evaluate(self) -> dict[str, float]:
         """Plays whole games, each learner its share of them; returns the metrics to log.
 
-        Returns nothing, and leaves the evaluation due, if a signal has interrupted it."""
+        If a signal interrupts the evaluation, returns no metrics and leaves it due."""
         learner, coordinator = self.learner, self.learner.coordinator
         learner.guard.check(learner.steps)
         start = time.perf_counter()

@@ -36,10 +36,10 @@ class FiniteGuard:
             raise RunError(self._explain(flaw))
 
     def explain_error(self, error: Exception, steps: int) -> None:
-        """Raises RunError if the error may follow from values that are not finite, such as NaN actions."""
+        """Raises RunError if values that are not finite, such as NaN actions, may have caused the error."""
         try:
             flaw = self._flaw_of_statistics() or self._flaw_of_parameters(steps)
-        except RuntimeError:  # a GPU that has failed answers no more requests
+        except RuntimeError:  # a GPU that has failed refuses all further calls
             return
         if flaw:
             raise RunError(self._explain(flaw)) from error

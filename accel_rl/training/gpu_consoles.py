@@ -1,4 +1,4 @@
-"""Says what the consoles of simulator=cuda take of a GPU's memory, and refuses more than fit."""
+"""Reports how much GPU memory the consoles of simulator=cuda take, and refuses more than fit."""
 
 import math
 from collections import Counter
@@ -21,7 +21,7 @@ from accel_rl.settings.resolve import Config
 
 
 def check(config: Config, settings: SamplerConfig, devices: tuple[str, ...]) -> None:
-    """Raises UsageError for frames that the GPU does not make, and for more consoles than fit.
+    """Raises UsageError for frame sizes that the GPU does not support, and for more consoles than fit.
 
     devices: those of the learners on this machine. If config.device is a CPU, they belong to other processes."""
     if config.env.simulator != "cuda":
@@ -38,7 +38,7 @@ def check(config: Config, settings: SamplerConfig, devices: tuple[str, ...]) -> 
 
 
 def describe(config: Config, settings: SamplerConfig) -> str:
-    """Returns a text on a learner's consoles and their memory."""
+    """Describes a learner's consoles and their memory."""
     consoles, everything = needs(config, settings)
     each, idle = consoles / settings.num_envs, -settings.num_envs % LANES
     warps = count(math.ceil(settings.num_envs / LANES), "warp")
@@ -51,7 +51,7 @@ def describe(config: Config, settings: SamplerConfig) -> str:
 
 
 def needs(config: Config, settings: SamplerConfig) -> tuple[int, int]:
-    """Returns the bytes of a learner's consoles, and those of its consoles, rollouts and evaluations together."""
+    """Returns the bytes of a learner's consoles, and the total with its rollouts and evaluations."""
     each = console_bytes(game_of(config.env.env_id).height)
     batches = [settings, settings.for_evaluation()] if config.run.eval_interval_steps else [settings]
     total = sum(batch.num_envs * each + _rollout_bytes(config.spec, batch) for batch in batches)

@@ -1,4 +1,4 @@
-"""One iteration: it collects a rollout and learns from it. The training loop repeats it, and so do benchmarks."""
+"""Defines one iteration, which collects a rollout and learns from it. The training loop and benchmarks repeat it."""
 
 import time
 from collections.abc import Callable
@@ -26,14 +26,14 @@ class IterationResult(NamedTuple):
 
 
 class Iteration:
-    """A loop's body: it collects a rollout and learns from it, during sampling and after it.
+    """The body of the training loop: collects a rollout and learns from it, during sampling and afterwards.
 
-    An algorithm with running statistics begins them with a run's first rollout and learns nothing from it, unless it
-    has them from a trained policy. If the update includes auxiliary tasks, these store each rollout first.
+    An algorithm with running statistics initializes them from the run's first rollout and learns nothing from it,
+    unless a trained policy provides them. If the update includes auxiliary tasks, these store each rollout first.
 
-    plan: says how many threads torch may use for sampling and for learning. pull_horizon: steps of a rollout after
-    which the newest central parameters are copied; None: only the algorithm's updates exchange them. initial: the
-    trained policy that the run began with.
+    plan: sets how many threads torch may use for sampling and for learning. pull_horizon: copies the newest central
+    parameters every so many steps of a rollout (None: only updates exchange them). initial: the trained policy that
+    the run began with.
     """
 
     def __init__(

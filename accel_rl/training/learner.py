@@ -25,9 +25,9 @@ from accel_rl.updates.parameter_store import CentralStore
 class LearnerJob:
     """The job of one learner of a run.
 
-    config: as this learner sees it. stop: true once a signal has asked the run to stop. state: a checkpoint's, to
-    continue from. show: shows progress on the console. store: the parameters that learners share, if they do. on_row:
-    gets each row of the log."""
+    config: as this learner sees it. stop: true once a signal has asked the run to stop. state: the checkpoint to
+    continue from. show: shows progress on the console. store: the parameters that learners share, if any. on_row:
+    receives each row of the log."""
 
     config: Config
     folder: Path
@@ -41,7 +41,7 @@ class LearnerJob:
 
 @dataclass
 class Learner:
-    """The parts of a learner that training loop, evaluator and checkpointer share.
+    """The parts of a learner that the training loop, the evaluator and the checkpointer share.
 
     progress: the log, on rank 0 only. steps: agent steps of the whole run so far.
     evaluation_is_due: stays true if a signal interrupts the evaluation, until it has been repeated."""
@@ -78,7 +78,7 @@ def build_learner(job: LearnerJob) -> Learner:
     """Makes a learner's parts; its sampler's processes run when this returns."""
     config, run, steps = job.config, job.config.run, job.state["steps"] if job.state else 0
     if run.deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS repeats bit for bit only with it
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS needs it to be deterministic
         torch.use_deterministic_algorithms(True)
     algo, update = build_algo_and_update(config, job.store, all_reduce=job.coordinator.is_synchronous)
     sampler = build_training_sampler(config, algo)

@@ -15,7 +15,7 @@ logger = logging.getLogger("accel_rl")
 
 
 class _ConsoleHandler(logging.Handler):
-    """A handler that prints messages, above the panel if there is one; not errors, which `main` prints."""
+    """A handler that prints messages above the panel, if there is one. It skips errors, since `main` prints them."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.levelno < logging.ERROR:
@@ -29,7 +29,7 @@ def print_line(text: str) -> None:
 
 
 class _LogFile(logging.FileHandler):
-    """A handler that writes to log.txt. If the disk refuses, it says so once."""
+    """A handler that writes to log.txt. If that fails, it says so once."""
 
     _has_failed = False
 
@@ -62,7 +62,7 @@ def command() -> str:
 def open_log(folder: Path, show: bool, rank: int = 0) -> Iterator[None]:
     """Sends the framework's messages to log.txt and, with show, to the console, within a `with` block.
 
-    rank: that of the learner that logs. Ranks from 1 log only warnings and errors, with their rank."""
+    rank: the logging learner's rank. Ranks from 1 log only warnings and errors, with their rank."""
     folder.mkdir(parents=True, exist_ok=True)  # a learner on another machine may not see it yet
     file = _LogFile(folder / "log.txt", encoding="utf-8", errors="backslashreplace")
     prefix = f" learner {rank}:" if rank else ""
@@ -84,8 +84,7 @@ def open_log(folder: Path, show: bool, rank: int = 0) -> Iterator[None]:
 def logged(folder: Path, show: bool, has_page: bool = False, rank: int = 0) -> Iterator[None]:
     """Sends messages, and an exception that ends the run, to the run's log.txt and, with show, to the console.
 
-    has_page: an exception also names the command that makes a page about the run, which is not made before the error.
-    """
+    has_page: adds to an exception the command that makes a page about the run so far."""
     with open_log(folder, show, rank):
         try:
             yield

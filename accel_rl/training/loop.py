@@ -18,7 +18,7 @@ from accel_rl.training.progress import Progress
 
 
 class TrainingLoop:
-    """Runs one learner of a run, or the only one, as its job says."""
+    """Runs one learner, as its job specifies."""
 
     def __init__(self, job: LearnerJob):
         self.config, self.coordinator, self.stop, self.on_row = job.config, job.coordinator, job.stop, job.on_row
@@ -42,7 +42,7 @@ class TrainingLoop:
             raise
 
     def run(self) -> Request:
-        """Trains until the run's steps are done (GO_ON) or a request ends it; returns which of them."""
+        """Trains until the run's steps are done or a request ends it; returns that request, or else GO_ON."""
         learner, run = self.learner, self.config.run
         request, is_last = Request.GO_ON, False
         if learner.evaluation_is_due:  # a signal interrupted it
@@ -57,7 +57,7 @@ class TrainingLoop:
             is_due = partial(pass_a_multiple, steps_before, learner.steps)
             learner.evaluation_is_due = is_due(run.eval_interval_steps) or (is_last and run.eval_interval_steps > 0)
             scores = self.evaluator.evaluate() if learner.evaluation_is_due else {}
-            # If a signal interrupts the evaluation, its row is written after the repetition.
+            # If a signal interrupts the evaluation, its row is written once the evaluation has been repeated.
             if is_last or (not learner.evaluation_is_due and (scores or is_due(run.log_interval_steps))):
                 self._write_row(scores, is_last)
             if is_due(run.checkpoint_interval_steps) and not is_last:
@@ -86,7 +86,7 @@ class TrainingLoop:
         learner.metrics.add(learner.steps, result.rollout.games, result.stats, seconds, bytes_moved)
         if learner.progress:
             learner.progress.advance(learner.steps)
-        if self.config.run.device == "cpu":  # a GPU would have to wait: there, rows and checkpoints check
+        if self.config.run.device == "cpu":  # this would wait for a GPU, so only rows and checkpoints check there
             learner.guard.check_statistics()
 
     def _write_row(self, scores: dict[str, float], is_last: bool = False) -> None:

@@ -17,7 +17,7 @@ class IntervalMetrics:
     """The metrics of one learner between two rows.
 
     games: those that finished. stats: each update's values, by name. seconds: parts of the wall time wall_s, by
-    purpose. bytes_moved: from and to a GPU. counts: other metrics, to be summed over learners."""
+    purpose. bytes_moved: from and to a GPU. counts: other metrics, which are summed over learners."""
 
     games: list[Game]
     stats: dict[str, list[float]]
@@ -82,11 +82,11 @@ def means(reports: list[IntervalMetrics]) -> dict[str, float]:
 
 
 def shares(reports: list[IntervalMetrics]) -> dict[str, float]:
-    """Returns the shares of the learners' wall time by purpose, the mean over learners.
+    """Returns the share of wall time for each purpose, averaged over learners.
 
-    "exchange" is the time of the learner that waits least, since it arrives last. The further wait of the others for it
-    is "straggler". "gpu_idle" is the time without GPU work, where sampling has measured its part of that work; forward
-    passes of two groups at once, or of learners that share a GPU, count twice."""
+    "exchange" is the time of the learner that waits least, since it arrives last. "straggler" is how much longer the
+    average learner waits for it. "gpu_idle" is the time without GPU work, if sampling has measured its part of that
+    work. Simultaneous forward passes of two groups, or of learners that share a GPU, count twice."""
     names = {name: None for report in reports for name in report.seconds}
     parts = {name: [report.seconds.get(name, 0.0) / report.wall_s for report in reports] for name in names}
     result = {name: fmean(values) for name, values in parts.items()}
@@ -131,7 +131,7 @@ class UpdateStatistics:
     def fetch(self) -> NotFinite | None:
         """Fetches new statistics from the device in one transfer.
 
-        Returns the first value of all so far, in the order of computation, that is nan or infinite."""
+        Returns the first value so far, in the order of computation, that is nan or infinite."""
         pending, self._pending = self._pending, []
         tensors = [torch.as_tensor(value).reshape(-1) for _, stats in pending for value in stats.values()]
         if not tensors:
@@ -143,7 +143,7 @@ class UpdateStatistics:
         lengths, start = map(len, tensors), 0
         for steps, stats in pending:
             values = {}
-            for name, length in zip(stats, lengths, strict=False):  # ends with stats, before it takes a length
+            for name, length in zip(stats, lengths, strict=False):  # takes no length after the end of stats
                 values[name] = values_of_all[start : start + length]
                 self._values.setdefault(name, []).extend(values[name])
                 start += length

@@ -13,7 +13,7 @@ from accel_rl.hardware.capture import is_out_of_memory
 
 @contextlib.contextmanager
 def advice_on_memory(config: Any) -> Iterator[None]:
-    """Raises RunError with advice in place of an error of a GPU out of memory. config: the run's Config."""
+    """Turns a GPU's out-of-memory error into a RunError with advice. config: the run's Config."""
     try:
         yield
     except RuntimeError as error:
@@ -23,13 +23,13 @@ def advice_on_memory(config: Any) -> Iterator[None]:
 
 
 def _advice(error: RuntimeError, config: Any) -> str:
-    """Returns a text on the memory requested, the GPU's memory, and the settings to lower."""
+    """Describes the memory requested, the GPU's memory, and the settings to lower."""
     requested = re.search(r"Tried to allocate ([0-9.]+ [KMGT]?i?B)", str(error))
     settings = f"--envs ({config.run.envs}) or --horizon ({config.run.horizon})"
     if (size := getattr(config.algo, "replay_size", None)) is not None:
         settings = f"--replay-size ({size}) or --batch-size ({config.algo.batch_size}), or use --replay-device cpu"
     memory = ""
-    with contextlib.suppress(RuntimeError, ValueError):  # there may be too little for this question, too
+    with contextlib.suppress(RuntimeError, ValueError):  # even this query may run out of memory
         left, total = torch.cuda.mem_get_info(config.device)
         memory = f"; {left / 2**30:.1f} of its {total / 2**30:.1f} GiB are free"
     amount = requested[1] if requested else "an unknown amount"

@@ -27,9 +27,9 @@ _numbers = itertools.count()  # numbers TensorBoard's files: their names must di
 
 
 class Progress:
-    """A writer of rows of metrics, from the reports of all learners.
+    """Writes rows of metrics from the reports of all learners.
 
-    steps: those of the checkpoint that a resumed run continues from; rows beyond it are dropped.
+    steps: agent steps of the checkpoint that a resumed run continues from; later rows are dropped.
     """
 
     def __init__(self, folder: Path, steps: int, total_steps: int, use_tensorboard: bool, show: bool):
@@ -72,7 +72,7 @@ class Progress:
         }
 
     def write_row(self, **more: float) -> dict[str, float]:
-        """Writes one row on the time since the last one, and returns it. more: further metrics, by name."""
+        """Writes and returns a row for the time since the last one. more: further metrics, by name."""
         now = time.perf_counter()
         wall, num_steps = max(now - self._row_started, 1e-9), self._steps - self._row_steps
         reports, self._reports = self._reports, []
@@ -101,7 +101,7 @@ class Progress:
         return row
 
     def describe_waits(self) -> str:
-        """Returns a line on who waited for whom in this session; an empty one without a GPU or before the first row."""
+        """Describes in a line what waited for what in this session; empty without a GPU or before the first row."""
         if "gpu_wait" not in self._seconds_for:
             return ""
         names = ("action_wait", "gpu_wait", "gpu_idle")
@@ -115,7 +115,7 @@ class Progress:
     def write_summary(self, algo: str, env: str, seed: int) -> dict[str, Any]:
         """Writes summary.json and returns its content; scores are null while no game has finished.
 
-        Raises RunError if the disk refuses."""
+        Raises RunError if it cannot be written."""
         scores = {name.split("/")[1]: None if math.isnan(v) else v for name, v in self.scores().items()}
         elapsed = time.perf_counter() - self._started
         summary = {
@@ -147,7 +147,7 @@ class Progress:
 
 
 class _Table:
-    """A CSV file. Rows are appended; the file is rewritten for a new column, and after a write that failed.
+    """A CSV file. Rows are appended; a new column or a failed write rewrites the whole file.
 
     Memory holds only the rows that are not written yet."""
 
@@ -186,7 +186,7 @@ class _Table:
         return [row for row in csv.DictReader(text) if None not in row.values()]
 
     def _store(self, is_appended: bool) -> None:
-        """Writes the waiting rows. is_appended: at the file's end; else it replaces the whole file in one go."""
+        """Writes the waiting rows. is_appended: at the file's end; else it replaces the whole file atomically."""
         self._is_whole = False
         text = io.StringIO(newline="")
         writer = csv.DictWriter(text, self._columns)
@@ -211,10 +211,9 @@ class _Table:
 
 
 class _Events:
-    """TensorBoard's file, if TensorBoard is installed. It ends if the disk refuses.
+    """A TensorBoard event file, if TensorBoard is installed. It ends at the first failed write.
 
-    TensorBoard's own writer has a thread: on a full disk it prints a traceback, and it waits if the clock is set back.
-    """
+    TensorBoard's writer uses a thread, prints a traceback on a full disk, and waits if the clock is set back."""
 
     def __init__(self, folder: Path, steps: int):
         self._file: BinaryIO | None = None

@@ -19,7 +19,7 @@ from accel_rl.training.log import logged, logger
 if TYPE_CHECKING:
     import wandb
 
-ID = "id.txt"  # the file with which a resumed run continues the same W&B run
+ID = "id.txt"  # lets a resumed run continue the same W&B run
 BEGIN_TIMEOUT_S = 30.0
 END_TIMEOUT_S = 300.0  # the wait for the rest of the upload
 KILL_AFTER_S = 330.0  # the package's own process is killed if it hangs at the end
@@ -40,16 +40,16 @@ def check(config: Config) -> None:
             raise UsageError(f"track=wandb: {_one_line(error)}") from None
     if not has_key:
         raise UsageError(
-            "track=wandb needs the key of an account: call `wandb login`, set WANDB_API_KEY, or set WANDB_MODE=offline "
+            "track=wandb needs an account's API key: call `wandb login`, set WANDB_API_KEY, or set WANDB_MODE=offline "
             "to upload the run later"
         )
 
 
 @contextlib.contextmanager
 def tracked(config: Config, folder: Path, show: bool, callbacks: Callbacks) -> Iterator[None]:
-    """Tracks a run within a `with` block, if its settings say so; sends files of its folder at the end.
+    """Tracks a run within a `with` block, if its settings say so; uploads files of its folder at the end.
 
-    Results are the same as without. If the tracker fails, a warning says so once, and the run goes on without it."""
+    Tracking does not change results. If it fails, a warning says so once, and the run goes on without it."""
     if config.run.track == "none" or config.rank_info.rank:
         yield
         return
@@ -84,7 +84,7 @@ class Tracker:
         self._run = tracker = wandb.init(
             id=path.read_text().strip() if path.exists() else None,
             resume="allow",
-            reinit="create_new",  # the user's program may have a run of its own
+            reinit="create_new",  # the user's program may have another run
             project=wandb.setup().settings.project or "accel-rl",
             name=f"{run.algo}/{run.env}/{self._folder.resolve().name}",
             dir=self._folder,
@@ -105,7 +105,7 @@ class Tracker:
                 self._run.log(row, step=int(row["time/total_timesteps"]), commit=True)
 
     def close(self, status: int) -> None:
-        """Adds the pictures and the policy in the run's folder, and ends. status: 0 unless the run failed."""
+        """Uploads the pictures and the policy in the run's folder, and ends. status: 0 unless the run failed."""
         if self._run is None:
             return
         with self._forgiven():
@@ -130,7 +130,7 @@ class Tracker:
             kill.cancel()
 
     def _add_files(self, run: "wandb.Run") -> None:
-        """Adds the pictures and the policy in the run's folder."""
+        """Uploads the pictures and the policy in the run's folder."""
         import wandb
 
         makers = {

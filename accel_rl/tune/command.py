@@ -15,7 +15,7 @@ from accel_rl.settings.command_flags import add_settings, given_settings
 class TuneOptions:
     """Options of `accel-rl tune`. Raises UsageError for a value out of range."""
 
-    minutes: float = option(3.0, "how long it may take, about (default: 3)", type=float, metavar="X")
+    minutes: float = option(3.0, "approximate time limit (default: 3)", type=float, metavar="X")
     seconds: float = option(0.7, "length of a turn (default: 0.7)", type=float, metavar="SECONDS")
     tune_envs: bool = switch(
         "also try half, twice and four times the environments, which changes the batch and so what is learned"
@@ -35,8 +35,8 @@ def add_tune(commands: Any, arguments: list[str]) -> None:
         help="find the fastest settings for this machine",
         usage="accel-rl tune [--algo NAME] [--env ENV] [--minutes X] [--out FILE] [--tune-envs] [any other setting]",
         description="Tries numbers of workers and threads, or what else the sampler's speed depends on, with real "
-        "training, prints how fast each was, and writes the fastest to a file for `accel-rl train --config`. What is "
-        "set below stays as it is.",
+        "training, prints how fast each was, and writes the fastest to a file for `accel-rl train --config`. Settings "
+        "given below stay as they are.",
         allow_abbrev=False,
     )
     add_options(command, TuneOptions)

@@ -49,7 +49,7 @@ class Space:
     axes: dict[str, Axis]
 
     def around(self, point: Point, name: str, is_coarse: bool) -> list[Point]:
-        """Returns the points that differ from this one in one setting: its coarse values, or values between."""
+        """Returns the points that differ from this one in one setting: by its coarse values, or by values between."""
         axis, own = self.axes[name], point.settings[name]
         return [point.replace(name, n) for n in (axis.coarse if is_coarse else axis.between(own)) if n != own]
 
@@ -70,7 +70,7 @@ def make_space(config: Config, fixed: Collection[str], tune_envs: bool = False) 
     own["learning_threads"] = config.plan.learning_threads
     for name, value in config.sampler_kind.fixed_for_tuning(config).items():
         if name in fixed and own[name] != value:
-            raise UsageError(f"{name} changes while running what tune looks for; omit it")
+            raise UsageError(f"{name} changes the tuned settings during a run; omit it")
     allowed = config.sampler_kind.tunable(config, tune_envs)
     is_fixed = {*fixed, *({"workers"} if "envs_per_worker" in fixed else ())}
     axes = {name: _axis(n, own[name]) for name, n in allowed.items() if name not in is_fixed and len(n) > 1}

@@ -1,7 +1,7 @@
 """Searches one setting after another, coarse to fine, in rounds that always include the default.
 
 The coarse values of a setting take turns, with the best values so far of the other settings. The most important setting
-comes first. Then each setting is searched again, with values between the best one and its neighbours. The last winner
+comes first. Then each setting is searched again, with values between the best one and its neighbors. The last winner
 and the points with the highest ratios to the default meet the default in a final. Only the final's rounds decide, so
 that the best of many points does not win by luck. The fastest point is picked if its ratio to the default is WORTH_IT
 or more, or if its whole 95 % interval is above 1. Else the default is picked.
@@ -95,7 +95,7 @@ class Search:
             self._close([*self._open])
 
     def _left_s(self) -> float:
-        """Returns the time that is left before the final."""
+        """Returns the time left before the final."""
         return self.budget_s * (1 - FINAL) - (self.clock() - self._start)
 
     def _nothing_tried(self, point_s: float, rounds_s: float) -> UsageError:
@@ -133,7 +133,7 @@ class Search:
     def _open_only(self, points: Collection[Point]) -> list[Point]:
         """Closes all contestants except these points' and the default's, and builds missing ones.
 
-        Returns the open ones besides the default, since building may fail and memory may be short."""
+        Returns the open ones except the default, since building may fail and memory may be short."""
         self._close(self._open.keys() - {self.space.start, *points})
         for point in points:
             if point in self._open:

@@ -15,8 +15,8 @@ from accel_rl.training.iteration import Iteration
 class Training:
     """A run's iterations (training/iteration.py) as a contestant, without logging, evaluations and checkpoints.
 
-    total_steps: valid agent steps so far. Between turns the run's processes sleep, once the sampler holds all steps
-    that it can. A turn begins by learning from as many steps, which do not count."""
+    total_steps: valid agent steps so far. Between turns the run's processes sleep, once the sampler holds as many steps
+    as it can. A turn begins by learning from that many steps, which do not count."""
 
     def __init__(self, name: str, config: Config):
         self.name, self.config, self.total_steps = name, config, 0

@@ -25,7 +25,7 @@ from accel_rl.tune.training import Training
 
 Settings = dict[str, Any]
 
-SHORT_DECORRELATION_STEPS = 100  # more would cost seconds before the first turn only
+SHORT_DECORRELATION_STEPS = 100  # more would only delay the first turn
 BUSY = 0.5  # load average
 LEAST_REPLAY_SIZE = 5_000
 LEAST_WARMUP_STEPS = 256
@@ -87,14 +87,14 @@ def result(space: Space, found: Found) -> str:
     """Returns a sentence on the pick's speed."""
     rate, ratio, num_rounds = found.trials[found.pick]
     if found.pick == space.start:
-        return f"{rate:,.0f} steps/s: what a run picks by default; nothing else was faster to speak of"
+        return f"{rate:,.0f} steps/s: what a run picks by default; nothing else was clearly faster"
     unsure = "; it may be no faster, more --minutes would tell" if ratio["low"] <= 1 else ""
     of_default = f"{format_ratio(ratio)} times the default ({space.start}), {count(num_rounds, 'round')}"
     return f"{rate:,.0f} steps/s: {of_default}{unsure}"
 
 
 def build_training(settings: Settings, spec: EnvSpec, point: Point) -> Contestant:
-    """Returns a training with a point's settings and these, run until it learns all that it is to learn."""
+    """Builds a training with these settings and a point's, and runs it until all learning has begun."""
     config = check(resolve({**settings, **point.settings}, spec=spec))
     warmup_steps: int = getattr(config.algo, "warmup_steps", 0)
     if getattr(config.algo, "auxiliary", ("none",)) != ("none",):
@@ -112,7 +112,8 @@ def build_training(settings: Settings, spec: EnvSpec, point: Point) -> Contestan
 def short_settings(config: Config) -> Settings:
     """Returns settings that bring a training to its steady state soon, in little memory.
 
-    Schedules stay at their start. A replay is as small as its batches allow, and learning starts as early."""
+    Schedules stay at their start. A replay is as small as its batches allow, and learning starts as early as they do.
+    """
     run, algo = config.run, config.algo
     short = {**config.sampler_kind.fixed_for_tuning(config), "steps": 10**12}
     short["decorrelation_steps"] = min(run.decorrelation_steps, SHORT_DECORRELATION_STEPS)

@@ -1,4 +1,4 @@
-"""The command `accel-rl watch`. The command line imports this module for every command: it stays light."""
+"""The command `accel-rl watch`. Every command imports this module, so its imports must be light."""
 
 import argparse
 import os
@@ -13,13 +13,13 @@ def add_watch(commands: Any) -> None:
     command = commands.add_parser(
         "watch",
         help="show runs in a browser while they train",
-        description="Serves a list of the runs below a folder, and a page about each, to this machine alone, and says "
-        "where. They are renewed as rows are logged. It writes nothing; Ctrl-C ends it.",
+        description="Serves a list of the runs below a folder, and a page about each, to this machine only, and prints "
+        "the address. Pages are updated as rows are logged. It writes nothing; Ctrl-C ends it.",
     )
     command.add_argument(
         "folder", type=Path, nargs="?", default=Path("results"), metavar="DIR", help="where runs are (default: results)"
     )
-    command.add_argument("--port", type=int, default=8765, metavar="N", help="0: any that is free (default: 8765)")
+    command.add_argument("--port", type=int, default=8765, metavar="N", help="0: any free port (default: 8765)")
     command.set_defaults(run=_watch)
 
 

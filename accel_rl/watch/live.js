@@ -1,6 +1,6 @@
 "use strict";
-// Keeps a page as the runs' files are: fetches it again and again, and takes over what has changed. The zoom, and all
-// else that the reader has done, stays.
+// Keeps a page up to date with the runs' files: fetches it repeatedly and replaces the parts that have changed. The zoom,
+// and anything else that the reader has done, stays.
 const everyMs = 2000;
 let shown = "";
 

@@ -1,4 +1,4 @@
-"""The runs below a folder, and the state of each. Links to places outside are not followed."""
+"""Finds the runs below a folder and their states. Links that lead out of the folder are not followed."""
 
 import os
 import time
@@ -12,7 +12,7 @@ from accel_rl.errors import UsageError
 from accel_rl.report.record import FILES, RunRecord, read_record
 from accel_rl.run_folder.lock import LOCK, is_being_written
 
-MOST_CACHED = 2**16  # summaries
+MOST_CACHED = 2**16  # summaries kept in memory
 
 Stamp = tuple[tuple[str, int, int], ...]
 """Names, times and sizes of the files that a page is made of, and which runs are running."""
@@ -46,14 +46,14 @@ class WatchedRun:
 
 
 class WatchedRuns:
-    """The runs below a folder. It caches a few numbers of each until its files change: there may be thousands."""
+    """The runs below a folder. Caches a few numbers of each run until its files change: there may be thousands."""
 
     def __init__(self, root: Path):
         self.root = Path(os.path.realpath(root))
         self._summarize = lru_cache(MOST_CACHED)(self._read_summary)
 
     def by_folder(self) -> dict[Path, list[WatchedRun]]:
-        """Returns the runs by the folder that they lie in, the latest first."""
+        """Returns the runs by parent folder, the latest first."""
         runs = sorted(map(self._watch, self._find()), key=lambda run: (-run.begun_s, run.folder))
         by_parent: dict[Path, list[WatchedRun]] = {}
         for run in runs:
@@ -67,15 +67,15 @@ class WatchedRuns:
                 raise UsageError(f"{path} is a link that leads out of {self.root}")
         try:
             return read_record(folder)
-        except OSError as error:  # also: it has just been removed
+        except OSError as error:  # it may have just been removed
             raise UsageError(f"cannot read {folder}: {error.strerror}") from None
 
     def has(self, path: Path) -> bool:
-        """Tells whether a path, its links followed, lies in the folder."""
+        """Tells whether a path is in the folder once its links are followed."""
         return Path(os.path.realpath(path)).is_relative_to(self.root)
 
     def _find(self) -> Iterator[Path]:
-        """Finds the folders of runs, and links to places outside, which may be runs."""
+        """Finds the folders of runs, and links out of the folder, which may be runs."""
         for name, folders, files in os.walk(self.root):  # does not follow links
             folders[:] = [folder for folder in folders if not folder.startswith(".")]
             if {"config.yaml", "progress.csv"} & set(files):
@@ -132,5 +132,5 @@ def _stamp(folder: Path, names: list[str]) -> Stamp:
 
 
 def address(folder: Path) -> str:
-    """Returns a path below the folder in the form for a link, even if the path is not in UTF-8."""
+    """Encodes a path below the folder for a link, even if the path is not in UTF-8."""
     return quote(os.fsencode(folder))

@@ -1,4 +1,4 @@
-"""The server of `accel-rl watch`: the list of runs, their pages, their videos and three programs. It writes nothing."""
+"""The server of `accel-rl watch`: the list of runs, their pages, their videos and three scripts. It writes nothing."""
 
 import hashlib
 import logging
@@ -25,8 +25,8 @@ from accel_rl.watch.runs import Stamp, WatchedRuns, address, stamp
 HOST = "127.0.0.1"
 HERE = Path(__file__).parent
 PROGRAMS = (HERE / "live.js", Path(report.__path__[0]) / "page.js")
-SHUTDOWN_S = 1  # the wait for answers under way: a browser may take a video's whole length
-# Pages from elsewhere can neither show nor measure this server's answers.
+SHUTDOWN_S = 1  # wait for unfinished responses: a browser may read a video for its whole length
+# Pages of other sites can neither show nor measure this server's responses.
 HEADERS = (
     (b"x-content-type-options", b"nosniff"),
     (b"x-frame-options", b"DENY"),
@@ -39,14 +39,14 @@ def serve(folder: Path, listener: socket.socket) -> None:
     app = make_app(folder, listener.getsockname()[1])
     config = uvicorn.Config(app, log_level="warning", server_header=False, timeout_graceful_shutdown=SHUTDOWN_S)
     server = uvicorn.Server(config)
-    # Answers cut off at the end are no errors.
+    # Responses cut off at the end are not errors.
     logging.getLogger("uvicorn.error").addFilter(lambda _: not server.should_exit)
     server.run(sockets=[listener])
 
 
 def make_app(folder: Path, port: int) -> Any:
     """Returns the ASGI application of the runs in a folder, at a port of this machine. It answers only requests to this
-    machine's own names: else a page from elsewhere could read runs under a name that leads here."""
+    machine's own names; otherwise another site's page could read runs through a name that resolves to this machine."""
     runs = WatchedRuns(folder)
     templates, plotly = load_templates(HERE), load_plotly()
     templates.filters["address"] = address
@@ -78,7 +78,7 @@ def make_app(folder: Path, port: int) -> Any:
         path = find(request)
         try:
             return _answer(request, make(path, stamp(path)))
-        except (UsageError, OSError) as error:  # also: it has just been removed
+        except (UsageError, OSError) as error:  # it may have just been removed
             raise HTTPException(404, str(error)) from None
 
     def send_video(request: Request) -> Response:

@@ -48,7 +48,7 @@ def test_a_card_is_what_hubs_read_and_replaces_only_a_card(run: Path, tmp_path: 
     monkeypatch.setattr(card, "_make_onnx", lambda agent, path: ["No ONNX file: none"])
     monkeypatch.setattr(card, "_make_video", lambda agent, path, seed: ["No video: none"])
     (tmp_path / "README.md").write_text("mine")
-    with pytest.raises(UsageError, match="is there already and is no model card's folder"):
+    with pytest.raises(UsageError, match="exists and is not a model card's folder"):
         write_card(run, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["README.md"]
     mean = write_card(run, tmp_path / "card").value

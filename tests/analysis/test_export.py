@@ -374,7 +374,7 @@ class Drawing(Network):
     ("network", "format", "message"),
     [
         ("OwnFunction", "torchscript", "cannot be written as TorchScript: .* operation Doubling$"),
-        ("Deciding", "torchscript", r"by the numbers in a tensor \(.*test_export.py, line"),
+        ("Deciding", "torchscript", r"on the numbers in a tensor \(.*test_export.py, line"),
         ("Drawing", "torchscript", r"would not act as the policy does.*(logits|value) differs"),
     ],
 )

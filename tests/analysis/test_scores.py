@@ -43,7 +43,7 @@ def test_human_scores_are_those_of_games_that_exist():
     assert len(human_scores()) == 57 and human_scores().keys() <= games().keys()
     assert all(human > random for random, human in human_scores().values())
     np.testing.assert_allclose(human_normalized("pong", [-20.7, 14.6, 21]), [0, 1, 41.7 / 35.3])
-    with pytest.raises(UsageError, match="no human score is known of adventure"):
+    with pytest.raises(UsageError, match="no human score is known for adventure"):
         human_normalized("adventure", 1)
 
 
@@ -108,12 +108,12 @@ def test_other_files_are_refused(tmp_path, content, message):
 
 def test_runs_that_cannot_be_compared_are_refused(tmp_path):
     assert read_scores(write_run(tmp_path / "a", [1], env="CartPole-v1"))[0].game == "CartPole-v1"
-    with pytest.raises(UsageError, match="no human score is known of CartPole-v1"):
+    with pytest.raises(UsageError, match="no human score is known for CartPole-v1"):
         compare([tmp_path / "a"])
     (write_run(tmp_path / "damaged", [1]) / "final.json").write_text("{")
     with pytest.raises(UsageError, match=r"damaged is neither a run's folder nor .* or it is damaged"):
         read_scores(tmp_path / "damaged")
-    with pytest.raises(UsageError, match="no human score is known of adventure"):
+    with pytest.raises(UsageError, match="no human score is known for adventure"):
         compare([write_run(tmp_path / "b", [1], env="adventure")])
 
 

@@ -94,7 +94,7 @@ def test_what_episode_start_marks_begins_anew(recurrent: TrainedPolicy) -> None:
     assert [row[0] for row in one] == [row[0] for row in first] and [row[1] for row in one] == [row[1] for row in again]
     with pytest.raises(ValueError, match="2 observations with the state of 3 games"):
         recurrent.predict(observations[0][:2], end)
-    with pytest.raises(ValueError, match="state must be None or what predict has returned"):
+    with pytest.raises(ValueError, match="state must be None or the second result of predict"):
         recurrent.predict(observations[0], 5)
     for arguments in ({"episode_start": [True, False]}, {"reward": np.zeros(2)}):
         with pytest.raises(ValueError, match="must have a value for each of 3 games"):

@@ -150,8 +150,8 @@ def test_a_misspelt_default_of_a_class_is_refused() -> None:
     ("algo", "preset", "what"),
     [
         ("categorical_dqn", "eps_rainbow_512", "a variant of eps_rainbow"),
-        ("categorical_dqn", "eps_rainbow", "an algorithm of its own"),
-        ("one_step_q", "n_step_q", "an algorithm of its own"),
+        ("categorical_dqn", "eps_rainbow", "a separate algorithm"),
+        ("one_step_q", "n_step_q", "a separate algorithm"),
         ("a2c", "dqn_512", "a variant of dqn"),
         ("accel_rl.algos.a2c:A2C", "a2c_64", "a variant of a2c"),
     ],

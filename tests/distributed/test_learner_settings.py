@@ -46,7 +46,7 @@ def assert_refused(capfd: Any, out: Path, flags: list[Any], message: str) -> Non
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"devices": "cpu,cuda:0"}, "devices='cpu,cuda:0': learners are all on the CPU or all on GPUs, as in cpu,cpu or"),
     ({**TWO, "learners_per_gpu": 2}, "learners_per_gpu=2: that is for GPUs; name cpu once for each learner, as in"),
-    ({**TWO, "device": "cpu"}, "device=cpu and devices=cpu,cpu say the same; omit one of them"),
+    ({**TWO, "device": "cpu"}, "device=cpu and devices=cpu,cpu both name devices; omit one of them"),
     ({**TWO, "cpus": str(min(available_cpus()))}, r"learners=2 need a logical CPU each, but .* or --share-"),
     ({**TWO, "envs": 5}, "envs=5 does not split over 2 learners; use 4 or 6"),
     ({**TWO, "sampler": "alternating", "workers": 3}, "workers=3 do not split over 2 learners; use a multiple of 2"),

@@ -189,7 +189,7 @@ def test_a_stopped_launch(
     [
         (["--executor", "slurm"], "submitit"),
         (["--executor", "ray"], r"--executor ray needs ray; install it with: pip install 'accel-rl\[ray\]'"),
-        (["--executor", "slurm", "--devices", "cpu"], "--devices is for this machine; with --executor slurm, say what"),
+        (["--executor", "slurm", "--devices", "cpu"], "--devices is for this machine; with --executor slurm, set a"),
         (["--executor", "slurm", "--job", "{cpus: 0}"], "cpus=0 must be an integer of at least 1, for each learner"),
         (["--executor", "slurm", "--job", "{gpus: 2}"], "gpus=2 must be 0 or 1, for each learner"),
         (["--executor", "slurm", "--job", "cpus=2"], "job='cpus=2' must be a mapping, as in --job '{cpus: 2}'"),

@@ -350,7 +350,7 @@ def test_a_folder_is_of_one_run(tmp_path: Path) -> None:
         inspect(elsewhere, precision="bf16")
     (run / "config.yaml").write_text(yaml.safe_dump(config.as_dict()).replace("track:", "tracked:"))
     with pytest.raises(
-        UsageError, match=r"a2c-s1 is of another version of accel_rl \(track, tracked\); finish it with"
+        UsageError, match=r"a2c-s1 is from another version of accel_rl \(track, tracked\); finish it with"
     ):
         inspect(config)
 

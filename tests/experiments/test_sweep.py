@@ -164,10 +164,10 @@ def test_a_folder_of_another_sweep(tmp_path: Path) -> None:
     check_folder(found, tmp_path)
     (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(sweep._described(found)))
     check_folder(read(tmp_path, title="another"), tmp_path)
-    with pytest.raises(UsageError, match="was begun with another trials; give this sweep another --out"):
+    with pytest.raises(UsageError, match="was started with different trials; give this sweep another --out"):
         check_folder(read(tmp_path, trials=17), tmp_path)
     (tmp_path / "sweep.yaml").write_text("version: 0\n")
-    with pytest.raises(UsageError, match=r"is of another version \(0\)"):
+    with pytest.raises(UsageError, match=r"is from another version \(0\)"):
         check_folder(found, tmp_path)
 
 
@@ -192,7 +192,7 @@ def test_proposals_depend_on_the_seed_and_on_what_has_ended(tmp_path: Path) -> N
     with sqlite3.connect(tmp_path / "study.db") as database:
         database.execute("drop table trial_params")
     with pytest.raises(
-        RunError, match=r"cannot use the database .*study.db \(.*\); if you remove it, the same command makes"
+        RunError, match=r"cannot use the database .*study.db \(.*\); if you remove it, the same command creates"
     ):
         again.add([Trial(4, second[0])])
     (tmp_path / "other.db").unlink()

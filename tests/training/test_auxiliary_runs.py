@@ -71,7 +71,7 @@ def test_without_its_replay_a_run_fills_it_anew(tmp_path: Path) -> None:
     settings = {**CLOCK, "auxiliary_start": "when_full", "checkpoint_replay": False}
     run = accel_rl.train(**settings, steps=120, out=tmp_path / "run")
     assert not list(run.glob("replay-*"))
-    with pytest.raises(UsageError, match="--auxiliary-replay-steps would change the run; only --steps, and what"):
+    with pytest.raises(UsageError, match="--auxiliary-replay-steps would change the run; only --steps and where"):
         accel_rl.train(resume=run, steps=240, auxiliary_replay_steps=30)
     accel_rl.train(resume=run, steps=240)
     log = (run / "log.txt").read_text()

@@ -122,8 +122,8 @@ def test_foreign_files_are_no_checkpoints(tmp_path: Path, monkeypatch: pytest.Mo
     path = tmp_path / CHECKPOINT
     checkpoint.save(path, {"algo": Foreign()})
     monkeypatch.delitem(globals(), "Foreign")
-    contents = {path.read_bytes(): "needs what is not here: .*Foreign.*; continue it where that can be imported"}
-    contents |= dict.fromkeys((Random(0).randbytes(5000), b"steps: 400\n"), "is damaged or no checkpoint: ")
+    contents = {path.read_bytes(): "needs code that is missing here: .*Foreign.*; continue the run where"}
+    contents |= dict.fromkeys((Random(0).randbytes(5000), b"steps: 400\n"), "is damaged or not a checkpoint: ")
     for content, message in contents.items():
         path.write_bytes(content)
         with pytest.raises(UsageError, match=f"^{path} {message}") as caught:

@@ -123,7 +123,7 @@ def test_a_policy_without_bf16_trains_without_it(caplog: Any) -> None:
     """A user's policy without bfloat16 trains on a GPU in another precision, and the run says which."""
     config = check(resolve({**TINY, "algo": f"{__name__}:WithoutBf16", "env": "pong", "device": "cuda:0"}))
     assert config.run.precision == "tf32"
-    assert "has no attribute bf16, so that it computes in tf32" in caplog.text
+    assert "has no attribute bf16, so it computes in tf32" in caplog.text
 
 
 def test_no_advice_for_a_policy_without_bf16(monkeypatch: Any, caplog: Any) -> None:

@@ -207,7 +207,7 @@ BAD: list[tuple[Any, str, dict[str, Any], str]] = [
     (None, "config.yaml", {}, r"name a run's folder, its policy\.json, or a \.safetensors file in it"),
     (lambda run: (run / DESCRIPTION).unlink(), "", {}, r"holds no run \(no policy\.json\)"),
     (lambda run: (run / LAST).unlink(), "", {}, r"there is no .*policy\.safetensors yet"),
-    (lambda run: (run / LAST).write_text("text"), "", {}, "is damaged or no safetensors file"),
+    (lambda run: (run / LAST).write_text("text"), "", {}, "is damaged or not a safetensors file"),
     (with_other_statistics, "", {}, "its statistics do not match their checksum"),
     (None, "", COUNTING, r"trained on observations Box\(.*\(4,\).*, but here they are Box\(.*\(2,\)"),
     (None, "", {"network": "wide"}, r"does not fit this run's network: .*encoder\.trunk.*trained with network=null"),

@@ -219,7 +219,7 @@ def test_tensors_that_are_not_the_networks(run: Path) -> None:
     """Missing, surplus or misshapen tensors, and ones that are not finite, are refused."""
     state = load_file(run / LAST)
     for change, message in (
-        ({"more": torch.ones(2)}, "more is none of the network's tensors"),
+        ({"more": torch.ones(2)}, "more is not one of the network's tensors"),
         ({BIAS: torch.ones(3)}, rf"{BIAS} has shape \[3\], the network's \[2\]"),
         ({BIAS: torch.ones(2, dtype=torch.float64)}, rf"{BIAS} is torch.float64, not torch.float32"),
         ({BIAS: torch.tensor([1.0, torch.nan])}, f"{BIAS} holds values that are not finite"),
@@ -232,7 +232,7 @@ def test_tensors_that_are_not_the_networks(run: Path) -> None:
         accel_rl.load(run)
     (run / LAST).unlink()
     os.mkfifo(run / LAST)
-    with pytest.raises(UsageError, match="is no regular file"):
+    with pytest.raises(UsageError, match="is not a regular file"):
         accel_rl.load(run)
 
 
@@ -252,7 +252,7 @@ DESCRIPTIONS: list[tuple[Callable[[str], str], str]] = [
         lambda text: text.replace('"core": "none"', '"core": "lstm"').replace(
             '"core_size": 256', '"core_size": 1000000'
         ),
-        r"policy\.safetensors has less than the network that these settings describe",
+        r"policy\.safetensors is too small for the network that these settings describe",
     ),
     (lambda text: text.replace('"frame_stack": 0', '"frame_stack": 1000000000'), "frame_stack=1000000000 must be"),
     (lambda text: text.replace('"picture_shape": null', '"picture_shape": "x"'), "picture_shape='x' must be"),
@@ -277,7 +277,7 @@ def test_a_wrong_description_is_one_line(run: Path, change: Callable[[str], str]
 def test_a_description_beyond_all_measure_is_one_line(run: Path) -> None:
     """A policy.json above 64 MB is refused."""
     os.truncate(run / DESCRIPTION, policy_file.MOST_BYTES + 1)
-    with pytest.raises(UsageError, match=r"policy\.json has more than 64 MB: it is no description of a policy"):
+    with pytest.raises(UsageError, match=r"policy\.json has more than 64 MB: it does not describe a policy"):
         accel_rl.load(run)
 
 

@@ -133,7 +133,7 @@ def test_a_missing_key_is_one_line_before_the_run(
 ) -> None:
     """A missing key is a usage error before the run, without a prompt."""
     monkeypatch.delenv("WANDB_MODE")
-    with pytest.raises(UsageError, match=r"needs the key .* `wandb login`, set WANDB_API_KEY, or set WANDB_MODE=off"):
+    with pytest.raises(UsageError, match=r"needs an .* `wandb login`, set WANDB_API_KEY, or set WANDB_MODE=off"):
         accel_rl.train(**RUN, track="wandb", out=tmp_path / "run")
     assert not (tmp_path / "run").exists() and capfd.readouterr() == ("", "")
 

@@ -183,7 +183,7 @@ def test_replays_are_short() -> None:
         (["--env", "CartPole-v1", "--devices", "cpu,cpu"], "tune measures one learner, but there are 2"),
         (
             ["--env", "CartPole-v1", "--sampler", "queued", "--dynamic-adjustment"],
-            "dynamic_adjustment changes while running",
+            "dynamic_adjustment changes the tuned settings",
         ),
         (
             ["--env", "CartPole-v1", "--out", "."],
