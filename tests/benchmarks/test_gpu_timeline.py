@@ -92,6 +92,6 @@ def test_the_page_has_the_figures_of_the_simulation() -> None:
     waits, steps = measure(timeline), of(timeline, ("step",))
     page = " ".join((ROOT / "docs" / "architecture.md").read_text().split())
     assert f"step takes {waits.step:.0f} microseconds and its trip to the GPU {waits.trip:.0f}" in page
-    assert f"stand still {100 * waits.simulators / waits.wall:.0f} % of the time" in page
+    assert f"idle {100 * waits.simulators / waits.wall:.0f} % of the time" in page
     assert steps == set(range(min(steps), max(steps) + 1))  # from the first step to the last
     assert waits.longest_trip < waits.step
