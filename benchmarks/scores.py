@@ -145,7 +145,8 @@ def page() -> None:
     """Writes the tables of both pages, and the figures."""
     published: Values = yaml.safe_load(PUBLISHED.read_text())
     kept = tables.read_kept(FOLDER)
-    chosen, control = published["chosen"], published["control"]
+    chosen, per_step, control = published["chosen"], published["per_step"], published["control"]
+    played = [game for game in GAMES if tables.find(kept, per_step, game)]
     tuned = [game for game in control["games"] if tables.find(kept, control["tuned"], game)]
     shown = [each for each in kept if not is_trial(each.setting)]
     trials = [each for each in kept if is_trial(each.setting)]
@@ -159,6 +160,7 @@ def page() -> None:
         "methods": tables.methods_table(methods),
         "seeds": tables.seeds_table(winner) if winner else "No runs yet.\n",
         "games": tables.games_table(chosen, GAMES, kept, published, (1e6, 2e6)),
+        "per step": tables.games_table(per_step, played, kept, published, (5e5, 1e6)),
         "all games": tables.all_games_table(compare(compared) if compared else []),
         "control": tables.games_table(control["setting"], control["games"], kept, control, (5e5, 1e6)),
         "tuned control": tables.games_table(control["tuned"], tuned, kept, control, (5e5, 1e6)),

@@ -75,6 +75,7 @@ def test_commands_of_folders(tmp_path):
 
 PUBLISHED = {
     "chosen": "ppo_small",
+    "per_step": "busy",
     "advice": [
         {"have": "an hour", "setting": "ppo_small", "game": "pong", "range": "at most 21"},
         {"have": "a robot", "setting": "ppo", "game": "Robot-v1", "range": "any"},
@@ -100,7 +101,7 @@ def write_marks(page, names):
 @pytest.fixture
 def pages(folder):
     scores.PUBLISHED.write_text(yaml.safe_dump(PUBLISHED))
-    names = "advice", "methods", "seeds", "games", "all games", "control", "tuned control"
+    names = "advice", "methods", "seeds", "games", "per step", "all games", "control", "tuned control"
     write_marks(scores.PAGE, (*names, "reference", "settings", "commands"))
     write_marks(scores.TRIALS, ["trials"])
 
@@ -118,7 +119,7 @@ def test_the_page_holds_what_is_kept(folder, pages):
     assert "`trial_x` | pong | 0 | `python it" not in text
     assert "| `trial_x` | pong | 0 | `python it" in scores.TRIALS.read_text()
     assert text.startswith("before\n") and text.endswith("after\n") and "old" not in text
-    assert text.count("between") == 10
+    assert text.count("between") == 11
     assert "| an hour | `python it` | 19.0 (19.0 to 19.0) | 2 M steps, 40 minutes (AMD) | at most 21 |" in text
     assert "| a robot | `python it` | 700.0 (1 seed) | 2 M steps, 40 minutes (AMD) | any |" in text
     assert "| Robot-v1 | 1 | 125.0 (1 seed) | 250.0 (1 seed) | 40 minutes (AMD) | 700.0 (1 seed) | 1443 ± 46 |" in text
@@ -128,6 +129,7 @@ def test_the_page_holds_what_is_kept(folder, pages):
     assert f"| pong | 2 | {mean} | 40 minutes (AMD) | 19.0 (19.0 to 19.0) | -20.7; 14.6 | 21 |" in text
     assert f"| `ppo_small` | pong | 2 | 7.2 (6.4 to 8.0) | {mean} | 19.0 (19.0 to 19.0) | 16.0 at 2.00 M, 20.0" in text
     assert "| `busy` | pong | 1 | 4.8 (1 seed) | 6.0 (1 seed) | 12.0 (1 seed) |  | 12.0 at 2.00 M |" in text
+    assert "| pong | 1 | 3.0 (1 seed) | 6.0 (1 seed) |  |  | -20.7; 14.6 | 21 |" in text  # per step
     assert "| [zoo](there) |" in text
     assert "| 0 | not reached |  | 16.0 |" in text
     assert "| 1 | 1,802,000 | 36.0 | 20.0 |" in text
