@@ -4,7 +4,7 @@ python benchmarks/operations.py [--runs CartPole-v1:ppo ...] [--rollouts 20] [--
 
 Three numbers for each:
 
-    operations  those that PyTorch dispatches below autograd, of which a compiled update would consist
+    operations  those that PyTorch dispatches below autograd; a compiled update consists of these
     kernels     operations that read or write numbers, that is, all but views
     calls       the outermost aten ranges of PyTorch's profiler: operations as Python and autograd call them
 

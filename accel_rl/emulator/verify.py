@@ -238,7 +238,7 @@ def verify_cuda(games: Sequence[str], consoles: int, frames: int, device: str) -
     for game in games:
         try:
             distinct = compare(game, consoles, frames, device)
-            print(f"{game:22} {consoles * frames:9,} frames  equal; {distinct} consoles differ in RAM", flush=True)
+            print(f"{game:22} {consoles * frames:9,} frames  equal; {distinct} different RAMs at the end", flush=True)
             exact += 1
         except RunError as difference:
             print(f"{game:22} {difference}", flush=True)

@@ -77,7 +77,7 @@ def test_the_settings_without_changes_are_accepted() -> None:
     check(resolved(DQN))
     check(resolved(CATEGORICAL))
     check(resolved({**DQN, "horizon": 48, "replay_size": 192, "n_step": 40, "warmup_steps": 300, "steps": 600}))
-    check(resolved({**DQN, "warmup_steps": 352}))  # of 25 rollouts: 22, one for statistics, two to learn
+    check(resolved({**DQN, "warmup_steps": 352}))  # 25 rollouts: 22 to warm up, 1 for statistics, 2 to learn
 
 
 @pytest.mark.parametrize(("changes", "message"), BAD_SETTINGS, ids=[str(sorted(c)[-1]) for c, _ in BAD_SETTINGS])

@@ -57,7 +57,7 @@ def test_returns_are_those_of_steps_that_were_taken(mode: str | None) -> None:
     with closing(sampler):
         for _ in range(2):  # an episode goes on from one to the other
             algo.statistics.update(sampler.collect(), update)
-    num_steps = 18 if mode == "NextStep" else 22  # of each environment; in NextStep, each fifth only resets
+    num_steps = 18 if mode == "NextStep" else 22  # per environment; in NextStep, every fifth only resets
     returns = [[1, 1.9, 2.71, 3.439][step % 4] for step in range(num_steps)]
     moments = algo.statistics.return_scale.moments
     assert moments.count.item() == 2 * num_steps

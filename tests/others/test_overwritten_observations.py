@@ -14,7 +14,7 @@ from accel_rl.samplers import SerialSampler
 from accel_rl.samplers.base import SamplerConfig
 from tests.helpers.samplers import TOYS, closing, make
 
-LENGTHS = (3, -4, -1)  # of games; negative: truncated
+LENGTHS = (3, -4, -1)  # steps of each game; negative: truncated
 T, B = 25, 3
 Rows = list[list[float]]
 

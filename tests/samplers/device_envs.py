@@ -10,7 +10,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 from torch import Tensor
 
-STEPS = 6  # of an episode before it is truncated
+STEPS = 6  # an episode is truncated after so many
 LIMIT = 2.0  # largest position; beyond it, an episode is terminated
 OBSERVATION = spaces.Box(-np.inf, np.inf, (3,), np.float32)
 

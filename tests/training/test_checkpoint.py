@@ -30,7 +30,7 @@ def finished(tmp_path_factory: Any) -> Path:
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: Any) -> Path:
-    """The checkpoint of a run with one environment and a minimal network: about 25 KB, of which generators take 10."""
+    """The checkpoint of a run with one environment and a minimal network: about 25 KB, 10 of them for generators."""
     settings = {**TINY_SERIAL_RUN, "algo": "a2c", "envs": 1, "network": "tests.helpers.samplers:Flat"}
     return accel_rl.train(**settings, steps=20, out=tmp_path_factory.mktemp("small") / "run") / CHECKPOINT
 

@@ -74,7 +74,7 @@ def compare(
     order: Callable[[int], Any] | None = None,
 ) -> int:
     """Plays random and sticky actions in each console on a device and on the CPU; returns the number of distinct RAM
-    contents at the end, of which there should be several.
+    contents at the end, which should be several.
 
     Raises RunError unless the rewards of each frame, the complete states and the last pictures are equal."""
     edges = np.linspace(0, num_envs, min(PARTS, num_envs) + 1).astype(int)
