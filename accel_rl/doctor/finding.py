@@ -1,4 +1,4 @@
-"""Findings, which are the lines of the report, and their problems to mend."""
+"""Findings, which are the lines of the report, and their problems to fix."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -7,7 +7,7 @@ LEVELS = ("error", "warning", "optional")  # in the order of the report
 
 
 class Problem(NamedTuple):
-    """Something to mend, and the command that mends it.
+    """Something to fix, and the command that fixes it.
 
     level: error (nothing can be trained), warning (training is slower than it could be, or some runs fail), or optional
     (not everybody needs it). cause: the error behind it. A later problem that quotes a known cause is left out."""

@@ -41,7 +41,7 @@ def gpus(root: Path = Path("/")) -> Finding:
 
 
 def _way_to_gpu() -> tuple[str, str]:
-    """Returns why PyTorch does not see a GPU that exists, and the command that mends it."""
+    """Returns why PyTorch does not see a GPU that exists, and the command that fixes it."""
     import torch
 
     if torch.version.cuda is None:

@@ -1,4 +1,4 @@
-"""The report of `accel-rl doctor`: this machine, a self-test, what a run would use, and what to mend."""
+"""The report of `accel-rl doctor`: this machine, a self-test, what a run would use, and what to fix."""
 
 import json
 import sys
@@ -46,12 +46,12 @@ class Report:
     def finish(self, can_train: bool, **figures: Any) -> None:
         """Prints the problems, the worst first, or the JSON object with these figures."""
         problems = sorted(self._problems, key=lambda problem: LEVELS.index(problem.level))
-        self._print("\nto mend" if problems else "\nnothing to mend")
+        self._print("\nto fix" if problems else "\nnothing to fix")
         for level, what, command, _ in problems:
             self._print(f"  {level:{WIDTH}}{what}\n  {'':{WIDTH}}{command}")
         if self._as_json:
             report = {"can_train": can_train, **{_key(name): rows for name, rows in self._sections.items()}, **figures}
-            report["to_mend"] = [{"level": p.level, "what": p.what, "command": p.command} for p in problems]
+            report["to_fix"] = [{"level": p.level, "what": p.what, "command": p.command} for p in problems]
             print(json.dumps(report, indent=2), file=self._stdout)
 
     def _print(self, line: str) -> None:

@@ -211,7 +211,7 @@ class Update:
         loss: the same function at each update. batch: its arguments, tensors or NamedTuples of tensors, samples first
         [N, ...]. If they contain a Batch of sequences [T, B, ...], the loss sees the whole batch at once. Numbers are
         settings that change (clip range, entropy weight); they arrive as 0-d tensors. num_samples: the number of valid
-        samples. extra_losses: losses with their own batches, of any order; their sums are added.
+        samples. extra_losses: losses with their own batches, of any shapes; their sums are added.
 
         Returns the loss's terms divided by num_samples, both summed over these learners, and "grad_norm", the norm of
         the gradient before clipping. A term with an entry for each sample [N, ...] is returned unchanged."""

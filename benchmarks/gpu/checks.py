@@ -78,8 +78,8 @@ def ask_doctor(is_dry: bool) -> Row:
 
 def shorten(report: Row) -> Row:
     """Returns the self-test, the plan and the problems of the doctor's report."""
-    mend = "; ".join(each["what"] for each in report["to_mend"] if each["level"] != "optional")
-    return {**report["self_test"], **report["would_use"], "to_mend": mend or "nothing"}
+    problems = "; ".join(each["what"] for each in report["to_fix"] if each["level"] != "optional")
+    return {**report["self_test"], **report["would_use"], "to_fix": problems or "nothing"}
 
 
 def facts(rows: Rows) -> None:

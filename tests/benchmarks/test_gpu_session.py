@@ -48,7 +48,7 @@ def test_the_doctors_report_is_shortened(capsys: pytest.CaptureFixture[str]) -> 
         "train_cartpole_v1": "text of train CartPole-v1",
         "workers": "text of workers",
         "server": "not pinned",
-        "to_mend": "slow; few",
+        "to_fix": "slow; few",
     }
 
 

@@ -152,7 +152,7 @@ def test_a_package_that_crashes_or_hangs_ends_the_report(
     assert said.err == f"accel-rl: nothing can be trained: {what}\n"
     report = json.loads(said.out)
     problem = {"level": "error", "what": what, "command": "pip install --force-reinstall dist"}
-    assert report == {"can_train": False, "machine": {"packages": what}, "to_mend": [problem]}
+    assert report == {"can_train": False, "machine": {"packages": what}, "to_fix": [problem]}
 
 
 def test_without_processes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,7 +253,7 @@ PROBES = {
     "good part": lambda: Finding("fine"),
     "slow": lambda: Finding("slow", (Problem("optional", "is slow", "make fast", "the cause"),)),
     "broken": broken,
-    "wrong": lambda: Finding("bad", (Problem("error", "is wrong, by the cause", "mend it"),)),
+    "wrong": lambda: Finding("bad", (Problem("error", "is wrong, by the cause", "fix it"),)),
     "late": lambda: Finding("bad", (Problem("warning", "is late", "hurry up"),)),
 }
 
@@ -286,7 +286,7 @@ def test_the_report(trials: dict[str, Trial], capsys: Any) -> None:
         "would use",
         "  run               a2c on pong",
         "",
-        "to mend",
+        "to fix",
         "  warning           is late",
         "                    hurry up",
         "  optional          is slow",
@@ -302,7 +302,7 @@ def test_the_report_as_json(trials: dict[str, Trial], capsys: Any) -> None:
     assert report["can_train"] and report["machine"]["good_part"] == "fine"
     assert report["self_test"]["train_pong"] == "200 steps/s" and report["would_use"] == {"run": "a2c on pong"}
     assert report["steps_per_second"] == {"cartpole_v1": 200, "pong": 200}
-    assert report["to_mend"][0] == {"level": "warning", "what": "is late", "command": "hurry up"}
+    assert report["to_fix"][0] == {"level": "warning", "what": "is late", "command": "hurry up"}
 
 
 def test_a_self_test_that_fails(trials: dict[str, Trial], capsys: Any) -> None:
@@ -313,8 +313,8 @@ def test_a_self_test_that_fails(trials: dict[str, Trial], capsys: Any) -> None:
     said = capsys.readouterr()
     assert said.err.splitlines()[-1] == f"accel-rl: the self-test failed: {trials['pong'].failure}"
     report = json.loads(said.out)
-    assert not report["can_train"] and [p["level"] for p in report["to_mend"]] == ["error", "warning", "optional"]
-    assert "accel-rl train --env CartPole-v1" in report["to_mend"][0]["command"]
+    assert not report["can_train"] and [p["level"] for p in report["to_fix"]] == ["error", "warning", "optional"]
+    assert "accel-rl train --env CartPole-v1" in report["to_fix"][0]["command"]
 
 
 # ---- the whole command ----
@@ -361,20 +361,20 @@ def test_the_whole_command(tmp_path: Path) -> None:
     assert f"torch {torch.__version__}" in report["machine"]["packages"]
     assert report["would_use"].keys() >= {"run", "simulator", "cpus", "workers", "server", "network"}
     assert min(report["steps_per_second"].values()) > 0
-    assert all(problem["command"] and problem["level"] != "error" for problem in report["to_mend"])
+    assert all(problem["command"] and problem["level"] != "error" for problem in report["to_fix"])
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.multiprocess
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("package", "mended_by", "status"),
+    ("package", "fixed_by", "status"),
     [
         ("llvmlite", "pip install --force-reinstall llvmlite numba", 0),
         ("numpy", "pip install --force-reinstall numpy", 1),
     ],
 )
-def test_a_broken_package(package: str, mended_by: str, status: int, tmp_path: Path) -> None:
+def test_a_broken_package(package: str, fixed_by: str, status: int, tmp_path: Path) -> None:
     """A broken package is named once, with its remedy but without its consequences."""
     write(tmp_path, {f"{package}/__init__.py": "raise ImportError('no such library\\nfor this processor')"})
     paths = os.pathsep.join([str(tmp_path), str(ROOT), *filter(None, sys.path)])
@@ -383,4 +383,4 @@ def test_a_broken_package(package: str, mended_by: str, status: int, tmp_path: P
     assert result.status == status, result.err
     report = json.loads(result.out)
     assert "Traceback" not in result.out + result.err and report["can_train"] == (status == 0)
-    assert [p["command"] for p in report["to_mend"] if "no such library" in p["what"]] == [mended_by]
+    assert [p["command"] for p in report["to_fix"] if "no such library" in p["what"]] == [fixed_by]
