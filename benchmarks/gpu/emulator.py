@@ -305,7 +305,12 @@ def profile_env(game: str, num_envs: int, rows: Rows) -> Row:
 # ---- training ----
 
 TRAINED: dict[str, Row] = {
-    "PPO, 4096 environments": {"algo": "ppo", "envs": 4096, "env": "accel_rl.emulator.cuda.atari:make"},
+    "PPO, 4096 environments": {
+        "algo": "ppo",
+        "envs": 4096,
+        "env": "accel_rl.emulator.cuda.atari:make",
+        "env_build_timeout_s": 600,  # the first use compiles the kernels, which takes over a minute on a busy machine
+    },
     "A2C + V-trace, 1200 environments": {"algo": "vtrace_1200", "simulator": "cuda"},
 }
 
