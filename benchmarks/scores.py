@@ -27,7 +27,7 @@ import yaml
 import scores_figures as figures
 import scores_page as tables
 from accel_rl.analysis.plot import read_log, save
-from accel_rl.analysis.scores import ScoredRun, compare, read_scores
+from accel_rl.analysis.scores import ScoredRun, read_scores
 from accel_rl.config.fields import flag_of
 from accel_rl.envs.games.atari import game_name
 from accel_rl.errors import UsageError
@@ -146,14 +146,21 @@ def page() -> None:
     published: Values = yaml.safe_load(PUBLISHED.read_text())
     kept = tables.read_kept(FOLDER)
     chosen, per_step, control = published["chosen"], published["per_step"], published["control"]
-    played = [game for game in GAMES if tables.find(kept, per_step, game)]
-    tuned = [game for game in control["games"] if tables.find(kept, control["tuned"], game)]
+    played = tables.games_of(kept, per_step, GAMES)
+    finished = tables.games_of(kept, per_step, GAMES, steps=1e6)
+    tuned = tables.games_of(kept, control["tuned"], control["games"])
+    all_games = [
+        ("1 M steps", chosen, 1e6, GAMES),
+        ("2 M steps", chosen, 2e6, GAMES),
+        ("1 M steps", per_step, 1e6, finished),
+    ]
+    if len(finished) < len(GAMES):
+        all_games.insert(2, ("1 M steps, the games of the next row", chosen, 1e6, finished))
     shown = [each for each in kept if not is_trial(each.setting)]
     trials = [each for each in kept if is_trial(each.setting)]
     paced = tables.read_kept(FOLDER, by_pace=True)
     methods = tables.best_by_method(paced, "pong", chosen)
     timed = tables.best_by_method([each for each in paced if each.last(tables.MINUTES) > 0], "pong", chosen)
-    compared = [FOLDER / f"{chosen}-{game}.json" for game in GAMES if tables.find(kept, chosen, game)]
     winner = tables.find(kept, chosen, "pong")
     blocks = {
         "advice": tables.advice_table(kept, published["advice"]),
@@ -161,7 +168,7 @@ def page() -> None:
         "seeds": tables.seeds_table(winner) if winner else "No runs yet.\n",
         "games": tables.games_table(chosen, GAMES, kept, published, (1e6, 2e6)),
         "per step": tables.games_table(per_step, played, kept, published, (5e5, 1e6)),
-        "all games": tables.all_games_table(compare(compared) if compared else []),
+        "all games": tables.all_games_table(kept, all_games),
         "control": tables.games_table(control["setting"], control["games"], kept, control, (5e5, 1e6)),
         "tuned control": tables.games_table(control["tuned"], tuned, kept, control, (5e5, 1e6)),
         "reference": tables.reference_table(kept, published["reference"]),

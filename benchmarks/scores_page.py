@@ -12,9 +12,9 @@ import numpy as np
 import accel_rl
 from accel_rl.analysis.plot import Floats
 from accel_rl.analysis.scores import (
-    Comparison,
     Interval,
     ScoredRun,
+    compare_runs,
     format_table,
     human_scores,
     interval,
@@ -98,6 +98,12 @@ def read_kept(folder: Path, by_pace: bool = False) -> list[Kept]:
 
 def find(kept: Iterable[Kept], setting: str, game: str) -> Kept | None:
     return next((each for each in kept if (each.setting, each.game) == (setting, game)), None)
+
+
+def games_of(kept: Iterable[Kept], setting: str, games: Sequence[str], steps: float = 0) -> list[str]:
+    """Returns those of the games on which a setting has a run of at least this many steps."""
+    reached = {each.game: max(run.curve[-1, STEPS] for run in each.runs) for each in kept if each.setting == setting}
+    return [game for game in games if reached.get(game, -1) >= steps * (1 - MOST_MISSING)]
 
 
 def is_trial(setting: str) -> bool:
@@ -301,5 +307,11 @@ def commands_table(kept: Sequence[Kept]) -> str:
     return table(["setting", "task", "seeds", "command", "machine"], rows)
 
 
-def all_games_table(comparisons: Sequence[Comparison]) -> str:
-    return format_table(comparisons) + "\n" if comparisons else "No runs yet.\n"
+def all_games_table(kept: Sequence[Kept], rows: Sequence[tuple[str, str, float, Sequence[str]]]) -> str:
+    """Returns statistics of human-normalized training scores, for rows of a name, a setting, steps, and games."""
+    runs = []
+    for name, setting, steps, games in rows:
+        for run in (run for game in games if (found := find(kept, setting, game)) for run in found.runs):
+            if (score := score_at(run, steps)) is not None:
+                runs.append(ScoredRun(run.game, f"`{setting}`, {name}", run.seed, run.curve, score))
+    return format_table(compare_runs(runs)) + "\n" if runs else "No runs yet.\n"

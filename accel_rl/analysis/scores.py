@@ -191,11 +191,15 @@ def compare(paths: Sequence[Path]) -> list[Comparison]:
     """Returns each setting's scores in these folders and files; a path that is given twice counts once.
 
     Raises UsageError as `read_scores` does, and for a game without a human score."""
+    return compare_runs(run for path in {path.resolve(): path for path in paths}.values() for run in read_scores(path))
+
+
+def compare_runs(runs: Iterable[ScoredRun]) -> list[Comparison]:
+    """Returns each setting's scores. Raises UsageError for a game without a human score."""
     grouped: dict[str, dict[str, list[float]]] = {}
-    for path in {path.resolve(): path for path in paths}.values():
-        for run in read_scores(path):
-            score = float(human_normalized(run.game, run.score))
-            grouped.setdefault(run.setting, {}).setdefault(run.game, []).append(score)
+    for run in runs:
+        score = float(human_normalized(run.game, run.score))
+        grouped.setdefault(run.setting, {}).setdefault(run.game, []).append(score)
     by_setting = {setting: {game: np.array(v) for game, v in games.items()} for setting, games in grouped.items()}
     statistics = (interquartile_mean, median_of_means, mean_of_means)
     return [
