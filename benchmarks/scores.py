@@ -178,8 +178,9 @@ def page() -> None:
     write_blocks(PAGE, blocks)
     write_blocks(TRIALS, {"trials": tables.settings_table(trials) + "\n" + tables.commands_table(trials)})
     save(figures.methods_figure(methods, timed), FIGURES / "results.png")
-    save(figures.games_figure(chosen, GAMES, kept, published), FIGURES / "results_games.png")
-    save(figures.games_figure(control["setting"], control["games"], kept, control), FIGURES / "results_control.png")
+    save(figures.games_figure([chosen, per_step], GAMES, kept, published), FIGURES / "results_games.png")
+    both = [control["setting"], control["tuned"]]
+    save(figures.games_figure(both, control["games"], kept, control), FIGURES / "results_control.png")
 
 
 def write_blocks(page: Path, blocks: Mapping[str, str]) -> None:

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 MARKERS = "os^DvPX*<>"
+RUNS: Sequence[Values] = (  # looks of the first and the second setting's runs
+    {"color": "black", "linewidth": 1.2},
+    {"color": "#888888", "linewidth": 2, "marker": "o", "markersize": 4, "markevery": 0.15},
+)
 
 
 def mean_curve(kept: Kept, column: int) -> tuple[Floats, Floats]:
@@ -91,25 +95,25 @@ def label_positions(values: Sequence[float], low: float = -21.5, high: float = 2
     return [float(each) for each in placed]
 
 
-def games_figure(setting: str, games: Sequence[str], kept: Sequence[Kept], published: Values) -> Any:
-    """Draws each game's training scores over agent steps: a line for each seed, horizontal lines for published scores.
+def games_figure(settings: Sequence[str], games: Sequence[str], kept: Sequence[Kept], published: Values) -> Any:
+    """Draws each game's training scores over agent steps: a line for each seed of one or two settings, horizontal lines
+    for published scores.
 
     Games without a run have no panel."""
-    games = [game for game in games if find(kept, setting, game)] or games
+    games = [game for game in games if find(kept, settings[0], game)] or games
     rows = -(-len(games) // 2)
     drawn = new_figure(width=6, height=2.3 * rows + 0.8, dpi=150)
     axes = drawn.subplots(rows, 2).flatten()
     handles = {}
     for game, each in zip(games, axes, strict=False):
-        found = find(kept, setting, game)
-        for run in found.runs if found else []:
-            [line] = each.plot(run.curve[:, STEPS], run.curve[:, SCORE], color="black", linewidth=1.2)
-            handles[f"{setting}, by seed"] = line
+        for setting, look in zip(settings, RUNS, strict=False):
+            found = find(kept, setting, game)
+            for run in found.runs if found else []:
+                [handles[f"{setting}, by seed"]] = each.plot(run.curve[:, STEPS], run.curve[:, SCORE], **look)
         for index, (name, scores) in enumerate(published["scores"].items()):
             if game in scores:
                 value = float(str(scores[game]).split()[0])
-                look: Values = {"color": COLORS[index], "linestyle": LINE_STYLES[index + 1], "linewidth": 2}
-                handles[name] = each.axhline(value, **look)
+                handles[name] = each.axhline(value, color=COLORS[index], linestyle=LINE_STYLES[index + 1], linewidth=2)
         each.set_title(game, fontsize=11)
         tidy(each)
         each.tick_params(labelsize=12)
