@@ -155,7 +155,7 @@ def page() -> None:
         ("1 M steps", per_step, 1e6, finished),
     ]
     if len(finished) < len(GAMES):
-        all_games.insert(2, ("1 M steps, the games of the next row", chosen, 1e6, finished))
+        all_games.insert(2, (f"1 M steps, {', '.join(finished)} only", chosen, 1e6, finished))
     shown = [each for each in kept if not is_trial(each.setting)]
     trials = [each for each in kept if is_trial(each.setting)]
     paced = tables.read_kept(FOLDER, by_pace=True)

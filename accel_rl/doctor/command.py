@@ -9,7 +9,7 @@ def add_doctor(commands: Any) -> None:
     command = commands.add_parser(
         "doctor",
         help="report on this machine and what to fix, or check that its GPU does what the CPU does",
-        description="Reports in about 15 seconds what this machine is, how fast it trains, what a run would use, and "
+        description="Reports in about 20 seconds what this machine is, how fast it trains, what a run would use, and "
         "what to fix with which command; exits with status 1 if training fails. With --gpu: compares every GPU path "
         "with the CPU, within two minutes, and ends with a verdict.",
     )
