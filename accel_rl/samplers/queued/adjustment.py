@@ -106,9 +106,12 @@ class Adjuster:
             self._window_start_s, self._settled = now_s, None
         return None if self.counts == before else self.counts
 
-    def interrupt(self) -> None:
-        """Restarts the window with the next `advance`, after a pause such as an evaluation."""
-        self._window_start_s = self._settled = None
+    def exclude(self, seconds: float) -> None:
+        """Leaves a pause, such as an evaluation, out of the current window."""
+        if self._window_start_s is not None:
+            self._window_start_s += seconds
+        if self._settled:
+            self._settled = self._settled[0] + seconds, self._settled[1]
 
     def _end_window(self, now_s: float, objective: float) -> None:
         measured, accepted = self.counts, self.accepted
@@ -118,7 +121,7 @@ class Adjuster:
     def _start_search(self) -> None:
         self._search = self._search_forever()
         self.counts = next(self._search)
-        self.interrupt()
+        self._window_start_s = self._settled = None
 
     def _fix_limits(self) -> None:
         """Makes the accepted counts upper limits; drops a change under trial that exceeds them."""

@@ -56,6 +56,8 @@ class AgentPool:
         self.starting: set[int] = set()  # agents that are launched but do not play yet
         self.num_wanted = config.num_envs
         self._signs = SignsOfLife(self.arrays["status"][:, Status.HEARTBEAT])
+        self.num_retired = 0
+        self._excluded_s = 0.0  # pauses that the agents' waits do not contain yet
         self._waited_s, self._waited_ns = 0.0, 0  # the mean wait so far; the agents' summed waits that it includes
         queues = (self.predictions, self.trainings, *self.auxiliary.values())
         fds = [self.memory.fd, *(fd for queue in queues for fd in queue.fds)]
@@ -189,6 +191,7 @@ class AgentPool:
             self.starting.discard(agent)
         elif kind == "retired":
             self.arrays["restarts"][agent] += 1  # the next agent of this number plays other games
+            self.num_retired += 1
             self._pool.remove(agent)
         return kind, content
 
@@ -265,9 +268,16 @@ class AgentPool:
     def waited_s(self) -> float:
         """Seconds that an agent has waited for the learner so far, on average over the agents at each time."""
         waited_ns = self.arrays["status"][:, Status.WAITED_NS].sum()
-        self._waited_s += (waited_ns - self._waited_ns) / 1e9 / max(1, len(self.processes))
+        waited_s = (waited_ns - self._waited_ns) / 1e9 / max(1, len(self.processes))
+        excluded_s = min(waited_s, self._excluded_s)
+        self._excluded_s -= excluded_s
+        self._waited_s += waited_s - excluded_s
         self._waited_ns = waited_ns
         return self._waited_s
+
+    def exclude(self, seconds: float) -> None:
+        """Leaves a pause, such as an evaluation, out of `waited_s`: agents notice later that they waited through it."""
+        self._excluded_s += seconds
 
     def close(self) -> None:
         """Ends all agents."""

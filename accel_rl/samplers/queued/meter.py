@@ -22,6 +22,10 @@ class Meter:
         self._queues: list[tuple[int, int]] = []
         self._num_segments = 0
 
+    def exclude(self, seconds: float) -> None:
+        """Leaves a pause, such as an evaluation, out of the rates."""
+        self._since += seconds
+
     def add(self, batch: SegmentBatch, num_learned: int, num_requests: int, num_queued: int) -> None:
         """Adds a batch that the learner is about to use, after num_learned earlier ones, and the queues' lengths."""
         version, valid = batch.arrays["version"], batch.arrays["valid"]

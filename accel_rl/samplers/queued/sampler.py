@@ -7,7 +7,8 @@ step carries the number of batches that the learner had learned from by then. Th
 """
 
 import time
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -60,7 +61,8 @@ class QueuedSampler:
         deterministic: bool = False,
         replay: AgentReplayConfig | None = None,
     ):
-        self.spec, self.policy, self.config = spec, policy, config
+        even = config.evaluation_envs + config.evaluation_envs % 2  # an AlternatingSampler has two groups
+        self.spec, self.policy, self.config = spec, policy, replace(config, num_evaluation_envs=even)
         self.batch = replace(batch, terminal_frames=replay is not None)
         self.queues, self._deterministic = queues, deterministic
         self.device = torch.device(device)
@@ -99,7 +101,7 @@ class QueuedSampler:
 
     @property
     def num_restarts(self) -> int:
-        return int(self.pool.arrays["restarts"].sum())
+        return int(self.pool.arrays["restarts"].sum()) - self.pool.num_retired
 
     def collect(self, hook: StepHook = NO_HOOK, first_step: int | None = None) -> Rollout:
         """Returns the next batch, as a rollout with a column for each segment (see `Rollout`).
@@ -133,23 +135,34 @@ class QueuedSampler:
 
     def evaluate(self, games: GamesToPlay, index: int, greedy: bool, policy: Policy | None = None) -> list[Game]:
         """Returns whole games, which a separate AlternatingSampler plays while agents pause."""
-        num_envs = self.config.evaluation_envs + self.config.evaluation_envs % 2
+        num_envs = self.config.evaluation_envs
         num_workers = default_workers(num_envs, read_topology().num_busy)
         config = replace(
             self.config,
             num_envs=2 * num_workers,  # these stay unused
             num_workers=num_workers,
-            num_evaluation_envs=num_envs,
             worker_cpus=None,
         )
-        with self.crew.paused():
+        start = time.perf_counter()
+        with self._pause_of_adjustment(), self.crew.paused():
             sampler = AlternatingSampler(self.spec, self.batch, policy or self.policy, config, self.device)
             try:
                 return sampler.evaluate(games, index, greedy, policy or self.policy)
             finally:
                 sampler.close()
-                if self.adjuster:
-                    self.adjuster.interrupt()
+                seconds = time.perf_counter() - start
+                self._meter.exclude(seconds)
+                self.pool.exclude(seconds)
+
+    @contextmanager
+    def _pause_of_adjustment(self) -> Iterator[None]:
+        """Leaves the time of a block, in which nothing is learned, out of the adjuster's window."""
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            if self.adjuster:
+                self.adjuster.exclude(time.monotonic() - start)
 
     def close(self) -> None:
         self.crew.close()
@@ -218,12 +231,10 @@ class QueuedSampler:
     def get_state(self) -> dict[str, Any]:
         """Returns, between two rollouts, the state that the next one continues from, with the queues' contents."""
         self._start()
-        if self.adjuster:
-            self.adjuster.interrupt()
         while self.pool.starting:
             self.pool.watch(self.crew.paused)
             time.sleep(WATCH_S)
-        with self.crew.gate.closed():
+        with self._pause_of_adjustment(), self.crew.gate.closed():
             arrays = self.pool.arrays
             agents, failed = self.pool.get_states(self.crew.check)
             with self.crew.auxiliary_gate.closed():
@@ -237,6 +248,7 @@ class QueuedSampler:
                 "slots": {slot: int(arrays["state"][slot]) for slot in slots},
                 "arrays": {name: a[slots] for name, a in arrays.items() if name not in ("status", "restarts", "state")},
                 "restarts": arrays["restarts"].copy(),
+                "num_retired": self.pool.num_retired,
                 "queued": queued,
                 "server": self._server.get_state(slots),
                 "complete": [batch.get_state() for batch in self.crew.complete],
@@ -250,6 +262,7 @@ class QueuedSampler:
         """Continues from get_state's result, before the first rollout. Returns the environments that were restarted."""
         arrays, slots = self.pool.arrays, list(state["slots"])
         arrays["restarts"][: len(state["restarts"])] = state["restarts"]
+        self.pool.num_retired = state["num_retired"]
         self.pool.set_members(state["agents"])
         self.pool.restore_slots(state["slots"])
         for name, values in state["arrays"].items():

@@ -112,6 +112,7 @@ def test_a_retired_agent_leaves_nothing_behind(tmp_path: Path) -> None:
         taken = finish(sampler, book)
         assert {identity: taken.get(identity, 0) for identity in retired} == retired
         assert len(retired) == 6  # nearly always one of them in mid-segment, by chance
+        assert sampler.num_restarts == 0
         assert all(free == tokens for free, tokens in free_tokens(sampler))
 
 

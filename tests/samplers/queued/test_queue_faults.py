@@ -4,13 +4,16 @@ tests/samplers/test_faults.py tests whole runs."""
 
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from accel_rl.samplers.base import StepHook
+from accel_rl.samplers.alternating import AlternatingSampler
+from accel_rl.samplers.base import GamesToPlay, StepHook
 from accel_rl.samplers.queued.batches import SegmentBatch
+from accel_rl.samplers.queued.slots import Status
 from tests.helpers.samplers import closing
 from tests.samplers.queued.book import Book, Telling, make_queued, numbered
 
@@ -104,6 +107,30 @@ def test_hooks_are_refused() -> None:
             sampler.collect(StepHook(lambda t: None))
         with pytest.raises(ValueError, match="use --sampler alternating"):
             sampler.recent(0, 1, slice(None))
+
+
+def test_an_evaluation_is_left_out_of_what_is_measured(monkeypatch: Any) -> None:
+    """Neither rates nor the agents' waits nor the window of adjustment contain an evaluation."""
+    sampler, pause_s = make_queued(dynamic_adjustment=True), 0.3
+    monkeypatch.setattr(AlternatingSampler, "evaluate", lambda *_: time.sleep(pause_s) or [])
+    with closing(sampler):
+        sampler.collect()
+        assert sampler.adjuster
+
+        def starts() -> list[float]:
+            assert sampler.adjuster and sampler.adjuster._window_start_s
+            return [sampler.adjuster._window_start_s, sampler._meter._since, sampler.pool._excluded_s]
+
+        before = starts()
+        sampler.evaluate(GamesToPlay(1, None, lambda: False), 0, greedy=False)
+        assert all(new - old >= pause_s for old, new in zip(before, starts(), strict=True))
+        before = starts()
+        sampler.get_state()
+        assert starts()[0] > before[0] and starts()[1] == before[1]
+        waited_s = sampler.pool.waited_s
+        sampler.pool.exclude(1e6)
+        sampler.pool.arrays["status"][:, Status.WAITED_NS] += 10**9
+        assert sampler.pool.waited_s == waited_s
 
 
 def test_threads_end_with_the_sampler() -> None:
