@@ -142,7 +142,8 @@ def reopen(
             f"{flags} would change the run; only --steps and where it executes may differ (docs/resume.md)"
         )
     # Without a summary of these steps the run was killed after its last checkpoint: resuming it writes the summary.
-    if wanted.run.steps <= state["steps"] <= summarized_steps(folder):
+    is_complete = wanted.run.steps <= state["steps"] <= summarized_steps(folder)
+    if is_complete and not state["evaluation_due"]:
         raise UsageError(f"{folder} has {state['steps']} steps already; use --steps with more to continue")
     return replace(wanted, trust=trust), state
 
@@ -183,10 +184,10 @@ def _with_function(
 
 
 def is_finished(folder: Path, changes: dict[str, Any], trust: bool = False) -> bool:
-    """Tells whether the run's last checkpoint has all the steps of the run."""
+    """Tells whether the run's last checkpoint has all the steps of the run, and the last evaluation."""
     steps = pick(RunSettings, read_settings(folder) | changes).steps
-    state = checkpoint.load(folder / CHECKPOINT, mapped=True, trust=trust, parts=("steps",))
-    return bool(state["steps"] >= steps)
+    state = checkpoint.load(folder / CHECKPOINT, mapped=True, trust=trust, parts=("steps", "evaluation_due"))
+    return bool(state["steps"] >= steps and not state["evaluation_due"])
 
 
 def changed_settings(folder: Path, saved: dict[str, Any], values: dict[str, Any]) -> list[str]:

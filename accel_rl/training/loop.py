@@ -46,7 +46,9 @@ class TrainingLoop:
         learner, run = self.learner, self.config.run
         request, is_last = Request.GO_ON, False
         if learner.evaluation_is_due:  # a signal interrupted it
-            self._write_row(self.evaluator.evaluate())
+            scores = self.evaluator.evaluate()
+            if not learner.evaluation_is_due:
+                self._write_row(scores, is_last=learner.steps >= run.steps)
         while not is_last and learner.steps < run.steps:
             request = self.coordinator.agree_on(Request.STOP if self.stop else self.on_row.request)
             if request is Request.STOP:
@@ -58,7 +60,7 @@ class TrainingLoop:
             learner.evaluation_is_due = is_due(run.eval_interval_steps) or (is_last and run.eval_interval_steps > 0)
             scores = self.evaluator.evaluate() if learner.evaluation_is_due else {}
             # If a signal interrupts the evaluation, its row is written once the evaluation has been repeated.
-            if is_last or (not learner.evaluation_is_due and (scores or is_due(run.log_interval_steps))):
+            if not learner.evaluation_is_due and (is_last or scores or is_due(run.log_interval_steps)):
                 self._write_row(scores, is_last)
             if is_due(run.checkpoint_interval_steps) and not is_last:
                 self.checkpointer.save()
@@ -115,7 +117,7 @@ class TrainingLoop:
         summary = progress.write_summary(run.algo, run.env, run.seed)
         if waits := progress.describe_waits():
             logger.info("%s", waits)
-        if steps < run.steps:
+        if steps < run.steps or self.learner.evaluation_is_due:
             folder = shlex.quote(str(self.learner.folder))
             resume = f"{command()} train --resume {folder}"
             score = "no game finished" if summary["ep_rew_mean"] is None else f"score {summary['ep_rew_mean']:.1f}"

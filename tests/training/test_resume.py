@@ -137,9 +137,10 @@ def test_a_resumed_run_keeps_its_best_policy(tmp_path: Path) -> None:
     assert (run / "best.safetensors").read_bytes() == best
 
 
-def test_an_interrupted_evaluation_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An evaluation that a signal interrupted is repeated after the resume."""
-    settings = {**CARTPOLE, "sampler": "serial", "steps": 40, "eval_interval_steps": 20, "eval_episodes": 3}
+@pytest.mark.parametrize("interval", [20, 40])
+def test_an_interrupted_evaluation_is_repeated(interval: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An evaluation that signals interrupted twice, even the last one, is repeated after the resume."""
+    settings = {**CARTPOLE, "sampler": "serial", "steps": 40, "eval_interval_steps": interval, "eval_episodes": 3}
     whole = accel_rl.train(**settings, out=tmp_path / "whole")
     evaluate = SerialSampler.evaluate
 
@@ -150,11 +151,16 @@ def test_an_interrupted_evaluation_is_repeated(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(SerialSampler, "evaluate", interrupted)
     with pytest.raises(SystemExit):
         accel_rl.train(**settings, out=tmp_path / "run")
+    with pytest.raises(SystemExit):
+        accel_rl.train(resume=tmp_path / "run")
     assert not (tmp_path / "run" / "progress.csv").exists()
+    assert (tmp_path / "run" / "log.txt").read_text().count("to continue: ") == 2
     monkeypatch.setattr(SerialSampler, "evaluate", evaluate)
     accel_rl.train(resume=tmp_path / "run")
     assert_same_run(tmp_path / "run", whole)
-    assert [row["eval/mean_reward"] != "" for row in rows(whole)] == [True, True]
+    assert [row["eval/mean_reward"] != "" for row in rows(whole)] == [True] * (40 // interval)
+    with pytest.raises(UsageError, match="has 40 steps already"):
+        accel_rl.train(resume=tmp_path / "run")
 
 
 @pytest.mark.slow
