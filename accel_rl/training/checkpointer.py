@@ -93,7 +93,7 @@ class Checkpointer:
 
         The previous file stays until a checkpoint names this one."""
         learner = self.learner
-        if learner.replay is None or not learner.replay.in_checkpoints:
+        if learner.replay is None or not getattr(learner.replay, "in_checkpoints", True):
             return None
         name = checkpoint.replay_name(learner.steps, learner.coordinator.rank)
         checkpoint.save(learner.folder / name, learner.replay.state_dict())
@@ -164,7 +164,7 @@ class Checkpointer:
         if not (learner.folder / name).exists():
             raise UsageError(f"{learner.folder / CHECKPOINT} needs its replay {name}, which is missing: put it back")
         state = checkpoint.load(learner.folder / name, mapped=True, trust=learner.config.trust)
-        learner.replay.load_state_dict(state)
+        learner.replay.load_state_dict({key: value for key, value in state.items() if key != "format"})
 
     def _warn_of_ended_schedules(self) -> None:
         config = self.learner.config

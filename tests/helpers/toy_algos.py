@@ -1,5 +1,5 @@
-"""Algorithms that fail on purpose (`Exploding` unless its learning rate is low, `Struck` in one learner), and one that
-draws the same random numbers in every learner."""
+"""Algorithms that fail on purpose (`Exploding` unless its learning rate is low, `Struck` in one learner), one that
+draws the same random numbers in every learner, and one with its own replay."""
 
 import os
 import time
@@ -165,3 +165,16 @@ def wait_for_end(mark: Path) -> None:
         time.sleep(0.01)
     while os.path.exists(f"/proc/{mark.read_text()}"):
         time.sleep(0.01)
+
+
+class Remembering(A2C):
+    """A2C with a replay of its own, a module that holds the number of rollouts."""
+
+    def setup(self, seed: int, make_update: MakeUpdate) -> None:
+        super().setup(seed, make_update)
+        self.replay = torch.nn.Module()
+        self.replay.register_buffer("num_rollouts", torch.zeros(()))
+
+    def learn(self, rollout: Rollout, update: Any) -> Stats:
+        self.replay.num_rollouts += 1
+        return super().learn(rollout, update) | {"num_rollouts": self.replay.num_rollouts.clone()}

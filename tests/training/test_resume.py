@@ -163,6 +163,14 @@ def test_an_interrupted_evaluation_is_repeated(interval: int, tmp_path: Path, mo
         accel_rl.train(resume=tmp_path / "run")
 
 
+def test_a_replay_of_a_users_own_class_is_kept(tmp_path: Path) -> None:
+    """A checkpoint holds any replay with a state_dict, and gives it back as it was."""
+    run = accel_rl.train(**{**TINY_SERIAL_RUN, "algo": "tests.helpers.toy_algos:Remembering"}, steps=40, out=tmp_path)
+    accel_rl.train(resume=run, steps=80)
+    first, last = (float(row["train/num_rollouts"]) for row in rows(run))
+    assert last == 3 * first - 1  # means over each half: of 1, ..., n and of n + 1, ..., 2 n
+
+
 @pytest.mark.slow
 def test_a_killed_run_continues_from_its_last_checkpoint(whole: Path, tmp_path: Path) -> None:
     """A killed run continues exactly from its last checkpoint, and no row appears twice."""
