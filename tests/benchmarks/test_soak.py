@@ -108,11 +108,3 @@ def test_an_environment_that_leaks_is_named(tmp_path: Path) -> None:
     assert found["not_constant"][0] in printed
     growth = {process["name"]: process["per_hour"]["memory"] for process in found["processes"]}
     assert all(growth["worker 2"] > 10 * mb for name, mb in growth.items() if name != "worker 2")
-
-
-def test_a_short_startup(run_program: Any, tmp_path: Path) -> None:
-    """The program measures the start of its workers."""
-    file = tmp_path / "startup.json"
-    run_program("startup.py", "--workers", 2, "--rounds", 1, "--env", "CartPole-v1", "--json", file)
-    seconds = json.loads(file.read_text())["seconds"]
-    assert {name: len(values) for name, values in seconds.items()} == {"up": 1, "first_rollout": 1, "close": 1}
