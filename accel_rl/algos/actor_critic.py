@@ -10,7 +10,6 @@ from accel_rl.algos.running_statistics import RunningMoments
 from accel_rl.config.fields import basic_setting, setting
 from accel_rl.errors import UsageError
 from accel_rl.models.actor_critic import ActorCritic, Network
-from accel_rl.models.normalize import ReturnScale
 from accel_rl.models.trunks import initialize_by_fan_in, initialize_orthogonally
 from accel_rl.rollout import Batch
 
@@ -54,9 +53,7 @@ class ActorCriticAlgo(Algo):
 
     def __init__(self, *arguments: Any, **options: Any):
         super().__init__(*arguments, **options)
-        norm, settings = self.policy.norm, self.settings
-        scale = ReturnScale(self.local_envs, settings.discount) if settings.normalize_returns else None
-        self.statistics = RunningMoments(norm, scale) if norm or scale else None
+        self.statistics = RunningMoments.of(self)
 
     def build_policy(self, network: Network | None) -> ActorCritic:
         settings, spec = self.settings, self.spec

@@ -4,12 +4,15 @@ A batch is the whole rollout or a minibatch: of samples, or of whole sequences f
 """
 
 from dataclasses import replace
-from typing import Any, Protocol, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+from accel_rl.algos.base import Algo
 from accel_rl.errors import UsageError
+from accel_rl.models.actor_critic import ActorCritic
+from accel_rl.models.q_network import QNetwork
 from accel_rl.rollout import Batch, RecurrentInputs, Rollout
 from accel_rl.updates.trees import map_leaves
 
@@ -17,10 +20,11 @@ Targets = TypeVar("Targets", bound=tuple[Tensor, ...])
 """A NamedTuple of tensors [T, B], one entry for each step of the rollout."""
 
 
-def check_minibatches(count: int, num_envs: int, horizon: int, is_recurrent: bool) -> None:
-    """Raises UsageError unless a learner's rollouts divide into `count` minibatches of samples, or of sequences for a
-    recurrent policy."""
-    if is_recurrent and num_envs % count:
+def check_minibatches(algo: Algo) -> None:
+    """Raises UsageError unless a learner's rollouts divide into the algorithm's minibatches of samples, or of sequences
+    for a recurrent policy."""
+    count, num_envs, horizon = algo.settings.minibatches, algo.local_envs, algo.horizon
+    if algo.policy.state_size > 0 and num_envs % count:
         raise UsageError(
             f"a learner's envs={num_envs} sequences do not divide into minibatches={count}; change one of them"
         )
@@ -86,17 +90,8 @@ def _spread(orders: Tensor, is_padding: Tensor) -> Tensor:
     return orders.gather(1, (place / count).argsort(1))
 
 
-class HasValue(Protocol):
-    """A policy or target network that estimates the value of an observation."""
-
-    def step(
-        self, observation: Tensor, recurrent_inputs: RecurrentInputs | None = None
-    ) -> tuple[Any, Tensor, Tensor | None]:
-        """Returns anything, the value [N], and the next recurrent state or None."""
-
-
 @torch.no_grad()
-def add_final_values(policy: HasValue, rollout: Rollout, discount: float) -> Rollout:
+def add_final_values(policy: ActorCritic | QNetwork, rollout: Rollout, discount: float) -> Rollout:
     """Returns the rollout with the discounted value of each truncated episode's true last observation in its reward.
 
     The result no longer lists truncated episodes (K = 0), so all rollouts have the same shapes, as CUDA graphs
@@ -116,7 +111,7 @@ def add_final_values(policy: HasValue, rollout: Rollout, discount: float) -> Rol
 
 
 @torch.no_grad()
-def bootstrap(policy: HasValue, rollout: Rollout, discount: float) -> tuple[Tensor, Tensor, Tensor]:
+def bootstrap(policy: ActorCritic | QNetwork, rollout: Rollout, discount: float) -> tuple[Tensor, Tensor, Tensor]:
     """Computes the values to bootstrap from at the end of a rollout that `add_final_values` has returned.
 
     Returns reward [T, B], done [T, B], and the value [B] of the observation after step T - 1. For merged segments, the

@@ -65,7 +65,7 @@ class PPO(ActorCriticAlgo):
         segments can have any number of samples."""
         super().validate(run)
         if not self.learns_from_segments:
-            check_minibatches(self.settings.minibatches, self.local_envs, self.horizon, self.policy.state_size > 0)
+            check_minibatches(self)
 
     def learn(self, rollout: Rollout, update: Update) -> Stats:
         settings, stats, step = self.settings, list[Stats](), rollout.first_step

@@ -60,7 +60,7 @@ class PQN(QAlgo):
 
     def validate(self, run: RunInfo) -> None:
         super().validate(run)
-        check_minibatches(self.settings.minibatches, self.local_envs, self.horizon, self.policy.state_size > 0)
+        check_minibatches(self)
 
     def learn(self, rollout: Rollout, update: Update) -> Stats:
         rate = self.learning_rate(rollout.first_step)

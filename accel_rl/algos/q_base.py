@@ -11,7 +11,6 @@ from accel_rl.algos.running_statistics import RunningMoments
 from accel_rl.config.fields import setting
 from accel_rl.models.actor_critic import Network
 from accel_rl.models.bf16_weights import refresh
-from accel_rl.models.normalize import ReturnScale
 from accel_rl.models.q_network import QNetwork
 from accel_rl.updates import Update
 
@@ -35,12 +34,9 @@ class QAlgo(Algo):
 
     def __init__(self, *arguments: Any, **options: Any):
         super().__init__(*arguments, **options)
-        settings = self.settings
-        if settings.normalize_observations:
+        if self.settings.normalize_observations:
             self.policy.subtract_background()
-        scale = ReturnScale(self.local_envs, settings.discount) if settings.normalize_returns else None
-        if scale or self.policy.norm:
-            self.statistics = self.Moments(self.policy.norm, scale)
+        self.statistics = self.Moments.of(self)
 
     def build_policy(self, network: Network | None) -> QNetwork:
         return QNetwork(self.spec, network, epsilon_eval=self.settings.epsilon_eval)

@@ -1,11 +1,12 @@
 """Defines running moments of observations and returns, as the algorithms use them."""
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
+from accel_rl.algos.base import Algo
 from accel_rl.models.normalize import ObservationNorm, PixelNorm, ReturnScale
 from accel_rl.rollout import Rollout
 from accel_rl.updates import Update
@@ -16,6 +17,13 @@ class RunningMoments:
 
     def __init__(self, observation_norm: ObservationNorm | PixelNorm | None, return_scale: ReturnScale | None):
         self.observation_norm, self.return_scale = observation_norm, return_scale
+
+    @classmethod
+    def of(cls, algo: Algo) -> Self | None:
+        """Returns the moments that the settings of an algorithm ask for, or None."""
+        norm, settings = algo.policy.norm, algo.settings
+        scale = ReturnScale(algo.local_envs, settings.discount) if settings.normalize_returns else None
+        return cls(norm, scale) if norm or scale else None
 
     def to(self, device: torch.device) -> None:
         """Moves the return scale to a device; the observation norm is part of the policy."""

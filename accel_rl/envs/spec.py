@@ -77,6 +77,11 @@ class EnvSpec:
         return (self.frame_stack, *self.row_shape) if self.frame_stack else self.row_shape
 
     @property
+    def history(self) -> int:
+        """Number of rows before a step's own that its stack shows."""
+        return max(self.frame_stack - 1, 0)
+
+    @property
     def observation_shape(self) -> tuple[int, ...]:
         """Shape of the network's input, without the batch dimension and without masks."""
         shape = tuple(self.observation_space.shape or ())

@@ -252,3 +252,13 @@ def _clear_last_error() -> None:
 
     with contextlib.suppress(RuntimeError):
         torch.empty(1, device="cuda").fill_(1)
+
+
+def restore_generator(generator: Any, state: Any, what: str) -> None:
+    """Restores a torch.Generator's saved state, unless that is from another kind of device; then it logs a warning.
+
+    what: the numbers that the generator draws."""
+    if state.shape == generator.get_state().shape:
+        generator.set_state(state)
+    else:
+        logger.warning("%s restart from their seed: the checkpoint was written on another kind of device", what)

@@ -1,18 +1,16 @@
 """Defines the replay of the Q-learning family: a ring of steps, drawn uniformly or by priority."""
 
-import logging
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from accel_rl.envs.spec import EnvSpec
+from accel_rl.hardware.devices import restore_generator
 from accel_rl.replay.ring import Ring, ring_bytes
 from accel_rl.replay.sum_tree import SumTree
 from accel_rl.replay.transitions import DrawnRows, TransitionBatch
 from accel_rl.rollout import Rollout
-
-logger = logging.getLogger("accel_rl")
 
 MAX_SAVED_BYTES = 2 * 10**9  # largest replay that checkpoints include by default
 
@@ -112,17 +110,7 @@ class Replay:
         self.ring.load_state_dict(state["ring"])
         if self.priorities is not None:
             self.priorities.load_state_dict(state["priorities"])
-        restore_generator(self.generator, state["generator"])
-
-
-def restore_generator(generator: torch.Generator, state: Tensor) -> None:
-    """Restores a generator's saved state; logs a warning if the state is from another kind of device."""
-    if state.shape == generator.get_state().shape:
-        generator.set_state(state)
-    else:
-        logger.warning(
-            "the replay's random draws restart from their seed: the checkpoint was written on another kind of device"
-        )
+        restore_generator(self.generator, state["generator"], "the replay's random draws")
 
 
 class PrioritizedDistribution:
@@ -173,7 +161,7 @@ def importance_weights(probability: Tensor, num_samples: int | Tensor, beta: flo
 
 def rows_per_env(spec: EnvSpec, num_envs: int, size: int, n_step: int) -> int:
     """Returns how many rows each environment needs to draw from `size` steps; rows at both ends cannot be drawn."""
-    return -(-size // num_envs) + n_step + max(spec.frame_stack - 1, 0)
+    return -(-size // num_envs) + n_step + spec.history
 
 
 def replay_bytes(spec: EnvSpec, num_envs: int, size: int, n_step: int, prioritized: bool) -> int:

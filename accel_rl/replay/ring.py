@@ -40,7 +40,7 @@ class Ring:
         device: torch.device,
         returns: bool = True,
     ):
-        self.history = max(spec.frame_stack - 1, 0)
+        self.history = spec.history
         if num_rows <= n_step + self.history:
             raise ValueError(
                 f"{num_rows} steps per environment are too few for n_step={n_step}; make the replay larger"
@@ -303,7 +303,7 @@ def ring_bytes(spec: EnvSpec, num_envs: int, num_rows: int, returns: bool = True
     action = int(np.prod(spec.action_shape)) * _action_dtype(spec).itemsize
     # Age, action, reward, three flags, final index; return, bootstrap, length, validity of the return.
     step = 1 + action + 4 + 3 + 4 + (4 + 4 + 2 + 1 if returns else 0)
-    return num_envs * ((num_rows + max(spec.frame_stack - 1, 0)) * frame + num_rows * step)
+    return num_envs * ((num_rows + spec.history) * frame + num_rows * step)
 
 
 def _action_dtype(spec: EnvSpec) -> torch.dtype:

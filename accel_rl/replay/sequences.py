@@ -13,7 +13,8 @@ from torch import Tensor
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import UsageError
 from accel_rl.hardware.cumulative_sum import cumulative_sum
-from accel_rl.replay.replay import restore_generator, rows_per_env
+from accel_rl.hardware.devices import restore_generator
+from accel_rl.replay.replay import rows_per_env
 from accel_rl.replay.ring import Ring, ring_bytes
 from accel_rl.replay.transitions import DrawnRows
 from accel_rl.rollout import Rollout
@@ -269,7 +270,7 @@ class SequenceReplay:
         self.reset.copy_(state["reset"])
         if self.previous_reward is not None:
             self.previous_reward.copy_(state["previous_reward"])
-        restore_generator(self.generator, state["generator"])
+        restore_generator(self.generator, state["generator"], "the replay's random draws")
 
 
 def sequence_bytes(spec: EnvSpec, num_envs: int, size: int, is_recurrent: bool = False) -> int:

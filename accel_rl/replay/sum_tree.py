@@ -48,27 +48,20 @@ class SumTree:
                 index = index // self._fan_out
                 parents[index] = families[index].sum(-1)
 
-    def sample(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Draws `count` leaves with replacement, each with probability proportional to its value.
-
-        Returns their indices int64 and their probabilities float64 [count]. At least one value must be positive."""
-        device = self._levels[0].device
-        return self.choose(torch.rand(count, dtype=torch.float64, generator=generator, device=device))
-
     def choose(self, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Draws like `sample`, from given noise float64 [K], uniform in [0, 1)."""
+        """Draws leaves with replacement, each with probability proportional to its value.
+
+        noise: float64 [K], uniform in [0, 1). Returns the leaves' indices int64 and probabilities float64 [K]. At least
+        one value must be positive."""
         total = self.total
-        index = self._find(noise * total, total)
+        index = self.find(noise * total, total)
         return index, self[index] / total
 
-    def find(self, prefix: Tensor) -> Tensor:
+    def find(self, prefix: Tensor, total: Tensor) -> Tensor:
         """Returns the leaves int64 [K] at which the cumulative sum first exceeds these prefix sums [K].
 
         A prefix at or beyond the total, which rounding can produce, gives the last leaf of positive value. A leaf of
         value 0 is never returned. On a GPU, prefixes are at most twice the total, which is at least 1e-280."""
-        return self._find(prefix, self.total)
-
-    def _find(self, prefix: Tensor, total: Tensor) -> Tensor:
         return self._find_by_sums(prefix) if self._on_cpu else self._find_by_tickets(prefix, total)
 
     def _find_by_sums(self, prefix: Tensor) -> Tensor:

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from accel_rl.envs.batches.env_batch import select_envs
 from accel_rl.envs.spec import Array, EnvSpec
+from accel_rl.hardware.devices import restore_generator
 from accel_rl.rollout import Game, Policy, RecurrentInputs, Rollout, TerminalFrames
-from accel_rl.samplers.base import SamplerConfig, restore_noise
+from accel_rl.samplers.base import SamplerConfig
 from accel_rl.stacks import blank
 
 # Every rollout shows all of these arrays; final_observation is read only where an episode ended.
@@ -47,7 +48,7 @@ class ActionServer:
         half = (self.num_envs + 1) // 2
         halves = [slice(0, half), slice(half, self.num_envs)][: self.num_envs]
         self.groups = halves if num_groups == 2 else [slice(0, self.num_envs)]
-        self.history = max(spec.frame_stack - 1, 0)
+        self.history = spec.history
         self.shared = {name: torch.as_tensor(array) for name, array in self.arrays.items()}
         # The window's rows come first.
         self._rows = {name: torch.as_tensor(arrays[name]) for name in (*PER_STEP, "final_observation")}
@@ -248,12 +249,11 @@ class ActionServer:
             "recurrent_inputs": self._recurrent_inputs and [rows[T:].cpu().clone() for rows in self._recurrent_inputs],
             "restarts": self.arrays["restarts"].copy(),
             "generator": self.generator.get_state(),
-            "generator_device": self.generator.device.type,
             "steps_done": self.steps_done,
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Continues from get_state's result; noise starts over if its generator was on another kind of device."""
+        """Continues from get_state's result; random actions restart from their seed on another kind of device."""
         T = self.horizon
         for name, rows in state["rows"].items():
             self._rows[name][T:] = rows
@@ -268,7 +268,7 @@ class ActionServer:
                 kept[T:] = rows
         self.arrays["restarts"][:] = state["restarts"]
         self._restarts = self.arrays["restarts"].copy()
-        restore_noise(self.generator, state)
+        restore_generator(self.generator, state["generator"], "the policy's random actions")
         self.steps_done = state["steps_done"]
 
     def _find_restarted(self) -> Array:

@@ -1,6 +1,5 @@
 """Defines what samplers share: their interface and settings, noise generators, and evaluation games."""
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -11,8 +10,6 @@ import torch
 from accel_rl.envs.batches.env_batch import BatchConfig
 from accel_rl.errors import UsageError
 from accel_rl.rollout import Game, Rollout
-
-logger = logging.getLogger("accel_rl")
 
 EVALUATION_HORIZON = 8  # steps between two checks for finished games
 MAX_GAME_STEPS = 27_100  # per game: Atari's limit of 27,000 and a margin; other environments may never end
@@ -157,15 +154,6 @@ def noise_generator(config: BatchConfig, device: torch.device, role: int = 0) ->
     spawn_key = (role, config.first_env) if config.first_env else (role,)
     seed = int(np.random.SeedSequence(config.seed, spawn_key=spawn_key).generate_state(1, np.uint64)[0] >> 1)
     return torch.Generator(device).manual_seed(seed)
-
-
-def restore_noise(generator: torch.Generator, state: dict[str, Any]) -> None:
-    """Continues the policy's noise from a checkpoint, unless the checkpoint comes from another kind of device."""
-    if state["generator_device"] == generator.device.type:
-        generator.set_state(state["generator"])
-    else:
-        device = state["generator_device"]
-        logger.warning("the policy's noise starts over: its generator was saved on another device (%s)", device)
 
 
 @dataclass(frozen=True)

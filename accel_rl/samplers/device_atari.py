@@ -23,7 +23,7 @@ class CudaBatch:
     def __init__(self, config: BatchConfig, spec: EnvSpec, arrays: dict[str, Tensor]):
         self.config, self.spec, self.arrays = config, spec, arrays
         (horizon, self.num_envs), device = arrays["reward"].shape, arrays["reward"].device
-        history = max(spec.frame_stack - 1, 0)
+        history = spec.history
         frames = arrays["observation"][history:].unbind()
         rows = {name: array.unbind() for name, array in arrays.items() if name not in ("restarts", "observation")}
         # Views of each row, by name, are made once: making one costs as much as using it.

@@ -36,8 +36,8 @@ class AllReduce(Exchange):
     Every learner of torch.distributed's default group makes the same calls in the same order. All networks start equal
     to rank 0's. Since sums are equal everywhere, parameters and optimizer states stay equal. Each update has one
     all-reduce, which also carries the terms of the loss and the number of samples. Between GPUs it uses NCCL. On the
-    CPUs of one machine, and for learners that share a GPU, which NCCL refuses, it uses shared memory
-    (through_memory=False: Gloo, as between machines).
+    CPUs of one machine, and for learners that share a GPU, which NCCL refuses, it uses shared memory, and Gloo between
+    machines.
 
     No CUDA graph contains a collective: captured NCCL collectives can deadlock next to others or in another order.
     """
@@ -45,16 +45,13 @@ class AllReduce(Exchange):
     is_capturable: ClassVar[bool] = False
     sums_gradients: ClassVar[bool] = True
 
-    def __init__(self, through_memory: bool = True):
-        self._through_memory = through_memory
-
     def bind(self, parameters: FlatParameters, optimizer: Optimizer, clip_grad_norm: float | None) -> None:
         super().bind(parameters, optimizer, clip_grad_norm)
         device = parameters.values.device
         self._clock = DeviceTimer(device)
         uses_nccl = device.type == "cuda" and _can_use_nccl(device)
         self._by_copies = device.type == "cuda" and not uses_nccl  # not all builds of Gloo take GPU tensors
-        can_share = self._through_memory and not uses_nccl and dist.get_world_size() > 1
+        can_share = not uses_nccl and dist.get_world_size() > 1
         self._shared_sum = SharedSum.open(parameters.shared) if can_share else None
         for tensor in (parameters.values, *parameters.module.buffers()):
             self._call(dist.broadcast, tensor, 0)

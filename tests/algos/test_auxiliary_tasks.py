@@ -48,7 +48,7 @@ ENDS = ["full", "terminated", "truncated", "invalid", "none"]
 def make_batch(spec: EnvSpec, seed: int = 0) -> SequenceBatch:
     """Returns five sequences, each with a different kind of end."""
     generator = torch.Generator().manual_seed(seed)
-    L, b, history = 5, len(LENGTHS), max(spec.frame_stack - 1, 0)
+    L, b, history = 5, len(LENGTHS), spec.history
     length = torch.tensor(LENGTHS)
     step = torch.arange(L).unsqueeze(1)
     shape = (history + L + 1, b, *spec.row_shape)

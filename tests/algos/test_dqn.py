@@ -199,7 +199,7 @@ def test_weights_of_what_is_drawn_by_priority() -> None:
         changed = (algo.replay.priorities.tree[:] != leaves).nonzero().squeeze(1)
         tree = type(algo.replay.priorities.tree)(len(leaves))
         tree.update(torch.arange(len(leaves)), leaves)
-        drawn, _ = tree.sample(6, algo.replay.generator)
+        drawn, _ = tree.choose(algo.replay.draw_noise(6))
         assert set(changed.tolist()) <= set(drawn.tolist())
         priority = before.loss(update.batches[-1])[1]["priority"].double() ** 0.7
         assert len(priority.unique()) > 2

@@ -109,7 +109,7 @@ Plant = Callable[[Any], None]
 # Each fault, the family that it must fail, and one that it must not.
 FAULTS: dict[str, tuple[Plant, str, str]] = {"Q": (on_gpu(online_q, "discounted_return", halved), "n-step Q", "")}
 SLOW: dict[str, tuple[Plant, str, str]] = {
-    "sum tree": (on_gpu(SumTree, "_find", one_more), "DQN, prioritized", ""),
+    "sum tree": (on_gpu(SumTree, "find", one_more), "DQN, prioritized", ""),
     "actions": (on_gpu(Categorical, "sample", one_more), "A2C, bf16", "n-step Q"),
     "autocast": (no_autocast, "A2C, bf16", "A2C"),
     "frozen step": (frozen_step, "A2C", ""),

@@ -31,7 +31,7 @@ class Batch:
         env_id = f"{toy_envs.__name__}:{name}" if hasattr(toy_envs, name) else name
         env = EnvConfig(env_id, preset, options or {}, simulator)
         self.spec = make_simulator(env, np.random.SeedSequence(0)).spec
-        self.horizon, self.num_envs, self.history = horizon, num_envs, max(self.spec.frame_stack - 1, 0)
+        self.horizon, self.num_envs, self.history = horizon, num_envs, self.spec.history
         layout = rollout_layout(self.spec, horizon, num_envs)
         self.arrays = {name: np.full(shape, 77).astype(dtype) for name, (shape, dtype) in layout.items()}
         self.arrays["restarts"][:] = 0

@@ -22,7 +22,7 @@ def random_rollout(
 ) -> Rollout:
     """Returns a rollout on the CPU as a sampler might give it; a Q-network's has at most a value."""
     generator = torch.Generator().manual_seed(seed)
-    T, B, history = horizon, num_envs, max(spec.frame_stack - 1, 0)
+    T, B, history = horizon, num_envs, spec.history
 
     def flags(probability: float, rows: int = T) -> Tensor:
         return torch.rand(rows, B, generator=generator) < probability

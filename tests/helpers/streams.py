@@ -75,7 +75,7 @@ class Env:
 
 def rollout_of(envs: Sequence[Env], first: int, horizon: int, spec: EnvSpec) -> Rollout:
     """Returns rows first ... first + horizon of these streams as a sampler's rollout."""
-    history = max(spec.frame_stack - 1, 0)
+    history = spec.history
 
     def rows(name: str, start: int, stop: int) -> torch.Tensor:
         padding = [getattr(envs[0], name)[0]] * max(0, -start)

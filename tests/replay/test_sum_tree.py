@@ -26,6 +26,10 @@ on_cpu_and_gpu = pytest.mark.parametrize(
 )
 
 
+def noise(count: int, seed: int) -> torch.Tensor:
+    return torch.rand(count, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
 def filled(values: Any, device: str = "cpu") -> SumTree:
     values = torch.as_tensor(values, dtype=torch.float64, device=device)
     tree = SumTree(len(values), device)
@@ -34,7 +38,7 @@ def filled(values: Any, device: str = "cpu") -> SumTree:
 
 
 def find(tree: SumTree, prefix: np.ndarray[Any, Any]) -> Any:
-    return tree.find(torch.from_numpy(prefix).to(tree[:].device)).cpu().numpy()
+    return tree.find(torch.from_numpy(prefix).to(tree[:].device), tree.total).cpu().numpy()
 
 
 def assert_consistent(tree: SumTree) -> None:
@@ -58,7 +62,7 @@ def test_draws_are_proportional(size: int) -> None:
     values[-1] = 3.0  # the last leaf can be drawn
     tree = filled(values)
     count = 10 * size + 1000
-    index, probability = tree.sample(count, torch.Generator().manual_seed(1))
+    index, probability = tree.choose(noise(count, 1))
     assert index.dtype == torch.int64 and probability.dtype == torch.float64
     share = values / values.sum()
     np.testing.assert_allclose(probability.numpy(), share[index.numpy()], rtol=1e-14)
@@ -147,10 +151,9 @@ def test_a_draw_takes_few_launches_on_a_gpu() -> None:
     """A draw of a million leaves takes 30 launches and a change of values 6; with 64 children per node they took 119
     and 14. docs/hardware.md has these numbers."""
     tree = filled(torch.ones(10**6), "cuda:0")
-    generator, index = torch.Generator("cuda:0"), torch.arange(32, device="cuda:0")
-    value = torch.ones(32, device="cuda:0")
+    index, value = torch.arange(32, device="cuda:0"), torch.ones(32, device="cuda:0")
     with counting() as draw:
-        tree.sample(32, generator)
+        tree.choose(torch.rand(32, dtype=torch.float64, device="cuda:0"))
     with counting() as change:
         tree.update(index, value)
     assert (draw.launches, change.launches) == (30, 6)
@@ -205,7 +208,7 @@ def test_a_restored_tree_is_equal() -> None:
     other.load_state_dict(tree.state_dict())
     for level, same in zip(tree._levels, other._levels, strict=True):
         assert torch.equal(level, same)
-    drawn = [each.sample(100, torch.Generator().manual_seed(2))[0] for each in (tree, other)]
+    drawn = [each.choose(noise(100, 2))[0] for each in (tree, other)]
     assert torch.equal(*drawn)
 
 
@@ -216,7 +219,7 @@ def test_probabilities_and_weights_by_hand() -> None:
     """Draw probabilities and importance weights equal those computed by hand."""
     priorities = PrioritizedDistribution(4, 0.6, None, torch.device("cpu"))
     priorities.update(torch.arange(4), torch.tensor([1.0, 2.0, 4.0, 1.0]), torch.ones(4, dtype=torch.bool))
-    index, probability = priorities.tree.sample(1000, torch.Generator().manual_seed(0))
+    index, probability = priorities.tree.choose(noise(1000, 0))
     by_leaf = torch.zeros(4, dtype=torch.float64)
     by_leaf[index] = probability
     assert by_leaf.tolist() == pytest.approx([0.17202, 0.26074, 0.39521, 0.17202], abs=1e-5)

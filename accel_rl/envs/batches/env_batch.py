@@ -25,7 +25,7 @@ def rollout_layout(spec: EnvSpec, horizon: int, num_envs: int, window: int = 0) 
     first rows, for the last steps of earlier rollouts.
     """
     T, B = window + horizon, num_envs
-    history = max(spec.frame_stack - 1, 0)
+    history = spec.history
     row, dtype = spec.row_shape, spec.row_dtype.str
     return {
         "observation": ((history + T + 1, B, *row), dtype),

@@ -69,7 +69,7 @@ class Agent:
         self._step_arrays = {name: np.zeros(shape, dtype) for name, (shape, dtype) in layout.items()}
         self._step_arrays["restarts"][0] = self._arrays["restarts"][setup.index]
         self._batch = BatchSimulator(setup.batch, self._step_arrays, setup.index, self._heartbeat)
-        self._history = max(setup.spec.frame_stack - 1, 0)
+        self._history = setup.spec.history
         self._row = self._step_arrays["observation"][self._history, 0, ...]
         self._pollers = {
             semaphore.fd: make_poller(control.fileno(), semaphore.fd) for semaphore in (setup.replies, setup.free)

@@ -50,7 +50,7 @@ def auxiliary_layout(spec: EnvSpec, config: AgentReplayConfig) -> Layout:
 
     Trainers merge all but bootstrap into `Rollout.auxiliary`. There, columns follow time in rows, action and target
     (arrays with at least two axes), and come first in num_steps and reward_class."""
-    L, history = config.sequence_steps, max(spec.frame_stack - 1, 0)
+    L, history = config.sequence_steps, spec.history
     row, dtype = spec.row_shape, spec.row_dtype.str
     layout: Layout = {}
     for task in config.tasks:
@@ -91,7 +91,7 @@ class AgentReplay:
 
     def __init__(self, spec: EnvSpec, config: AgentReplayConfig, rng: np.random.Generator):
         self.spec, self.config, self._rng = spec, config, rng
-        self._history = max(spec.frame_stack - 1, 0)
+        self._history = spec.history
         self._num_rows = num_rows = config.size + 1 + self._history
         self._rows = np.zeros((num_rows, *spec.row_shape), spec.row_dtype)
         self._action = np.zeros((num_rows, *spec.action_shape), spec.action_dtype)
@@ -140,11 +140,6 @@ class AgentReplay:
     def is_full(self) -> bool:
         """True if `size` steps can be drawn. The newest step cannot, since the row after it is not stored yet."""
         return self._num_steps == self.config.size
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of the arrays, without the last rows of episodes."""
-        return sum(array.nbytes for array in vars(self).values() if isinstance(array, np.ndarray))
 
     @property
     def _first(self) -> int:

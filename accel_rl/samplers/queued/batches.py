@@ -32,7 +32,7 @@ class SegmentBatch:
         slots = server.arrays
         T = slots["reward"].shape[1]
         C = num_columns(min_steps, T)
-        self._history = max(spec.frame_stack - 1, 0)
+        self._history = spec.history
         self.arrays = {name: self._make(slots[name], C) for name in PER_ROW}
         self.arrays |= {name: np.zeros((T, C), bool) for name in ("terminated", "truncated", "valid")}
         self.arrays["bootstrap_value"] = np.zeros(C, np.float32)

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from accel_rl.envs.spec import Array, EnvSpec
+from accel_rl.hardware.devices import restore_generator
 from accel_rl.hardware.shared_memory import Semaphore
 from accel_rl.models.bf16_weights import keep_copies
 from accel_rl.models.layers import expect_changes
 from accel_rl.rollout import Policy, RecurrentInputs
-from accel_rl.samplers.base import restore_noise
 from accel_rl.samplers.queued.agent_replay import last_observations
 from accel_rl.samplers.queued.slots import Status
 from accel_rl.stacks import blank_young, gather_stacks
@@ -224,7 +224,6 @@ class PredictionServer:
             "state": None if self.state is None else self.state[slots],
             "agent_state": self._agent_state.copy(),
             "generator": self.generator.get_state(),
-            "generator_device": self.generator.device.type,
         }
 
     def set_state(self, state: dict[str, Any], slots: list[int]) -> None:
@@ -235,4 +234,4 @@ class PredictionServer:
             self.state[slots] = state["state"]
         num_agents = min(len(self._agent_state), len(state["agent_state"]))
         self._agent_state[:num_agents] = state["agent_state"][:num_agents]
-        restore_noise(self.generator, state)
+        restore_generator(self.generator, state["generator"], "the policy's random actions")

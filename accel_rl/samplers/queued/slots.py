@@ -60,7 +60,7 @@ def shared_layout(
     The first axis is the slot, the second the row. Row h + t of observation is the one before step t, after
     h = frame_stack - 1 rows of history. auxiliary: arrays of one slot for draws from an agent's replay."""
     T, N, row = horizon, num_slots, spec.row_shape
-    history = max(spec.frame_stack - 1, 0)
+    history = spec.history
     action = (spec.action_shape, spec.action_dtype.str)
     layout: Layout = {
         "observation": ((N, history + T + 1, *row), spec.row_dtype.str),

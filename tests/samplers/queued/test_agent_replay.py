@@ -81,7 +81,7 @@ def row_of(shown: Array, rows: list[Any]) -> int:
 def check_sequence(task: str, drawer: Drawer, env: AgentEnv, oracle: SequenceReplay) -> int:
     """Compares a drawn sequence with the learner's from the same start, targets included; returns the start."""
     slot, spec, config = drawer.slot, drawer.spec, drawer.replay.config
-    history, n = max(spec.frame_stack - 1, 0), int(slot[f"{task}/num_steps"])
+    history, n = spec.history, int(slot[f"{task}/num_steps"])
     rows = slot[f"{task}/rows"]
     start = row_of(rows[history], env.rows)
     index = (start + oracle.ring.history) % oracle.ring.num_rows
@@ -107,7 +107,7 @@ def check_sequence(task: str, drawer: Drawer, env: AgentEnv, oracle: SequenceRep
 def check_window(slot: dict[str, Array], env: AgentEnv) -> int:
     """Compares a window with three states of the list; returns the row of the third."""
     spec, rows = env.spec, slot["reward_prediction/rows"]
-    history = max(spec.frame_stack - 1, 0)
+    history = spec.history
     last = row_of(rows[-1], env.rows)
     for k in range(3):
         seen = rows[k : k + history + 1] if spec.frame_stack else rows[k]
