@@ -4,15 +4,13 @@ A batch is the whole rollout or a minibatch: of samples, or of whole sequences f
 """
 
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from accel_rl.algos.base import Algo
 from accel_rl.errors import UsageError
-from accel_rl.models.actor_critic import ActorCritic
-from accel_rl.models.q_network import QNetwork
 from accel_rl.rollout import Batch, RecurrentInputs, Rollout
 from accel_rl.updates.trees import map_leaves
 
@@ -91,11 +89,12 @@ def _spread(orders: Tensor, is_padding: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def add_final_values(policy: ActorCritic | QNetwork, rollout: Rollout, discount: float) -> Rollout:
+def add_final_values(policy: Any, rollout: Rollout, discount: float) -> Rollout:
     """Returns the rollout with the discounted value of each truncated episode's true last observation in its reward.
 
     The result no longer lists truncated episodes (K = 0), so all rollouts have the same shapes, as CUDA graphs
-    require. On a CPU, where padding would cost time, this removes the padding after merged segments."""
+    require. On a CPU, where padding would cost time, this removes the padding after merged segments.
+    policy: its `step` returns the value second, as that of ActorCritic."""
     if rollout.reward.device.type == "cpu":
         rollout = rollout.without_padding()
     steps, envs, inputs = rollout.final_step, rollout.final_env, rollout.recurrent_inputs
@@ -111,7 +110,7 @@ def add_final_values(policy: ActorCritic | QNetwork, rollout: Rollout, discount:
 
 
 @torch.no_grad()
-def bootstrap(policy: ActorCritic | QNetwork, rollout: Rollout, discount: float) -> tuple[Tensor, Tensor, Tensor]:
+def bootstrap(policy: Any, rollout: Rollout, discount: float) -> tuple[Tensor, Tensor, Tensor]:
     """Computes the values to bootstrap from at the end of a rollout that `add_final_values` has returned.
 
     Returns reward [T, B], done [T, B], and the value [B] of the observation after step T - 1. For merged segments, the

@@ -209,10 +209,11 @@ def compare_runs(runs: Iterable[ScoredRun]) -> list[Comparison]:
 
 
 def format_table(comparisons: Sequence[Comparison]) -> str:
-    """Returns a table in Markdown, a row for each setting."""
+    """Returns a table in Markdown, a row for each setting. Only settings with several runs of a game have intervals."""
     lines = ["| setting | games | runs | interquartile mean | median | mean |", "|---|---|---|---|---|---|"]
     for setting, scores, *intervals in comparisons:
-        cells = [f"{value:.2f} ({low:.2f} to {high:.2f})" for value, low, high in intervals]
+        has_intervals = any(len(values) > 1 for values in scores.values())
+        cells = [f"{value:.2f}" + f" ({low:.2f} to {high:.2f})" * has_intervals for value, low, high in intervals]
         lines.append(f"| {setting} | {len(scores)} | {len(pooled(scores))} | {' | '.join(cells)} |")
     return "\n".join(lines)
 

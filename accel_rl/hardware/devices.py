@@ -257,7 +257,7 @@ def _clear_last_error() -> None:
 def restore_generator(generator: Any, state: Any, what: str) -> None:
     """Restores a torch.Generator's saved state, unless that is from another kind of device; then it logs a warning.
 
-    what: the numbers that the generator draws."""
+    what: the numbers that the generator draws. The states of CPUs and GPUs differ in size."""
     if state.shape == generator.get_state().shape:
         generator.set_state(state)
     else:

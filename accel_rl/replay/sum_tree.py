@@ -61,7 +61,8 @@ class SumTree:
         """Returns the leaves int64 [K] at which the cumulative sum first exceeds these prefix sums [K].
 
         A prefix at or beyond the total, which rounding can produce, gives the last leaf of positive value. A leaf of
-        value 0 is never returned. On a GPU, prefixes are at most twice the total, which is at least 1e-280."""
+        value 0 is never returned. total: the sum of all values. On a GPU, prefixes are at most twice the total, which
+        is at least 1e-280."""
         return self._find_by_sums(prefix) if self._on_cpu else self._find_by_tickets(prefix, total)
 
     def _find_by_sums(self, prefix: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from accel_rl.errors import UsageError
 from accel_rl.run_folder.atomic import write_file
 from accel_rl.run_folder.trust import check_owner
 
-FORMAT_NAME, FORMAT_VERSION = "accel_rl checkpoint", 5
+FORMAT_NAME, FORMAT_VERSION = "accel_rl checkpoint", 6
 FORMAT = f"{FORMAT_NAME} {FORMAT_VERSION}"
 # The entries of a run's checkpoint; replay files have others.
 PARTS = ("steps", "spec", "policy", "evaluation_due", "best_score", "update", "shared_buffers", "progress", "learners")

@@ -141,9 +141,9 @@ def reopen(
         raise UsageError(
             f"{flags} would change the run; only --steps and where it executes may differ (docs/resume.md)"
         )
-    # Without a summary of these steps the run was killed after its last checkpoint: resuming it writes the summary.
-    is_complete = wanted.run.steps <= state["steps"] <= summarized_steps(folder)
-    if is_complete and not state["evaluation_due"]:
+    # Without a summary of these steps the run was killed after its last checkpoint, or its last evaluation was
+    # interrupted: resuming it completes it.
+    if wanted.run.steps <= state["steps"] <= summarized_steps(folder):
         raise UsageError(f"{folder} has {state['steps']} steps already; use --steps with more to continue")
     return replace(wanted, trust=trust), state
 

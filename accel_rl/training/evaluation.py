@@ -53,12 +53,12 @@ class Evaluator:
         learner.guard.check(learner.steps)
         start = time.perf_counter()
         torch.set_num_threads(learner.config.plan.sampling_threads)
-        gathered = coordinator.all_gather((self._play(learner.algo.policy), bool(self.stop)))
+        gathered = coordinator.all_gather(self._play(learner.algo.policy))
         seconds = time.perf_counter() - start
         learner.metrics.exclude(seconds)
         if learner.progress and len(gathered) == coordinator.size:  # else other learners kept training
             learner.progress.exclude(seconds)
-        if any(stopped for _, stopped in gathered):
+        if any(was_interrupted for _, was_interrupted in gathered):
             return {}
         learner.evaluation_is_due = False
         games = [game for played, _ in gathered for game in played]
@@ -73,8 +73,8 @@ class Evaluator:
                 self._save_best()
         return {f"eval/{metric}": value for metric, value in asdict(evaluation).items()}
 
-    def _play(self, policy: Any) -> list[Game]:
-        """Plays this learner's share of an evaluation."""
+    def _play(self, policy: Any) -> tuple[list[Game], bool]:
+        """Plays this learner's share of an evaluation; returns the games, and whether a signal interrupted them."""
         learner, run = self.learner, self.learner.config.run
         games = GamesToPlay(
             learner.coordinator.local_share(run.eval_episodes),
@@ -82,10 +82,10 @@ class Evaluator:
             lambda: bool(self.stop),
         )
         if not (games.num_steps or games.episodes):
-            return []
+            return [], False
         policy.eval()
         try:
-            return learner.sampler.evaluate(games, learner.steps, run.eval_greedy, policy)
+            return learner.sampler.evaluate(games, learner.steps, run.eval_greedy, policy), bool(self.stop)
         finally:
             policy.train()
 

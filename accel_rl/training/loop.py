@@ -3,6 +3,7 @@
 Read `TrainingLoop.run` first. Its parts: iteration.py (collect and learn), evaluation.py, checkpointer.py, metrics.py.
 """
 
+import math
 import shlex
 from functools import partial
 
@@ -65,6 +66,8 @@ class TrainingLoop:
             if is_due(run.checkpoint_interval_steps) and not is_last:
                 self.checkpointer.save()
             self.checkpointer.write_submitted()
+        if learner.evaluation_is_due:
+            request = Request.STOP
         self.checkpointer.save(is_last=True)
         self.checkpointer.write_submitted()
         if learner.progress:
@@ -112,15 +115,17 @@ class TrainingLoop:
             self.on_row(learner.progress.write_row(**columns, **scores))
 
     def _summarize(self, progress: Progress, request: Request) -> None:
-        run, steps = self.config.run, self.coordinator.add_steps(0)
+        run, steps, evaluation_is_due = self.config.run, self.coordinator.add_steps(0), self.learner.evaluation_is_due
         progress.advance(steps)
-        summary = progress.write_summary(run.algo, run.env, run.seed)
+        if steps < run.steps or not evaluation_is_due:  # with a summary of all steps the run would count as finished
+            progress.write_summary(run.algo, run.env, run.seed)
         if waits := progress.describe_waits():
             logger.info("%s", waits)
-        if steps < run.steps or self.learner.evaluation_is_due:
+        if steps < run.steps or evaluation_is_due:
             folder = shlex.quote(str(self.learner.folder))
             resume = f"{command()} train --resume {folder}"
-            score = "no game finished" if summary["ep_rew_mean"] is None else f"score {summary['ep_rew_mean']:.1f}"
+            mean = progress.scores()["rollout/ep_rew_mean"]
+            score = "no game finished" if math.isnan(mean) else f"score {mean:.1f}"
             how = "ended by a callback" if request is Request.FINISH else "stopped"
             logger.info("%s at step %d of %d, %s; to continue: %s", how, steps, run.steps, score, resume)
             if run.report:

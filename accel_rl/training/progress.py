@@ -112,8 +112,8 @@ class Progress:
         """Leaves an interruption, such as an evaluation, out of the next row's rates."""
         self._row_started += seconds
 
-    def write_summary(self, algo: str, env: str, seed: int) -> dict[str, Any]:
-        """Writes summary.json and returns its content; scores are null while no game has finished.
+    def write_summary(self, algo: str, env: str, seed: int) -> None:
+        """Writes summary.json; scores are null while no game has finished.
 
         Raises RunError if it cannot be written."""
         scores = {name.split("/")[1]: None if math.isnan(v) else v for name, v in self.scores().items()}
@@ -130,7 +130,6 @@ class Progress:
         }
         content = json.dumps(summary, indent=2).encode() + b"\n"
         write_file(self.folder / "summary.json", lambda file: file.write(content), "summary")
-        return summary
 
     def get_state(self) -> dict[str, Any]:
         return {"games": [tuple(game) for game in self.games], "seconds": self.seconds, "reports": self._reports}

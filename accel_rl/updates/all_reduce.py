@@ -36,8 +36,8 @@ class AllReduce(Exchange):
     Every learner of torch.distributed's default group makes the same calls in the same order. All networks start equal
     to rank 0's. Since sums are equal everywhere, parameters and optimizer states stay equal. Each update has one
     all-reduce, which also carries the terms of the loss and the number of samples. Between GPUs it uses NCCL. On the
-    CPUs of one machine, and for learners that share a GPU, which NCCL refuses, it uses shared memory, and Gloo between
-    machines.
+    CPUs of one machine, and for learners that share a GPU, which NCCL refuses, it uses shared memory; between machines
+    without NCCL, Gloo.
 
     No CUDA graph contains a collective: captured NCCL collectives can deadlock next to others or in another order.
     """

@@ -132,7 +132,7 @@ def test_the_page_holds_what_is_kept(folder, pages):
     assert "| pong | 1 | 3.0 (1 seed) | 6.0 (1 seed) |  |  | -20.7; 14.6 | 21 |" in text  # per step
     assert "| `ppo_small`, 1 M steps | 1 | 2 | 0.84 (" in text and "| `ppo_small`, 2 M steps | 1 | 2 | 1.10 (" in text
     assert "| `ppo_small`, 1 M steps, pong only | 1 | 2 | 0.84 (" in text
-    assert "| `busy`, 1 M steps | 1 | 1 | 0.76 (" in text
+    assert "| `busy`, 1 M steps | 1 | 1 | 0.76 | 0.76 | 0.76 |" in text
     assert "| [zoo](there) |" in text
     assert "| 0 | not reached |  | 16.0 |" in text
     assert "| 1 | 1,802,000 | 36.0 | 20.0 |" in text

@@ -1,4 +1,4 @@
-"""The soak runs like a user's command, detects growth, and names what grows; also the benchmark of startup."""
+"""The soak runs like a user's command, detects growth, and names what grows."""
 
 import json
 import re

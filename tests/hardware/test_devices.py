@@ -11,7 +11,7 @@ import torch
 
 from accel_rl.errors import UsageError
 from accel_rl.hardware import devices
-from accel_rl.hardware.devices import device_id, find_device, find_devices, gpu_node, pin, unpin
+from accel_rl.hardware.devices import device_id, find_device, find_devices, gpu_node, pin, restore_generator, unpin
 from accel_rl.hardware.shared_memory import SharedArrays
 from tests.fake_cuda import machine
 
@@ -204,3 +204,15 @@ def test_a_refusal_to_pin_is_forgotten(caplog: Any) -> None:
     assert machine().last_error is None
     (record,) = caplog.records
     assert record.getMessage() == "the shared memory cannot be pinned (CUDA error 801): transfers are slower"
+
+
+def test_a_generator_of_another_kind_of_device_is_not_restored(caplog: Any) -> None:
+    """A state of the same kind is restored; one of another kind, which has another size, is refused with a warning."""
+    generator, other = (torch.Generator().manual_seed(seed) for seed in (1, 2))
+    restore_generator(generator, other.get_state(), "draws")
+    assert torch.equal(generator.get_state(), other.get_state()) and not caplog.records
+    restore_generator(generator, torch.zeros(16, dtype=torch.uint8), "draws")
+    assert torch.equal(generator.get_state(), other.get_state())
+    assert [record.getMessage() for record in caplog.records] == [
+        "draws restart from their seed: the checkpoint was written on another kind of device"
+    ]

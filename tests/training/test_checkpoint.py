@@ -133,9 +133,9 @@ def test_foreign_files_are_no_checkpoints(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_checkpoints_of_an_older_format_are_named_as_such(tmp_path: Path) -> None:
     """A checkpoint of another format is refused with its number, and a foreign file as not being a checkpoint."""
-    for number in (4, 6):
+    for number in (5, 7):
         torch.save({"format": f"accel_rl checkpoint {number}", "steps": 5}, tmp_path / CHECKPOINT)
-        message = f"has format {number}, but this version of accel_rl reads format 5: use the version that wrote it"
+        message = f"has format {number}, but this version of accel_rl reads format 6: use the version that wrote it"
         with pytest.raises(UsageError, match=message):
             checkpoint.load(tmp_path / CHECKPOINT)
     torch.save({"model": 1}, tmp_path / CHECKPOINT)

@@ -106,12 +106,12 @@ class Adjuster:
             self._window_start_s, self._settled = now_s, None
         return None if self.counts == before else self.counts
 
-    def exclude(self, seconds: float) -> None:
-        """Leaves a pause, such as an evaluation, out of the current window."""
+    def exclude(self, seconds: float, objective: float = 0.0) -> None:
+        """Leaves a pause, such as an evaluation, and what was done in it out of the current window."""
         if self._window_start_s is not None:
             self._window_start_s += seconds
         if self._settled:
-            self._settled = self._settled[0] + seconds, self._settled[1]
+            self._settled = self._settled[0] + seconds, self._settled[1] + objective
 
     def _end_window(self, now_s: float, objective: float) -> None:
         measured, accepted = self.counts, self.accepted

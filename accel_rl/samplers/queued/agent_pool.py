@@ -264,9 +264,8 @@ class AgentPool:
         slot, row = self.arrays["status"][agent, [Status.SLOT, Status.ROW]]
         return f"{place} at action {self.arrays['action'][slot, min(row, self.horizon - 1)]}"
 
-    @property
-    def waited_s(self) -> float:
-        """Seconds that an agent has waited for the learner so far, on average over the agents at each time."""
+    def read_waited_s(self) -> float:
+        """Returns the seconds that an agent has waited for the learner so far, a mean over the agents at each time."""
         waited_ns = self.arrays["status"][:, Status.WAITED_NS].sum()
         waited_s = (waited_ns - self._waited_ns) / 1e9 / max(1, len(self.processes))
         excluded_s = min(waited_s, self._excluded_s)
@@ -276,8 +275,9 @@ class AgentPool:
         return self._waited_s
 
     def exclude(self, seconds: float) -> None:
-        """Leaves a pause, such as an evaluation, out of `waited_s`: agents notice later that they waited through it."""
-        self._excluded_s += seconds
+        """Leaves a pause, such as an evaluation, out of the waits of the agents that are waiting at its end."""
+        num_waiting = (self.arrays["status"][list(self.processes), Status.IS_WAITING] != 0).sum()
+        self._excluded_s += seconds * num_waiting / max(1, len(self.processes))
 
     def close(self) -> None:
         """Ends all agents."""

@@ -7,8 +7,7 @@ step carries the number of batches that the learner had learned from by then. Th
 """
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -92,6 +91,7 @@ class QueuedSampler:
         self._steps_done = 0
         self._meter = Meter()
         self.adjuster: Adjuster | None = None
+        self._paused_at: tuple[float, int] | None = None  # the time, and the objective's total by then
         if queues.dynamic_adjustment:
             start = Counts(config.num_envs, queues.predictors, queues.trainers)
             limits = Counts(max_agents, *(max(MOST_THREADS, number) for number in start[1:]))
@@ -112,6 +112,7 @@ class QueuedSampler:
             raise UsageError("sampler=queued cannot learn between the steps of a rollout; use --sampler alternating")
         self._steps_done = self._steps_done if first_step is None else first_step
         self._start()
+        self._continue_adjustment()
         if self._learned:
             self._num_learned += 1
             self.crew.reuse(self._learned)
@@ -122,7 +123,7 @@ class QueuedSampler:
         batch = self._learned = fill()
         self.seconds["env_wait"] += time.perf_counter() - start
         self.seconds["inference"] = self._server.counts.seconds
-        self.seconds["action_wait"] = self.pool.waited_s
+        self.seconds["action_wait"] = self.pool.read_waited_s()
         rollout = batch.rollout(self._steps_done)
         self._steps_done += batch.num_steps
         num_queued = int(np.count_nonzero(self.pool.arrays["state"] == SlotState.QUEUED))
@@ -143,8 +144,9 @@ class QueuedSampler:
             num_workers=num_workers,
             worker_cpus=None,
         )
+        self._pause_adjustment()
         start = time.perf_counter()
-        with self._pause_of_adjustment(), self.crew.paused():
+        with self.crew.paused():
             sampler = AlternatingSampler(self.spec, self.batch, policy or self.policy, config, self.device)
             try:
                 return sampler.evaluate(games, index, greedy, policy or self.policy)
@@ -153,16 +155,6 @@ class QueuedSampler:
                 seconds = time.perf_counter() - start
                 self._meter.exclude(seconds)
                 self.pool.exclude(seconds)
-
-    @contextmanager
-    def _pause_of_adjustment(self) -> Iterator[None]:
-        """Leaves the time of a block, in which nothing is learned, out of the adjuster's window."""
-        start = time.monotonic()
-        try:
-            yield
-        finally:
-            if self.adjuster:
-                self.adjuster.exclude(time.monotonic() - start)
 
     def close(self) -> None:
         self.crew.close()
@@ -221,20 +213,35 @@ class QueuedSampler:
         now = time.monotonic()
         if now >= self._next_memory_reading:
             self._memory_share, self._next_memory_reading = used_share(), now + 1.0
-        is_trainings = self.queues.adjustment_objective == "trainings"
-        total = self._num_learned if is_trainings else self._server.counts.predictions
-        if counts := self.adjuster.advance(now, total, self._memory_share):
+        if counts := self.adjuster.advance(now, self._objective, self._memory_share):
             self.set_counts(*counts)
+
+    @property
+    def _objective(self) -> int:
+        """The total whose rate adjustment maximizes."""
+        is_trainings = self.queues.adjustment_objective == "trainings"
+        return self._num_learned if is_trainings else self._server.counts.predictions
+
+    def _pause_adjustment(self) -> None:
+        """Leaves the time until the next rollout, and the work in it, out of the adjuster's window."""
+        self._paused_at = self._paused_at or (time.monotonic(), self._objective)
+
+    def _continue_adjustment(self) -> None:
+        if self.adjuster and self._paused_at:
+            since_s, total = self._paused_at
+            self.adjuster.exclude(time.monotonic() - since_s, self._objective - total)
+        self._paused_at = None
 
     # ---- checkpoints ----
 
     def get_state(self) -> dict[str, Any]:
         """Returns, between two rollouts, the state that the next one continues from, with the queues' contents."""
         self._start()
+        self._pause_adjustment()
         while self.pool.starting:
             self.pool.watch(self.crew.paused)
             time.sleep(WATCH_S)
-        with self._pause_of_adjustment(), self.crew.gate.closed():
+        with self.crew.gate.closed():
             arrays = self.pool.arrays
             agents, failed = self.pool.get_states(self.crew.check)
             with self.crew.auxiliary_gate.closed():

@@ -152,13 +152,13 @@ def test_windows_are_equally_long_and_settle_first() -> None:
 def test_a_pause_spoils_no_window() -> None:
     """Pauses, before or after the window has settled, do not count. However many there are, the window ends."""
     adjuster = Adjuster(ONE, MANY, 0, INTERVAL_S)
-    paused_s = 0.0
+    paused_s = done = 0.0
     for now_s in (0.0, 10.0, 25.0, 50.0, 59.0):
-        assert adjuster.advance(now_s + paused_s, now_s, 0.5) is None
-        adjuster.exclude(900.0)
-        paused_s += 900.0
+        assert adjuster.advance(now_s + paused_s, now_s + done, 0.5) is None
+        adjuster.exclude(900.0, 10.0)
+        paused_s, done = paused_s + 900.0, done + 10.0
     assert not adjuster.history
-    assert adjuster.advance(60.0 + paused_s, 60.0, 0.5)
+    assert adjuster.advance(60.0 + paused_s, 60.0 + done, 0.5)
     assert [window.objective for window in adjuster.history] == [1.0]
 
 

@@ -6,12 +6,15 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from accel_rl.samplers.alternating import AlternatingSampler
 from accel_rl.samplers.base import GamesToPlay, StepHook
+from accel_rl.samplers.queued.agent_pool import AgentPool
 from accel_rl.samplers.queued.batches import SegmentBatch
 from accel_rl.samplers.queued.slots import Status
 from tests.helpers.samplers import closing
@@ -109,28 +112,38 @@ def test_hooks_are_refused() -> None:
             sampler.recent(0, 1, slice(None))
 
 
-def test_an_evaluation_is_left_out_of_what_is_measured(monkeypatch: Any) -> None:
-    """Neither rates nor the agents' waits nor the window of adjustment contain an evaluation."""
-    sampler, pause_s = make_queued(dynamic_adjustment=True), 0.3
+def test_pauses_are_left_out_of_what_is_measured(monkeypatch: Any) -> None:
+    """The window of adjustment leaves out evaluations and checkpoints, with their writing; rates leave out
+    evaluations."""
+    pause_s = 0.2
     monkeypatch.setattr(AlternatingSampler, "evaluate", lambda *_: time.sleep(pause_s) or [])
+    sampler = make_queued(dynamic_adjustment=True)
     with closing(sampler):
         sampler.collect()
-        assert sampler.adjuster
-
-        def starts() -> list[float]:
-            assert sampler.adjuster and sampler.adjuster._window_start_s
-            return [sampler.adjuster._window_start_s, sampler._meter._since, sampler.pool._excluded_s]
-
-        before = starts()
+        assert (adjuster := sampler.adjuster) and (window := adjuster._window_start_s)
+        rates = sampler._meter._since
         sampler.evaluate(GamesToPlay(1, None, lambda: False), 0, greedy=False)
-        assert all(new - old >= pause_s for old, new in zip(before, starts(), strict=True))
-        before = starts()
+        assert sampler._meter._since >= rates + pause_s
         sampler.get_state()
-        assert starts()[0] > before[0] and starts()[1] == before[1]
-        waited_s = sampler.pool.waited_s
-        sampler.pool.exclude(1e6)
-        sampler.pool.arrays["status"][:, Status.WAITED_NS] += 10**9
-        assert sampler.pool.waited_s == waited_s
+        time.sleep(pause_s)  # the checkpoint is written
+        sampler.collect()
+        assert adjuster._window_start_s and adjuster._window_start_s >= window + 2 * pause_s
+
+
+def test_a_pause_is_left_out_of_the_waits_of_those_who_waited() -> None:
+    """The mean wait of two agents leaves out a pause through which one of them waited."""
+    status = np.zeros((3, len(Status)), np.int64)
+    pool = AgentPool.__new__(AgentPool)
+    pool.arrays, pool._pool = {"status": status}, cast(Any, SimpleNamespace(children={0: None, 2: None}))
+    pool._waited_s, pool._waited_ns, pool._excluded_s = 0.0, 0, 0.0
+    status[0, Status.WAITED_NS] = 4e9
+    assert pool.read_waited_s() == 2.0
+    status[0, Status.IS_WAITING] = 1
+    pool.exclude(10.0)
+    status[0, Status.WAITED_NS] += 13e9
+    assert pool.read_waited_s() == 3.5
+    status[2, Status.WAITED_NS] += 1e9
+    assert pool.read_waited_s() == 4.0
 
 
 def test_threads_end_with_the_sampler() -> None:
