@@ -32,6 +32,7 @@ def write_card(run_dir: Path, out: Path, best: bool = False, trust: bool = False
     Plays EPISODES games with a seed that training has not used; returns their mean score with its 95 % bootstrap
     interval. best, trust: as for load. Replaces a folder that this function has written. Raises UsageError if out is
     anything else, or the policy cannot be loaded or played; RunError if writing fails."""
+    out = out.resolve()  # a name for "." and ".."
     readme = out / "README.md"
     is_card = readme.is_file() and f"library_name: {LIBRARY}" in readme.read_text(errors="replace")
     if out.exists() and not is_card and not (out.is_dir() and not any(out.iterdir())):

@@ -10,6 +10,7 @@ from accel_rl.analysis.trained_policy import load
 from accel_rl.analysis.video import record_video
 from accel_rl.config.sources import read_settings
 from accel_rl.errors import UsageError
+from accel_rl.run_folder.atomic import write_file
 from accel_rl.run_folder.trust import foreign_code
 from accel_rl.training.log import command
 
@@ -46,11 +47,16 @@ def play_final_games(folder: Path, count: int, seed: int) -> None:
 
     Writes final.json and video.mp4 to the run's folder. Trusts the code that the settings name, since it has just
     trained. If it cannot play or record, it prints why but raises nothing, since the run is complete."""
-    policy = load(folder, trust=True)
+    try:
+        policy = load(folder, trust=True)
+    except Exception as error:
+        print(f"final policy    none: {error}")
+        return
     print(f"final policy    plays {count} games, and one that is recorded ...", flush=True)
     try:
         evaluation = policy.evaluate(count, seed)
-        (folder / "final.json").write_text(json.dumps(asdict(evaluation), indent=2) + "\n")
+        content = json.dumps(asdict(evaluation), indent=2).encode() + b"\n"
+        write_file(folder / "final.json", lambda file: file.write(content), "scores")
         score = f"{evaluation.mean_reward:.1f} (std {evaluation.std_reward:.1f}) in {evaluation.episodes} games"
         print(f"final policy    {score}")
     except Exception as error:

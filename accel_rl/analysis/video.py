@@ -11,6 +11,7 @@ import gymnasium
 import numpy as np
 import numpy.typing as npt
 
+from accel_rl.envs.games.atari_env import AtariEnv
 from accel_rl.errors import RunError, UsageError
 from accel_rl.rollout import Game
 
@@ -39,6 +40,7 @@ def record_video(
     if out.suffix != ".mp4" or out.is_dir():
         raise UsageError(f"cannot write a video to {out}: it must be a file whose name ends in .mp4")
     observation, info = env.reset(seed=seed)
+    counts_lives = isinstance(env.unwrapped, AtariEnv)  # other environments may give these keys another meaning
     picture = _render(env)
     unfinished = out.with_name(f".{out.stem}.{os.getpid()}.mp4")
     score, length, over = 0.0, 0, False
@@ -50,11 +52,11 @@ def record_video(
             reward: Any = 0.0
             while not over and length < max_steps:
                 observation, reward, terminated, truncated, info = env.step(act(observation, reward, info))
-                score += float(info.get("score", reward))
+                score += float(info["score"] if counts_lives else reward)
                 length += 1
                 writer.write(compose(_render(env, picture.shape), score, length))
                 if terminated or truncated:
-                    over = info.get("game_over", True)
+                    over = not counts_lives or info["game_over"]
                     if not over:  # a life is lost; the game continues
                         observation, info = env.reset()
         finally:

@@ -5,7 +5,7 @@ from typing import Any
 
 from matplotlib.ticker import NullLocator
 
-from accel_rl.analysis.plot import COLORS, new_figure, tidy
+from accel_rl.analysis.plot import COLORS, new_figure, save, tidy
 
 LINES = {"process": ("--", "one bare process"), "hyperthreads": (":", "one bare process per hyperthread")}
 
@@ -44,4 +44,4 @@ def draw_sampling(result: dict[str, Any], out: Path) -> None:
     axes.set_title(result["machine"]["cpu"], loc="right", fontsize=7, color="#666666")
     num_entries = len(axes.get_legend_handles_labels()[0])
     figure.legend(loc="outside lower center", ncols=min(num_entries, 4), frameon=False)
-    figure.savefig(out)
+    save(figure, out)

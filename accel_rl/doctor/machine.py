@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 
 from accel_rl.doctor.finding import Finding, Problem, describe
+from accel_rl.errors import RunError
 from accel_rl.hardware.description import cpu_model
 from accel_rl.hardware.host_memory import free_and_total, free_host_bytes
 from accel_rl.hardware.topology import available_cpus, count, read_topology
@@ -74,10 +75,11 @@ def shared_memory(folder: Path = Path("/dev/shm")) -> Finding:
 
     try:
         SharedArrays({"bytes": ((SHARED_MEMORY,), "uint8")}).close()
-    except OSError as error:
-        what = f"shared memory cannot be made ({error.strerror}), which workers need"
+    except (OSError, RunError) as error:
+        reason = getattr(error, "strerror", None) or error
+        what = f"shared memory cannot be made ({reason}), which workers need"
         command = "docker run --security-opt seccomp=unconfined; or train with --sampler serial"
-        return Finding(f"none: {error.strerror}", (Problem("error", what, command),))
+        return Finding(f"none: {reason}", (Problem("error", what, command),))
     try:
         free = shutil.disk_usage(folder).free
     except OSError:

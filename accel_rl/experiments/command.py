@@ -122,9 +122,9 @@ def _launch(options: argparse.Namespace) -> None:
     file, only_report = arguments.pop("experiment", None), arguments.pop("summary")
     _take_gpus(arguments)
     if file is None:
-        executor, _ = arguments.pop("executor"), arguments.pop("job", None)
-        if only_report or executor != "local":
-            flag = "--summary" if only_report else "--executor"
+        executor, job = arguments.pop("executor"), arguments.pop("job", None)
+        given = {"--summary": only_report, "--executor": executor != "local", "--job": job}
+        if flag := next((flag for flag, is_given in given.items() if is_given), None):
             raise UsageError(f"{flag} needs an experiment; name its file with --experiment FILE")
         if "device" not in arguments and not settings_of_file(options).get("devices"):
             arguments.setdefault("devices", "all")

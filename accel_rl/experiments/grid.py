@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from accel_rl.config.sources import read_yaml
+from accel_rl.config.sources import overlay, read_yaml
 from accel_rl.errors import UsageError, unknown
 
 PARTS = ("title", "settings", "grid", "seeds", "paper")
@@ -118,7 +118,7 @@ def read_experiment(path: Path, overrides: dict[str, Any] | None = None) -> Expe
         for name in overrides or {}:
             if any(name in block for block in blocks):
                 raise UsageError(f"{name} is varied by the grid; omit --{name.replace('_', '-')}")
-        settings = {**mapping("settings", values.get("settings")), **(overrides or {})}
+        settings = overlay(mapping("settings", values.get("settings")), overrides or {})
         combinations = tuple(combination for block in blocks for combination in _combinations(settings, block))
         seeds = tuple(count("seeds", seed, least=0) for seed in _list_of(int, "seeds", values.get("seeds", [0])))
         experiment = Experiment(

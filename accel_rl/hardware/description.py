@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from accel_rl.hardware.devices import num_gpus
 from accel_rl.hardware.instructions import read_instructions
 from accel_rl.hardware.topology import available_cpus, physical_cores
 
@@ -24,7 +25,7 @@ def describe_machine(with_gpus: bool = True) -> dict[str, Any]:
         "instructions": instructions.bf16 or instructions.kernels,
         "cores": len(physical_cores(available_cpus())),
         "logical_cpus": len(available_cpus()),
-        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count() if with_gpus else 0)],
+        "gpus": [torch.cuda.get_device_name(i) for i in range(num_gpus() if with_gpus else 0)],
         "python": platform.python_version(),
         "packages": {name: version for name in PACKAGES if (version := package_version(name))},
     }

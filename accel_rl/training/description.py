@@ -11,12 +11,14 @@ from accel_rl.envs.games.atari import game_name, make_options, why_no_reserve
 from accel_rl.envs.games.emulator_choice import choose_simulator, warn_if_inexact
 from accel_rl.envs.spaces.conversion import left_out
 from accel_rl.envs.spaces.masks import describe_sources
+from accel_rl.errors import RunError
 from accel_rl.hardware.description import describe_machine
 from accel_rl.hardware.instructions import BF16_FLAGS, Instructions, read_instructions
 from accel_rl.hardware.placement import show_plans
 from accel_rl.hardware.topology import count
 from accel_rl.models.actor_critic import Encoder
 from accel_rl.models.layers import unaccelerated
+from accel_rl.run_folder.atomic import write_file
 from accel_rl.settings.resolve import Config
 from accel_rl.training.log import goes_on_without, logger
 from accel_rl.updates.compiled_calls import why_not_compiled
@@ -88,11 +90,11 @@ def describe_placement(config: Config) -> list[str]:
 def write_machine(config: Config, folder: Path) -> None:
     """Writes machine.json: the machine of the run or of its last resume, with GPUs only if the run uses one."""
     machine = describe_machine(with_gpus=config.run.device != "cpu")
-    text = json.dumps({"accel_rl": __version__, **machine}, indent=2) + "\n"
+    content = json.dumps({"accel_rl": __version__, **machine}, indent=2).encode() + b"\n"
     try:
-        (folder / "machine.json").write_text(text)
-    except OSError as error:
-        goes_on_without("machine.json", error)
+        write_file(folder / "machine.json", lambda file: file.write(content), "machine")
+    except RunError as error:
+        goes_on_without("machine.json", error.__cause__)
 
 
 def _advise_on_precision(bf16: bool, instructions: Instructions, policy: nn.Module) -> None:

@@ -13,7 +13,7 @@ from accel_rl.errors import RunError, UsageError
 
 
 class Corridor(gymnasium.Env):
-    """Three steps to the right; scores 0, 10, 0. Renders odd sizes."""
+    """Three steps to the right; rewards 0, 10, 0. Renders odd sizes. Its info uses Atari's names for something else."""
 
     observation_space = gymnasium.spaces.Discrete(4)
     action_space = gymnasium.spaces.Discrete(2)
@@ -28,7 +28,8 @@ class Corridor(gymnasium.Env):
 
     def step(self, action):
         self.position += action
-        return self.position, 10.0 * (self.position == 2), self.position == 3, False, {}
+        info = {"score": "low", "game_over": False}
+        return self.position, 10.0 * (self.position == 2), self.position == 3, False, info
 
     def render(self):
         picture = np.zeros((*self.size, 3), np.uint8)

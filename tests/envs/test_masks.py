@@ -126,6 +126,15 @@ def test_random_actions_are_uniform() -> None:
         assert np.all(np.abs(found - expected) < 200) and found[np.array(expected) == 0].sum() == 0
 
 
+def test_gymnasiums_own_masks_are_taken() -> None:
+    """A tuple with an array for each choice is a mask, even if there is one choice."""
+    for nvec in ([3], [3, 2]):
+        space = spaces.MultiDiscrete(nvec)
+        own = tuple(np.eye(1, n, dtype=np.int8)[0] for n in nvec)
+        space.sample(own)
+        assert flat_mask(own, space).tolist() == [allowed == 1 for part in own for allowed in part]
+
+
 def test_states_of_strict_environments_are_exact() -> None:
     """A state is found exact even in an environment that raises at disallowed actions."""
     simulator = make({"nvec": [3, 4]})

@@ -47,7 +47,7 @@ def test_a_file_describes_its_runs(tmp_path: Path) -> None:
     """A file describes the runs of all combinations and seeds, whose names do not depend on other blocks."""
     file = write(
         tmp_path / "x.yaml",
-        settings={"env": "pong", "steps": 1000},
+        settings={"env": "pong", "steps": 1000, "workers": 4},
         grid=[
             {"algo": ["a2c", "ppo"], "learners": [1, 4], "envs_per_learner": 8},
             {"algo": "a2c", "learners": 2, "network": ["my.nets:Net"], "horizon": [5, 7]},
@@ -55,16 +55,19 @@ def test_a_file_describes_its_runs(tmp_path: Path) -> None:
         seeds=[3, 4],
     )
     experiment = read_experiment(file, {"steps": "500"})
+    assert "workers" not in read_experiment(file, {"envs_per_worker": 2}).combinations[0].settings
     assert [run.name for run in experiment.runs] == [
         *(f"{algo}-learners{n}-s{seed}" for algo in ("a2c", "ppo") for n in (1, 4) for seed in (3, 4)),
         *(f"my.nets_Net-horizon{horizon}-s{seed}" for horizon in (5, 7) for seed in (3, 4)),
     ]
     assert experiment.title == "x"
-    assert experiment.runs[7].settings == {"env": "pong", "steps": "500", "algo": "ppo", "envs": 32, "seed": 4}
+    assert experiment.runs[7].settings == {
+        "env": "pong", "steps": "500", "workers": 4, "algo": "ppo", "envs": 32, "seed": 4
+    }  # fmt: skip
     assert experiment.runs[7].combination.learners == 4
     last = experiment.runs[-1].settings
     assert last == {
-        "env": "pong", "steps": "500", "algo": "a2c", "network": "my.nets:Net", "horizon": 7, "seed": 4
+        "env": "pong", "steps": "500", "workers": 4, "algo": "a2c", "network": "my.nets:Net", "horizon": 7, "seed": 4
     }  # fmt: skip
 
 
@@ -164,6 +167,14 @@ def test_bad_flags_are_refused(words: str, message: str, tmp_path: Path, capfd: 
     result.assert_one_line(2)
     assert re.search(message, result.err), result.err
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("words", ["--summary", "--executor ray", "--job {cpus:2}"])
+def test_flags_of_experiments_need_one(words: str, capfd: Any) -> None:
+    """A flag for experiments is refused without one."""
+    result = call(capfd, "launch", "--env", "CartPole-v1", *words.split())
+    result.assert_one_line(2)
+    assert f"{words.split()[0]} needs an experiment" in result.err
 
 
 # ---- slots ----

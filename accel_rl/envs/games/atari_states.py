@@ -24,7 +24,7 @@ from accel_rl.errors import UsageError
 State = dict[str, Any]
 
 TRIALS, TRIAL_FRAMES = 3, 20  # a reset before each trial but the first
-_GENERATOR = slice(words.AGENT_GENERATOR, words.AGENT_GENERATOR + GENERATOR_WORDS)
+GENERATOR = slice(words.AGENT_GENERATOR, words.AGENT_GENERATOR + GENERATOR_WORDS)
 # The agent's words in a state, and their names in a state of AtariSimulator
 _AGENT = {words.PRESSED: "pressed", words.AGENT_LIVES: "lives", words.AGENT_STEPS: "steps", words.NUM_STARTS: "resets"}
 _REMEMBERED = [words.SCORE, words.LIVES, words.TERMINAL, *range(words.MEMORY, words.BEFORE)]
@@ -71,7 +71,7 @@ def to_native(state: State) -> State:
     s[words.LIVES] = state["lives"]
     rng = np.random.default_rng(0)
     rng.bit_generator.state = state["rng"]
-    s[_GENERATOR] = to_words(rng)
+    s[GENERATOR] = to_words(rng)
     rom, consoles, pictures, _ = atari.get_state()
     if not _plays_equally(game, saved, atari):
         raise _inexact(game, "ale", "native")
@@ -95,7 +95,7 @@ def to_ale(state: State, unseen_frames: int = 0) -> State:
     if not (_remembers(game, saved, s) and _plays_equally(game, saved, atari, unseen_frames)):
         raise _inexact(game, "native", "ale")
     converted: State = {name: int(s[word]) for word, name in _AGENT.items()}
-    return converted | {"emulator": _ale_state(saved), "rng": to_numpy_state(s[_GENERATOR])}
+    return converted | {"emulator": _ale_state(saved), "rng": to_numpy_state(s[GENERATOR])}
 
 
 def _inexact(game: str, written_by: str, wanted: str) -> UsageError:

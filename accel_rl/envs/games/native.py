@@ -18,14 +18,13 @@ from accel_rl.emulator import steps
 from accel_rl.emulator.consoles import Consoles, check_array
 from accel_rl.emulator.core import AGENT_STEP, START_GAME
 from accel_rl.emulator.frame_making import FramePlan
-from accel_rl.emulator.pcg64 import GENERATOR_WORDS, to_numpy_state, to_words
+from accel_rl.emulator.pcg64 import to_numpy_state, to_words
 from accel_rl.emulator.rules import ACTIONS, GameRules, rules_for
 from accel_rl.envs.games.atari import NUM_STARTS, atari_spec, why_no_reserve
-from accel_rl.envs.games.atari_states import is_native_state, pack, to_native, unpack
+from accel_rl.envs.games.atari_states import GENERATOR, is_native_state, pack, to_native, unpack
 from accel_rl.envs.spec import Array, Outcome
 from accel_rl.errors import RunError, UsageError
 
-GENERATOR = slice(words.AGENT_GENERATOR, words.AGENT_GENERATOR + GENERATOR_WORDS)
 RANDOM_NOOPS = -1
 # A prepared start leaves these unchanged: the generators, the number of games, and which picture is painted.
 _KEPT = np.r_[
@@ -241,7 +240,7 @@ class NativeSimulator:
 
     def __init__(self, batch: NativeBatch, env: int):
         self._batch, self._env = batch, env
-        self.spec, self.options = batch.spec, batch.options
+        self.spec = batch.spec
 
     @property
     def lives(self) -> int:

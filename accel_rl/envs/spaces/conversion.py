@@ -304,9 +304,10 @@ def _batch_mismatch(observations: Any, space: Space) -> str | None:
     first, leaf = observations, space
     while isinstance(leaf, _NESTED):
         key, leaf = next(iter(_children(leaf)))
-        if not isinstance(first, Mapping | tuple | list) or (isinstance(first, Mapping) and key not in first):
+        try:
+            first = first[key]
+        except (IndexError, KeyError, TypeError):
             return find_mismatch(observations, space)
-        first = first[key]
     if np.ndim(first) != len(leaf.shape or ()) + 1 or not len(first):
         return find_mismatch(observations, space) or " is empty"
     return find_mismatch(observations, batch_space(space, len(first)))

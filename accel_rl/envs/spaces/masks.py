@@ -85,7 +85,7 @@ def flat_mask(mask: Any, space: gymnasium.Space[Any]) -> Mask:
 
     Raises ValueError, with the reason, for a wrong shape or type."""
     nums, parts = nums_choices(space), _parts(mask)
-    if len(parts) > 1:
+    if parts[0] is not mask:
         if [np.size(part) for part in parts] != nums:
             raise ValueError(f"has arrays of {[np.size(part) for part in parts]} numbers, but {space} takes {nums}")
         mask = np.concatenate([np.ravel(part) for part in parts])
