@@ -52,7 +52,7 @@ def test_a_run_goes_on_without_what_it_can_do_without(
         elif row["time/total_timesteps"] == 120:
             monkeypatch.undo()
 
-    for name in ("log.txt", "machine.json"):
+    for name in ("log.txt", "machine.json.tmp"):
         fill(tmp_path / name)
     accel_rl.train(**RUN, steps=180, out=tmp_path, show=True, callbacks=[fill_table])
     err = capfd.readouterr().err
