@@ -115,6 +115,10 @@ def test_the_page_holds_what_is_kept(folder, pages):
     scores.add([driver_file(folder, "ppo", 1, 500, game="Robot-v1", final=700.0)], "alone", None, None)
     scores.add([driver_file(folder, "zoo", 1, 600, game="Robot-v1", final=900.0)], "alone", None, None)
     scores.page()
+    kept = scores_page.read_kept(folder)
+    assert [scores_page.games_of(kept, "busy", ("qbert", "pong"), steps) for steps in (0, 2e6, 3e6)] == [
+        ["pong"], ["pong"], []
+    ]  # fmt: skip
     text = scores.PAGE.read_text()
     assert "`trial_x` | pong | 0 | `python it" not in text
     assert "| `trial_x` | pong | 0 | `python it" in scores.TRIALS.read_text()
