@@ -480,10 +480,13 @@ def test_a_real_process_refuses_bad_arguments_as_well() -> None:
 
 
 def test_what_needs_no_algorithm_is_answered_at_once(tmp_path: Path) -> None:
-    """Answers that need no algorithm, such as to a mistyped flag, do not import torch, which takes seconds."""
+    """Answers that need no algorithm, such as to a mistyped flag, do not import torch, which takes seconds.
+
+    The doctor imports no package before it has checked it."""
     (tmp_path / "config.yaml").write_text("algo: dqn\n")
     code = (
         "import sys; from accel_rl import cli; cli._parser([]); assert 'yaml' not in sys.modules\n"
+        "import accel_rl.doctor.survey\n"
         "for words in ('trian', 'train --lr 1', 'train --algo ppo --clip-rang=1', 'train --algo a2d --out x', "
         f"'train --config {tmp_path}/config.yaml --epsilon-stps 1', 'launch --resume {tmp_path} --seeed 1'):\n"
         "    assert cli.main(words.split()) == 2, words\n"

@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from accel_rl.hardware.devices import num_gpus
 from accel_rl.hardware.instructions import read_instructions
 from accel_rl.hardware.topology import available_cpus, physical_cores
 
@@ -18,6 +17,8 @@ def describe_machine(with_gpus: bool = True) -> dict[str, Any]:
 
     with_gpus: reads the GPUs' names, which starts CUDA in this process."""
     import torch
+
+    from accel_rl.hardware.devices import num_gpus
 
     instructions = read_instructions()
     return {
