@@ -22,6 +22,18 @@ def unknown(kind: str, name: str, known: Iterable[str], way_out: str = "") -> Us
     return UsageError(f"unknown {kind} {name!r}{hint}{' ' + way_out if way_out else ''}")
 
 
+def first_line(error: BaseException) -> str:
+    """Returns the first line of an error's message, or its class if it has none."""
+    lines = (line.strip() for line in str(error).splitlines())
+    return next(filter(None, lines), type(error).__name__)
+
+
+def describe_error(error: BaseException) -> str:
+    """Returns an error's class and the first line of its message."""
+    name, line = type(error).__name__, first_line(error)
+    return name if line == name else f"{name}: {line}"
+
+
 @contextlib.contextmanager
 def needs_extra(what: str, extra: str) -> Iterator[None]:
     """Raises UsageError if the `with` block imports a missing package. extra: the pip extra that installs it."""

@@ -13,12 +13,22 @@ import accel_rl
 from accel_rl.envs.probe import find_spec
 from accel_rl.envs.saved_states import is_exact
 from accel_rl.envs.spec import EnvConfig
+from accel_rl.errors import describe_error, first_line
 from tests.helpers.misbehaving_envs import Misbehaving
 from tests.helpers.processes import TINY
 from tests.helpers.runs import TINY_SERIAL_RUN
 
 CLI = [sys.executable, "-m", "accel_rl"]
 ROOT = Path(__file__).parents[1]
+
+
+@pytest.mark.parametrize(
+    ("error", "line", "description"),
+    [(ValueError("\n a word\nmore"), "a word", "ValueError: a word"), (KeyError(), "KeyError", "KeyError")],
+)
+def test_an_error_in_one_line(error: Exception, line: str, description: str) -> None:
+    """An error without a message is named by its class."""
+    assert (first_line(error), describe_error(error)) == (line, description)
 
 
 @pytest.mark.parametrize("words", [["list", "algos"], pytest.param(["doctor"], marks=pytest.mark.slow)])

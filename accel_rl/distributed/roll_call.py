@@ -16,7 +16,7 @@ from collections.abc import Callable
 import torch.distributed as dist
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from accel_rl.errors import RunError
+from accel_rl.errors import RunError, first_line
 from accel_rl.updates.all_reduce import COLLECTIVES
 
 POLL_S = 1.0  # seconds between a learner's checks for a roll call
@@ -133,5 +133,5 @@ def peer_failure_message(error: Exception) -> str | None:
     """Shortens torch.distributed's message that another learner is gone; returns None for any other error."""
     if not isinstance(error, dist.DistError) and "gloo" not in str(error):
         return None
-    message = re.sub(r"^\[\S+\] ", "", str(error).splitlines()[0])  # without the line in Gloo's source
+    message = re.sub(r"^\[\S+\] ", "", first_line(error))  # without the line in Gloo's source
     return message.split(". This is typically")[0]

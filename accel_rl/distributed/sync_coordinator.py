@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore, distributed_c10d  # type: ignore[attr-defined]
 
-from accel_rl.errors import RunError, UsageError
+from accel_rl.errors import RunError, UsageError, first_line
 from accel_rl.hardware.limits import describe_exceeded_limit
 from accel_rl.hardware.topology import loopback_interface
 from accel_rl.training.coordinator import Coordinator, Request, copy_to_cpu
@@ -125,9 +125,8 @@ def process_group(rank: int, size: int, port: int | None, offers_nccl: bool) -> 
         if describe_exceeded_limit(error):
             raise
         raise UsageError(
-            f"the learners cannot connect to each other: {str(error).splitlines()[0]}; has one of them failed, is the "
-            "port in use, or does GLOO_SOCKET_IFNAME (NCCL_SOCKET_IFNAME) name another network than the one between "
-            "them?"
+            f"the learners cannot connect to each other: {first_line(error)}; has one of them failed, is the port in "
+            "use, or does GLOO_SOCKET_IFNAME (NCCL_SOCKET_IFNAME) name another network than the one between them?"
         ) from None
     try:
         yield

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
+from accel_rl.errors import describe_error
+
 LEVELS = ("error", "warning", "optional")  # in the order of the report
 
 
@@ -31,10 +33,4 @@ def examine(probe: Callable[[], Finding]) -> Finding:
     try:
         return probe()
     except (Exception, SystemExit) as error:  # packages may raise either on import
-        return Finding(f"unknown: {describe(error)}")
-
-
-def describe(error: BaseException) -> str:
-    """Returns an error's class and its first line."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+        return Finding(f"unknown: {describe_error(error)}")

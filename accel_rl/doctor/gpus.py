@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from accel_rl.doctor.finding import Finding, Problem
-from accel_rl.errors import UsageError
+from accel_rl.errors import UsageError, first_line
 from accel_rl.hardware.instructions import LIMITS, read_instructions
 
 GB = 1 << 30
@@ -52,7 +52,7 @@ def _way_to_gpu() -> tuple[str, str]:
         torch.cuda.init()  # type: ignore[no-untyped-call]
         reason = "PyTorch does not see the GPU"
     except RuntimeError as error:
-        reason = str(error).splitlines()[0].split(". ")[0]
+        reason = first_line(error).split(". ")[0]
     return reason, "nvidia-smi (it must list the GPU; in a container: docker run --gpus all)"
 
 

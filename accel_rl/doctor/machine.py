@@ -9,8 +9,8 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from accel_rl.doctor.finding import Finding, Problem, describe
-from accel_rl.errors import RunError
+from accel_rl.doctor.finding import Finding, Problem
+from accel_rl.errors import RunError, describe_error
 from accel_rl.hardware.description import cpu_model
 from accel_rl.hardware.host_memory import free_and_total, free_host_bytes
 from accel_rl.hardware.topology import available_cpus, count, read_topology
@@ -97,7 +97,7 @@ def folders(current: Path = Path(".")) -> Finding:
         temporary = f"temporary files in {tempfile.gettempdir()}"
     except OSError as error:
         temporary = "no temporary files"
-        problems.append(Problem("error", f"{temporary}: {error}", "export TMPDIR=FOLDER", describe(error)))
+        problems.append(Problem("error", f"{temporary}: {error}", "export TMPDIR=FOLDER", describe_error(error)))
     is_writable = os.access(current, os.W_OK)
     if not is_writable or free < LEAST_DISK:
         what = f"has {_size(free)} left for checkpoints" if is_writable else "cannot be written"

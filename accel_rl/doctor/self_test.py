@@ -10,7 +10,8 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-from accel_rl.doctor.finding import Problem, describe
+from accel_rl.doctor.finding import Problem
+from accel_rl.errors import describe_error
 from accel_rl.processes.spawning import describe_exit, spawn
 
 STEPS = {"CartPole-v1": 10_000, "pong": 4_000}
@@ -48,7 +49,7 @@ def train(env: str) -> Trial:
         try:
             failure = _run(words, said.fileno())
         except OSError as error:
-            return Trial(env, failure=describe(error))
+            return Trial(env, failure=describe_error(error))
         said.seek(0)
         lines = said.read().splitlines()
         if failure:

@@ -9,7 +9,8 @@ import subprocess
 import sys
 from collections.abc import Iterable, Mapping
 
-from accel_rl.doctor.finding import Finding, Problem, describe
+from accel_rl.doctor.finding import Finding, Problem
+from accel_rl.errors import describe_error
 from accel_rl.hardware.description import package_version
 from accel_rl.processes.spawning import child_environment
 from accel_rl.version import __version__
@@ -48,7 +49,7 @@ def packages(needed: Mapping[str, str] = PACKAGES, devices: Iterable[str] = (LLV
     try:
         lines, end = _load([*needed.values(), *devices])
     except OSError as error:  # no process can start
-        return Finding(f"{text}; not loaded: {describe(error)}")
+        return Finding(f"{text}; not loaded: {describe_error(error)}")
     if end:
         module = lines[-1][0] if lines else "Python"
         command = "nvidia-smi (it must answer; else restart the driver)" if module == CUDA else _install(module, needed)

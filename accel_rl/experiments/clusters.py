@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from accel_rl.config.fields import parse_mapping
-from accel_rl.errors import UsageError, needs_extra
+from accel_rl.errors import UsageError, first_line, needs_extra
 from accel_rl.experiments.tasks import NO_RESULT, Task, print_start
 from accel_rl.processes.spawning import child_environment
 
@@ -168,7 +168,7 @@ class SlurmExecutor(ClusterExecutor):
             made = submitit.AutoExecutor(folder, cluster=self.options.cluster, **retries)
             made.update_parameters(**{"timeout_min": DAY_MIN, **self.options.passed_on})
         except (RuntimeError, ValueError, NameError, TypeError, AssertionError) as error:
-            raise UsageError(f"submitit: {str(error).splitlines()[0]}") from None
+            raise UsageError(f"submitit: {first_line(error)}") from None
         return made
 
 
@@ -222,7 +222,7 @@ class RayExecutor(ClusterExecutor):
         try:
             self._remote = ray.remote(**{"max_retries": RETRIES, **options.passed_on})(_work_on_some_cpus)
         except (ValueError, TypeError) as error:
-            raise UsageError(f"Ray: {str(error).splitlines()[0]}") from None
+            raise UsageError(f"Ray: {first_line(error)}") from None
 
     def start(self, task: Task) -> "RayJob":
         import ray

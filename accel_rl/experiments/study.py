@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from accel_rl.errors import RunError, needs_extra
+from accel_rl.errors import RunError, describe_error, needs_extra
 from accel_rl.experiments.sweep_file import Sweep
 
 
@@ -94,7 +94,7 @@ class Study:
                 raise FileNotFoundError("it is gone")
             yield
         except Exception as error:  # Optuna, SQLAlchemy and SQLite each raise their own
-            reason = f"{type(error).__name__}: {str(error).splitlines()[0]}" if str(error) else type(error).__name__
             raise RunError(
-                f"cannot use the database {self._path} ({reason}); if you remove it, the same command creates it again"
+                f"cannot use the database {self._path} ({describe_error(error)}); if you remove it, the same command "
+                "creates it again"
             ) from None

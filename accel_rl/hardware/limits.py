@@ -7,7 +7,7 @@ import resource
 import threading
 from collections.abc import Iterator
 
-from accel_rl.errors import RunError, UsageError
+from accel_rl.errors import RunError, UsageError, first_line
 
 
 @contextlib.contextmanager
@@ -26,8 +26,7 @@ def describe_exceeded_limit(error: BaseException) -> str | None:
     out. Returns None for any other error, and for this package's own errors."""
     if isinstance(error, RunError | UsageError):
         return None
-    reason = (str(error).splitlines() or [type(error).__name__])[0]
-    number = error.errno if isinstance(error, OSError) else None
+    reason, number = first_line(error), error.errno if isinstance(error, OSError) else None
     if number in (errno.EMFILE, errno.ENFILE):
         return (
             f"{reason}: this process may have {resource.getrlimit(resource.RLIMIT_NOFILE)[0]} files open; raise that "

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 
 import torch
 
-from accel_rl.errors import UsageError
+from accel_rl.errors import UsageError, first_line
 from accel_rl.run_folder.atomic import write_file
 from accel_rl.run_folder.trust import check_owner
 
@@ -78,8 +78,7 @@ def _load(path: Path, mapped: bool, trust: bool) -> dict[str, Any]:
         way_out = "continue the run where that can be imported, with the version of accel_rl that wrote it"
         raise UsageError(f"{path} needs code that is missing here: {error}; {way_out}") from None
     except Exception as error:  # foreign bytes can make the unpickler raise anything
-        reason = str(error).splitlines() or [type(error).__name__]
-        raise DamagedError(f"{path} is damaged or not a checkpoint: {reason[0]}") from None
+        raise DamagedError(f"{path} is damaged or not a checkpoint: {first_line(error)}") from None
     version = str(state.get("format")) if isinstance(state, dict) else ""
     if not version.startswith(FORMAT_NAME):
         raise UsageError(f"{path} is not a checkpoint of accel_rl")

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from accel_rl.errors import describe_error
 from accel_rl.processes.child import end_with_parent
 from accel_rl.updates.recording import Program, replay
 
@@ -171,7 +172,7 @@ def _compile_once(request: Request, folder: str) -> None:
         try:
             compile_program(request, code)
         except Exception as error:
-            reason = f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"
+            reason = describe_error(error)
             if not isinstance(error, OSError) and not any(each in str(error) for each in PASSING):
                 remember_failure(path, reason)
             sys.exit(reason)

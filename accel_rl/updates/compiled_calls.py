@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from accel_rl.emulator.machine_code import cache_folder
-from accel_rl.errors import UsageError
+from accel_rl.errors import UsageError, first_line
 from accel_rl.processes.spawning import describe_exit, spawn
 from accel_rl.updates.compilation import (
     Code,
@@ -255,7 +255,7 @@ class _Call:
         try:
             codes = [self._owner.find_code(piece.recording) for piece in self._compiled_pieces()]
         except (OSError, RuntimeError, UsageError) as error:
-            self._give_up(str(error).splitlines()[0])
+            self._give_up(first_line(error))
             return False
         found = [code for code in codes if code]
         if len(found) == len(codes):

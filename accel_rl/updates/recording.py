@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from accel_rl.errors import describe_error
 from accel_rl.updates.trees import leaves
 
 MOST_OPERATIONS = 1_000  # a compiler takes a minute for this many
@@ -102,7 +103,7 @@ def record(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Recordin
             result = function(*arguments)
             returned = tuple(map(recorder.refer, leaves(result)))
         except Exception as error:  # if it is the function's own, the next call will raise it
-            recorder.problem = recorder.problem or f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+            recorder.problem = recorder.problem or describe_error(error)
     changed = {place: recorder.bases[place].clone() for place in recorder.saved}
     for place, saved in recorder.saved.items():
         recorder.bases[place].copy_(saved)
