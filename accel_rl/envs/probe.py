@@ -35,6 +35,7 @@ from accel_rl.processes.streams import secure_streams
 MOST_STEPS, CHUNK_STEPS = 512, 32
 CHUNK_S, STEPS_S = 0.01, 0.1  # the longest chunk, and all of them
 TRIAL_S = 1.0  # for the first reset and all steps; then the process ends
+CLOSE_S = 10.0  # for close(), whose failures a worker will report
 
 
 def probe_spec(config: EnvConfig, timeout_s: float = 60.0, is_timed: bool = False) -> EnvSpec:
@@ -136,6 +137,8 @@ def _main() -> None:
             step_s = _time_safely(simulator)
             answer.write(pickle.dumps(step_s if _global_generators() == generators else None))
     if simulator:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_REAL, CLOSE_S)
         close_all([simulator])
     end_children()
 

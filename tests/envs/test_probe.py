@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -14,8 +15,14 @@ from accel_rl.envs.batches.batch_simulator import make_simulator
 from accel_rl.envs.spec import EnvConfig
 from accel_rl.errors import RunError, UsageError
 from tests.helpers import forks
+from tests.helpers.toy_envs import Counting
 
 TOYS = "tests.helpers.toy_envs"
+
+
+class HangingClose(Counting):
+    def close(self):
+        time.sleep(3600)
 
 
 @pytest.fixture(autouse=True)
@@ -95,6 +102,12 @@ def test_the_fastest_chunk_counts(monkeypatch):
     monkeypatch.setattr(probe, "time", SimpleNamespace(perf_counter=lambda: next(times)))
     simulator = make_simulator(EnvConfig(f"{TOYS}:Counting"), np.random.SeedSequence(0))
     assert probe.time_step(simulator) == 0.5
+
+
+def test_a_close_that_hangs(monkeypatch):
+    """An environment whose close() hangs is probed all the same; it does not count as one that cannot be built."""
+    monkeypatch.setattr(probe, "CLOSE_S", 0.1)
+    assert forks.probe_spec(EnvConfig(f"{__name__}:HangingClose")).row_shape == (2,)
 
 
 def test_masked_actions_are_tried():
