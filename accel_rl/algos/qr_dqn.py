@@ -11,6 +11,7 @@ from torch import Tensor
 from accel_rl.algos.base import Stats, sum_terms
 from accel_rl.algos.dqn import DQN, MAX_PRIORITY, MIN_PRIORITY, DQNSettings
 from accel_rl.config.fields import basic_setting
+from accel_rl.hardware.cumulative_sum import cumulative_sum
 from accel_rl.models.actor_critic import Network
 from accel_rl.models.q_network import QNetwork
 from accel_rl.replay.transitions import TransitionBatch
@@ -80,7 +81,7 @@ def _huber_sums(x: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 
     def between(values: Tensor) -> tuple[Tensor, ...]:
         """Sums values [N, K] of the targets between consecutive edges: four tensors [N, K]."""
-        total = torch.nn.functional.pad(values.cumsum(1), (1, 0))
+        total = torch.nn.functional.pad(cumulative_sum(values), (1, 0))
         return total.unsqueeze(1).expand(-1, 5, -1).gather(2, rank).diff(dim=1).unbind(1)
 
     counts, firsts, squares = rank.diff(dim=1).unbind(1), between(ordered), between(ordered**2)

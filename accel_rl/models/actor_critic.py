@@ -34,7 +34,7 @@ class Encoder(nn.Module):
         super().__init__()
         self.trunk = (network or make_trunk)(spec)
         accelerate(self.trunk)
-        num_features = getattr(self.trunk, "num_features", None) or _count_outputs(self.trunk, spec)
+        num_features = getattr(self.trunk, "num_features", None) or _count_outputs(self.trunk, self.trunk, spec)
         self.core = CORES[core](num_features + num_extra_inputs, core_size) if core != "none" else None
         self.num_outputs: int = core_size if self.core else num_features
         self.state_size: int = self.core.state_size if self.core else 0
@@ -165,7 +165,7 @@ class ActorCritic(nn.Module):
 
     def count_convolved(self) -> int:
         """Returns the number of outputs of `convolve` per observation."""
-        return _count_outputs(self.encoder.convolve, self.spec)
+        return _count_outputs(self.encoder, self.encoder.convolve, self.spec)
 
     def draw_noise(self, num_steps: int, num_envs: int, generator: torch.Generator) -> Tensor:
         """Draws the noise [T, B, ...] from which `act` samples the actions of every step and environment."""
@@ -268,7 +268,14 @@ class ActorCritic(nn.Module):
 
 
 @torch.no_grad()
-def _count_outputs(function: Callable[[Tensor], Tensor], spec: EnvSpec) -> int:
-    """Returns the size of the last dimension of a function's result for observations [N, *O]."""
+def _count_outputs(network: nn.Module, function: Callable[[Tensor], Tensor], spec: EnvSpec) -> int:
+    """Returns the size of the last dimension of the result of a network's function for observations [N, *O].
+
+    The network evaluates, since in training one observation has no variance for nn.BatchNorm1d."""
     dtype = torch.from_numpy(torch.zeros(()).numpy().astype(spec.row_dtype)).dtype
-    return int(function(torch.zeros(1, *spec.observation_shape, dtype=dtype)).shape[-1])
+    trained = [module for module in network.modules() if module.training]
+    network.eval()
+    num_outputs = int(function(torch.zeros(1, *spec.observation_shape, dtype=dtype)).shape[-1])
+    for module in trained:
+        module.training = True
+    return num_outputs

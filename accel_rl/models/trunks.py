@@ -69,7 +69,7 @@ def initialize_by_fan_in(network: nn.Module) -> None:
 @torch.no_grad()
 def initialize_orthogonally(network: nn.Module, gain: float = math.sqrt(2)) -> None:
     """Sets all weights of a network's convolutions and linear layers to orthogonal matrices times a gain, one row per
-    unit, and their biases to zero. A recurrent core stays unchanged.
+    unit, and their biases to zero. The recurrent weights of a core stay unchanged.
 
     Source: Saxe et al. 2014, "Exact solutions to the nonlinear dynamics of learning in deep linear neural networks"."""
     for layer in network.modules():
@@ -123,6 +123,14 @@ class LinearAndLog(Scale):
         return torch.cat([x, x.sign() * torch.log2(1 + 255 * x.abs()) / 8], 1)
 
 
+class Convolutions(nn.Sequential):
+    """A stack of convolutions, which flattens its result.
+
+    num_products: the number of multiplications by weights for one image."""
+
+    num_products: int = 0
+
+
 class ConvNet(nn.Module):
     """A trunk of convolutions and a hidden layer, with ReLU after each: images [N, C, H, W] -> [N, num_features].
 
@@ -146,8 +154,7 @@ class ConvNet(nn.Module):
             num_inputs *= 2
         elif not takes_bytes:
             modules.append(Scale(low, high))
-        self.num_products = 0
-        """The number of multiplications by weights in all convolutions of one image."""
+        num_products = 0
         for index, (num_filters, kernel, stride, padding) in enumerate(layers):
             sides = [_padding(n, kernel, stride, padding) for n in size]
             if any(n + sum(pads) < kernel for n, pads in zip(size, sides, strict=True)):
@@ -166,8 +173,9 @@ class ConvNet(nn.Module):
             modules += [layer, nn.GroupNorm(1, num_filters), nn.ReLU()] if normalizes else [layer, nn.ReLU()]
             num_inputs = num_filters
             size = [(n + sum(pads) - kernel) // stride + 1 for n, pads in zip(size, sides, strict=True)]
-            self.num_products += layer.weight.numel() * math.prod(size)
-        self.convolutions = nn.Sequential(*modules, _Flatten())
+            num_products += layer.weight.numel() * math.prod(size)
+        self.convolutions = Convolutions(*modules, _Flatten())
+        self.convolutions.num_products = num_products
         self.hidden = Linear(num_inputs * math.prod(size), num_features)
         initialize(self.hidden)
         self.norm: nn.LayerNorm | None = None  # see `add_layer_norms`
@@ -313,7 +321,9 @@ def add_layer_norms(trunk: nn.Module) -> nn.Module:
     a target network, Gallici et al. 2025 (PQN), section 3."""
     for net in [*trunk.modules()]:
         if isinstance(net, ConvNet):
-            net.convolutions, net.norm = with_layer_norms(net.convolutions), nn.LayerNorm(net.num_features)
+            num_products = net.convolutions.num_products
+            net.convolutions = Convolutions(*with_layer_norms(net.convolutions))
+            net.convolutions.num_products, net.norm = num_products, nn.LayerNorm(net.num_features)
         elif isinstance(net, MLP):
             net.layers = with_layer_norms(net.layers)
     return trunk

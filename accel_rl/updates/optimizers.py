@@ -159,6 +159,9 @@ class RAdam(Adam):
         step_size, weight = learning_rate / (1 - self.beta1**step), 1 - self.beta2**step
         longest = 2 / (1 - self.beta2) - 1
         length = longest - 2 * step * (1 - weight) / weight
+        if longest <= 5:  # the divisor below may be 0
+            _subtract(parameters, mean, step_size)
+            return
         squared = (length - 4) * (length - 2) * longest / ((longest - 4) * (longest - 2) * length)
         if isinstance(length, Tensor):  # choose without reading the value
             is_long = length > 5

@@ -169,7 +169,7 @@ def test_graphs_learn_what_single_operations_do(name: str) -> None:
     assert len(gpu.update._graphs._calls) <= 4, "each number of truncated episodes has graphs of its own"
 
 
-@pytest.mark.parametrize("name", some_slow(["a2c", "ppo", "rainbow"], {"ppo"}))
+@pytest.mark.parametrize("name", some_slow(["a2c", "ppo", "qr_dqn", "rainbow"], {"ppo", "rainbow"}))
 def test_deterministic_runs(name: str) -> None:
     """Acting and learning use only operations that have a deterministic kernel."""
     run = Run(name, GPU)

@@ -149,6 +149,11 @@ def test_value_replay_shapes_what_the_policy_sees(preset: str, env: str) -> None
         ({"algo": "a2c", "gaussian": "spherical"}, "is for Box actions"),
         ({"algo": "a2c", "log_std_init": -1}, "is for gaussian=diagonal and Box actions"),
         ({"algo": "vtrace", "steps": 200}, "nothing would be learned"),
+        (
+            {"algo": "dqn", "env": "pong", "normalize_observations": True, "envs": 8, "horizon": 4, "batch_size": 32}
+            | {"warmup_steps": 160, "steps": 192},
+            "nothing would be learned",
+        ),
         ({"algo": "vtrace", "envs": 18, "workers": 1}, "do not divide into batches"),
         ({"algo": "vtrace", "rho_bar": 0.5}, "at most rho_bar"),
         ({"algo": "docs.reinforce:Reinforce", "core": "lstm"}, "setting core: other algorithms have it"),

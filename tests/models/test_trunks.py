@@ -202,8 +202,10 @@ def test_initialization() -> None:
 
 def test_the_features_of_a_network_without_num_features_are_counted() -> None:
     spec = EnvSpec(Box(-1, 1, (3,), np.float32), Discrete(2))
-    policy = ActorCritic(spec, lambda spec: torch.nn.Sequential(torch.nn.Linear(3, 17), torch.nn.ReLU()))
+    norm = torch.nn.BatchNorm1d(17)
+    policy = ActorCritic(spec, lambda spec: torch.nn.Sequential(torch.nn.Linear(3, 17), norm, torch.nn.ReLU()))
     assert policy.policy_head.in_features == 17
+    assert norm.training and norm.num_batches_tracked == 0
 
 
 def test_a_separate_value_shares_no_layers() -> None:

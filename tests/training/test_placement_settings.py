@@ -169,6 +169,7 @@ class Plain(Algo):
         ({"horizon": 32, "env": "tests.helpers.toy_envs:Picture", "network": "wide"}, 1),
         ({"algo": "dqn", **LARGE_BATCHES, "sampler": "serial"}, 2),
         ({"algo": "dqn", **LARGE_BATCHES, "workers": 8}, 1),  # workers step meanwhile
+        ({"algo": "dqn", **LARGE_BATCHES, "workers": 8, "env": "tests.helpers.toy_envs:Picture", "dueling": True}, 1),
         ({"algo": "a2c", "sampler": "queued"}, 1),
     ],
 )
