@@ -1,15 +1,15 @@
 """Makes a simulator of any gymnasium environment; envs/spaces/conversion.py lists the supported spaces."""
 
-import functools
 import pickle
 import traceback
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
 
 from accel_rl.envs.batches.device_env import OneOfBatch
+from accel_rl.envs.closing import close_all
 from accel_rl.envs.global_generators import GlobalGenerators
 from accel_rl.envs.make import make_gym_env
 from accel_rl.envs.saved_states import capture, has_hook, is_exact, restore
@@ -26,6 +26,7 @@ from accel_rl.envs.spaces.masks import (
 from accel_rl.envs.spaces.observations import LARGEST, Observed, not_finite
 from accel_rl.envs.spec import Array, EnvConfig, Outcome
 from accel_rl.errors import RunError
+from accel_rl.hardware.signals import Stopped
 
 RESET = ("observation", "info")
 STEP = ("observation", "reward", "terminated", "truncated", "info")
@@ -39,6 +40,8 @@ class GymSimulator:
     envs/spaces has the formats of rows and masks. Box actions are clipped to the bounds when sent. Every step checks
     the returned values against the declared spaces, every reset also the bounds; methods raise RunError for a mismatch.
     The constructor raises UsageError for unsupported spaces."""
+
+    _tested: ClassVar[tuple[EnvConfig | None, bool]] = None, False  # the last config whose states were tried out
 
     def __init__(self, config: EnvConfig, seed: np.random.SeedSequence):
         self._config = config
@@ -142,19 +145,22 @@ class GymSimulator:
             if is_hook and not isinstance(error, pickle.PicklingError | AttributeError | TypeError):
                 raise
             return None
-        return state if is_hook or self._state_is_exact else None
+        return state if is_hook or self._state_is_exact() else None
 
     def set_state(self, state: Any) -> None:
         self._steps, self._reset_seed = state["steps"], state["reset_seed"]
         before = self._env
         self._env = restore(state, lambda: before)
         if self._env is not before:
-            before.close()
+            close_all([before])
 
-    @functools.cached_property
     def _state_is_exact(self) -> bool:
-        with GlobalGenerators(np.random.SeedSequence(0)):  # a checkpoint must not change later draws
-            return is_exact(lambda: make_gym_env(self._config, seed=0), self._choose_allowed)
+        """Returns whether environments of this config continue exactly from a saved state; tries it out once."""
+        if GymSimulator._tested[0] is not self._config:
+            with GlobalGenerators(np.random.SeedSequence(0)):  # a checkpoint must not change later draws
+                exact = is_exact(lambda: make_gym_env(self._config, seed=0), self._choose_allowed)
+            GymSimulator._tested = self._config, exact
+        return GymSimulator._tested[1]
 
     def _choose_allowed(self, env: gymnasium.Env[Any, Any], observation: Any, info: Any) -> Any:
         """Returns a random action that is allowed after this observation and info of env."""
@@ -178,6 +184,10 @@ def call(env: Any, method: str, parts: tuple[str, ...], *arguments: Any, **optio
         could_not_unpack = f"(expected {len(parts)}" in str(error)
         if not (could_not_unpack and frame.f_globals["__name__"].startswith("gymnasium.")):  # a wrapper of gymnasium's
             raise
+    except SystemExit as error:
+        if isinstance(error, Stopped):
+            raise
+        raise RunError(f"{method}() called sys.exit({error.code})") from None
     if not isinstance(returned, _SEQUENCES) or len(returned) != len(parts):
         raise RunError(
             f"{method}() did not return ({', '.join(parts)}), as in gymnasium's API since 0.26; return exactly these"

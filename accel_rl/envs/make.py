@@ -82,22 +82,26 @@ def make_gym_env(config: EnvConfig, seed: int | None = None, render_mode: str | 
 
     An id of batches gives a batch of one, but `vector:id` gives gymnasium's single environment if there is one. Raises
     UsageError for an unknown id or option, or if a factory or wrapper does not return a gymnasium.Env."""
-    env_id = config.env_id.removeprefix(VECTOR)
-    is_single = env_id in gymnasium.registry and gymnasium.registry[env_id].entry_point is not None
-    if config.env_id.startswith((VECTOR, ENVPOOL)) and not is_single:
+    if config.env_id.startswith(ENVPOOL):
         return _one_of_vector(config, seed, render_mode)
-    make = _factory(config)
+    make, env_id = _factory(config), config.env_id.rpartition(":")[2]
+    if config.env_id.startswith(VECTOR) and (make or gymnasium.registry[env_id].entry_point is None):
+        return _one_of_vector(config, seed, render_mode)
     if make is None:
-        env: Env = _make_registered(env_id.rpartition(":")[2], config.options, render_mode)
+        env: Env = _make_registered(env_id, config.options, render_mode)
     else:
         returned = _call_factory(make, config, seed, render_mode)
         if is_vector(config) and isinstance(returned, gymnasium.vector.VectorEnv) and not is_device_env(returned):
             close_all([returned])
             return _one_of_vector(config, seed, render_mode)
         env = _check_env(returned, config.env_id, "a factory")
-    env = functools.reduce(_wrap, config.wrappers, env)
-    _check_reset(env, config.env_id)
-    return env
+    try:
+        wrapped = functools.reduce(_wrap, config.wrappers, env)
+        _check_reset(wrapped, config.env_id)
+    except BaseException:
+        close_all([env])
+        raise
+    return wrapped
 
 
 def _one_of_vector(config: EnvConfig, seed: int | None, render_mode: str | None) -> Env:
@@ -230,12 +234,13 @@ def make_vector_env(
 
 
 def _make_vector_entry_point(name: str, options: dict[str, Any], num_envs: int, render_mode: str | None) -> Any:
-    if _find(name) is not None or gymnasium.spec(name).vector_entry_point is None:
+    env_id = name.rpartition(":")[2]
+    if _find(name) is not None or gymnasium.registry[env_id].vector_entry_point is None:
         raise UsageError(
             f"{VECTOR}{name}: gymnasium has no vector entry point for {name}; --env {name} steps its environments one "
             "by one, and a factory (--env package.module:factory) may return any gymnasium.vector.VectorEnv"
         )
-    return _make_registered(name, options, render_mode, num_envs=num_envs, vectorization_mode="vector_entry_point")
+    return _make_registered(env_id, options, render_mode, num_envs=num_envs, vectorization_mode="vector_entry_point")
 
 
 def _make_envpool(

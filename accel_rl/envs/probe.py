@@ -70,14 +70,6 @@ def probe_spec(config: EnvConfig, timeout_s: float = 60.0, is_timed: bool = Fals
     return result  # type: ignore[no-any-return]
 
 
-def find_spec(config: EnvConfig) -> EnvSpec:
-    """Builds and resets an environment in this process, and returns its spec. Raises the errors of both."""
-    simulator = _build(config)
-    spec: EnvSpec = simulator.spec
-    close_all([simulator])
-    return spec
-
-
 def _build(config: EnvConfig) -> Any:
     """Returns a simulator of one environment."""
     seed = np.random.SeedSequence(0)

@@ -6,10 +6,14 @@ from types import FrameType
 from typing import Any
 
 
+class Stopped(SystemExit):
+    """Ends this process after SIGTERM or SIGHUP, unlike the `sys.exit()` of an environment."""
+
+
 class StopSignal:
     """A context that records the signal that asked the run to stop, as `received`; None: no signal yet.
 
-    Before `ready` is called, a signal raises KeyboardInterrupt (SIGINT) or SystemExit (the others) at once, since the
+    Before `ready` is called, a signal raises KeyboardInterrupt (SIGINT) or Stopped (the others) at once, since the
     run cannot stop cleanly yet. So does a second signal at any time, except SIGHUP, which a shell may send twice.
     Outside the main thread, where Python allows no signal handlers, this class does nothing.
     """
@@ -43,11 +47,11 @@ class StopSignal:
             self.leave()
 
     def leave(self) -> None:
-        """Raises KeyboardInterrupt or SystemExit if a signal was received."""
+        """Raises KeyboardInterrupt or Stopped if a signal was received."""
         if self.received == signal.SIGINT:
             raise KeyboardInterrupt
         if self.received is not None:
-            raise SystemExit(128 + self.received)
+            raise Stopped(128 + self.received)
 
     def __bool__(self) -> bool:
         return self.received is not None

@@ -55,7 +55,7 @@ class ActionServer:
         self._policy_outputs: dict[str, Tensor] = {}
         self._output_places: dict[str, list[list[Tensor]]] = {}
         self._recurrent_inputs: RecurrentInputs | None = None
-        self._restarts = self.arrays["restarts"].copy()  # at the end of the last rollout
+        self._restarts = self.arrays["restarts"].copy()  # when the last rollout began
         # Views of each group's observations and actions at each step. Making one costs as much as using it.
         self._chosen = [list(self.arrays["action"][:, columns]) for columns in self.groups]
         self._ages = [list(self.arrays["age"][:, columns]) for columns in self.groups]
@@ -117,7 +117,6 @@ class ActionServer:
     def finish(self) -> Rollout:
         """Returns the whole rollout on the learner's device, once both groups' last rows have been received."""
         self._truncate_before_lost_steps(self.horizon)
-        self._restarts = self.arrays["restarts"].copy()
         terminal_frames = self._terminal_frames() if self._keeps_terminal_frames else None
         rollout = self._rollout(self.window, self.horizon, slice(None), self._finished_games(), terminal_frames)
         self.steps_done += self.horizon * self._steps_per_row
@@ -272,8 +271,9 @@ class ActionServer:
         self.steps_done = state["steps_done"]
 
     def _find_restarted(self) -> Array:
-        """Returns which environments [B] have been replaced by new ones since the last rollout."""
-        replaced: Array = self.arrays["restarts"] != self._restarts
+        """Returns which environments [B] have been replaced by new ones since the last rollout began."""
+        before, self._restarts = self._restarts, self.arrays["restarts"].copy()
+        replaced: Array = self._restarts != before
         return replaced
 
     def _truncate_before_lost_steps(self, num_steps: int) -> tuple[Tensor, Tensor]:

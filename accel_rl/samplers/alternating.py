@@ -35,7 +35,11 @@ class AlternatingSampler(ServedSampler):
         server = self._make_server(train, generator, config)
         if self.device.type == "cuda":
             self.seconds |= {"gpu_wait": 0.0, "gpu": 0.0}
-        self.pool = WorkerPool(config, self.batch, train, self._evaluation)
+        try:
+            self.pool = WorkerPool(config, self.batch, train, self._evaluation)
+        except BaseException:
+            server.close()  # it has pinned memory
+            raise
         self._loop = ServingLoop(self.pool, self.seconds)
         return server, self.pool
 

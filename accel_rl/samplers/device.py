@@ -19,6 +19,7 @@ from torch.utils.dlpack import from_dlpack
 
 from accel_rl.envs.batches.device_env import array_library, final_observation, resets_in_next_step
 from accel_rl.envs.batches.env_batch import BatchConfig, rollout_layout
+from accel_rl.envs.closing import close_all
 from accel_rl.envs.games.atari import game_name
 from accel_rl.envs.global_generators import GlobalGenerators, with_own_generators
 from accel_rl.envs.gym import RESET, STEP
@@ -28,6 +29,7 @@ from accel_rl.envs.spaces.observations import LARGEST
 from accel_rl.envs.spaces.pictures import is_channels_last
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import RunError
+from accel_rl.hardware.signals import Stopped
 from accel_rl.models.bf16_weights import refresh
 from accel_rl.models.distributions import make_distribution
 from accel_rl.models.masks import allowed_actions, disallow, to_rows
@@ -58,7 +60,7 @@ class DeviceSampler(SerialSampler):
             name: torch.zeros(shape, dtype=_torch_dtype(dtype), device=self.device)
             for name, (shape, dtype) in layout.items()
         }
-        return {**arrays, "restarts": np.zeros(config.num_envs, np.int64)}  # always 0 here
+        return {**arrays, "restarts": np.zeros(config.num_envs, np.int64)}
 
     def _make_server(self, arrays: dict[str, Any], generator: torch.Generator, config: SamplerConfig) -> ActionServer:
         return DeviceServer(self.spec, arrays, generator, config, self.device)
@@ -77,9 +79,7 @@ class DeviceSampler(SerialSampler):
 
     def close(self) -> None:
         super().close()
-        for env in self._instances.values():
-            if close := getattr(env, "close", None):
-                close()
+        close_all([env for env in self._instances.values() if hasattr(env, "close")])
         self._instances.clear()
 
 
@@ -157,7 +157,7 @@ class DeviceBatch:
     @torch.no_grad()
     def start(self) -> None:
         """Starts all games, and plays the same number of random actions in each."""
-        seeds = _seed_sequence(self.config)
+        seeds = _seed_sequence(self.config, int(self.arrays["restarts"][0]))
         rows = self._rows(*self._reset(seeds))
         draw = self._random_actions(int(seeds.generate_state(2)[1]))
         self._ended.zero_()
@@ -263,7 +263,9 @@ class DeviceBatch:
         """Calls a method of the environment, which must return a tuple of these parts; returns that."""
         try:
             returned = getattr(self._env, method)(*arguments, **options)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
+            if isinstance(error, Stopped):
+                raise
             raise self._error(f"{method}() failed:\n{traceback.format_exc()}") from error
         if not isinstance(returned, tuple) or len(returned) != len(parts):
             raise self._error(f"{method}() did not return ({', '.join(parts)}); return exactly these")
@@ -357,7 +359,9 @@ class DeviceBatch:
         Returns the environments that had to be restarted: all or none."""
         (saved,) = state
         if saved["simulator"] is None:
+            self.arrays["restarts"] += 1  # other games than when the run was new
             self.start()
+            self.generators.set_state(saved["generators"])
             return list(range(self.num_envs))
         self._reset(_seed_sequence(self.config))
         self._env.set_state(saved["simulator"])
@@ -378,6 +382,7 @@ def _torch_dtype(dtype: Any) -> torch.dtype:
     return torch.from_numpy(np.empty(0, dtype)).dtype
 
 
-def _seed_sequence(config: BatchConfig) -> np.random.SeedSequence:
+def _seed_sequence(config: BatchConfig, restarts: int = 0) -> np.random.SeedSequence:
     """Returns the seed of a learner's environments, which depends on the index of its first one."""
-    return np.random.SeedSequence(config.seed, spawn_key=(config.role, config.first_env))
+    spawn_key = (config.role, config.first_env, *([restarts] if restarts else []))
+    return np.random.SeedSequence(config.seed, spawn_key=spawn_key)

@@ -74,8 +74,8 @@ class SerialSampler(ServedSampler):
         arrays = self._make_arrays(config)
         server = self._make_server(arrays, noise_generator(self.batch, self.device, role), config)
         envs = self._make_envs(self.batch.for_evaluation(role), arrays)
-        envs.start()
         try:
+            envs.start()
             return games.play(lambda: self._play(server, envs, policy or self.policy, greedy), server.num_envs)
         finally:
             envs.close()

@@ -27,6 +27,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import seed as seeded
@@ -37,7 +38,8 @@ import fuzz_texts
 from accel_rl.bench.output import describe_run, write_json
 from accel_rl.distributed.launch import trained
 from accel_rl.distributed.run_request import RunRequest
-from accel_rl.envs.probe import find_spec, probe_spec
+from accel_rl.envs.batches.batch_simulator import make_simulator
+from accel_rl.envs.probe import probe_spec
 from accel_rl.envs.spec import EnvConfig, EnvSpec
 from accel_rl.errors import UsageError
 from accel_rl.run_folder import checkpoint
@@ -201,7 +203,9 @@ def probe_quickly() -> None:
 
     def probe(env: EnvConfig, timeout_s: float = 60.0, is_timed: bool = False) -> EnvSpec:
         if env.env_id.startswith("fuzz_env:"):
-            return find_spec(env)
+            simulator = make_simulator(env, np.random.SeedSequence(0))
+            simulator.close()
+            return simulator.spec
         name = repr(env)
         if name not in specs:
             specs[name] = probe_spec(env, timeout_s)

@@ -1,16 +1,21 @@
 """BatchSimulator: rows of a rollout, worked out by hand, for both ways to reset; starts, errors, states."""
 
 import pickle
+import sys
 
 import numpy as np
 import pytest
 
+from accel_rl.envs import gym
+from accel_rl.envs.batches import batch_simulator
 from accel_rl.envs.batches.batch_simulator import BatchSimulator, make_simulator
 from accel_rl.envs.batches.env_batch import BatchConfig, rollout_layout, select_envs, stand_still
+from accel_rl.envs.gym import GymSimulator
 from accel_rl.envs.spec import EnvConfig
 from accel_rl.errors import RunError, UsageError
 from tests.helpers import toy_envs
 from tests.helpers.simulators import NATIVE_FIRST
+from tests.helpers.toy_envs import Closable
 
 
 class Batch:
@@ -203,9 +208,9 @@ def test_games_with_random_play_are_not_scored():
         assert set(found["game_score"][ends, column][np.array(lengths) > 0]) == {10}
 
 
-@pytest.mark.parametrize("how", ["nan_observation", "nan_reward", "wrong_shape"])
+@pytest.mark.parametrize("how", ["nan_observation", "nan_reward", "wrong_shape", "leave"])
 def test_restart_leaves_nothing_bad_behind(how, tmp_path):
-    """A bad observation or reward is found before it is stored."""
+    """A bad observation or reward is found before it is stored, and `sys.exit()` does not end the run."""
     options = {"how": how, "at_step": 2, "lengths": [9], "once": str(tmp_path / "once")}
     batch = Batch("Broken", options=options, restart_on_error=True).start()
     found = batch.rollout()
@@ -250,6 +255,20 @@ def test_restart_that_fails_at_once():
     batch.simulator.config.env.options["at_game"] = 0
     with pytest.raises(RunError, match="while it was built or reset"):
         batch.rollout()
+
+
+def test_a_build_that_fails_closes_what_was_built(monkeypatch):
+    def make(*arguments):
+        if len(built) == 2:
+            sys.exit("no licence")
+        built.append(make_simulator(*arguments))
+        return built[-1]
+
+    built, closed = [], Closable.closed
+    monkeypatch.setattr(batch_simulator, "make_simulator", make)
+    with pytest.raises(RunError, match=r"environment 2 .*while it was built or reset(.|\n)*no licence"):
+        Batch("Closable", num_envs=4)
+    assert Closable.closed == closed + 2
 
 
 def test_environments_that_stand_still():
@@ -337,6 +356,19 @@ def test_state_is_exact(case):
     for _ in range(8):
         actions = original.random_actions(rng)
         assert_same(copy.rollout(actions), original.rollout(actions))
+
+
+def test_states_of_a_batch_are_tried_out_once(monkeypatch):
+    """Whether states are exact is found out once for all environments; each says that it is alive."""
+    tried = []
+    monkeypatch.setattr(gym, "is_exact", lambda *_: tried.append(True) or True)
+    batch = Batch("Counting", num_envs=3).start()
+    batch.heartbeats.clear()
+    assert all(state["simulator"] for state in batch.simulator.get_state())
+    assert batch.heartbeats == [0, 1, 2] and len(tried) == 1
+    monkeypatch.setattr(GymSimulator, "get_state", lambda _: next(iter([])))
+    with pytest.raises(RunError, match=r"environment 0 .* failed while it was saved"):
+        batch.simulator.get_state()
 
 
 @pytest.mark.parametrize("case", ["cartpole_wait", "pong"])

@@ -234,6 +234,7 @@ def test_a_module_that_lacks_another(tmp_path, monkeypatch):
         (f"{TOYS}:not_an_env", {}, [f"{TOYS}:not_an_env", "dict", "gymnasium.Env"]),
         (f"{TOYS}:forgetful", {}, [f"{TOYS}:forgetful returned None; a factory must return a gymnasium.Env"]),
         (f"{TOYS}:several", {}, ["SyncVectorEnv", "several environments in one", "num_envs"]),
+        (f"{TOYS}:StableBaselines", {}, ["StableBaselines", "several environments in one", "num_envs"]),
         (f"{TOYS}:TOYS_VERSION", {}, ["an object of type int; name a function or class"]),
     ],
 )

@@ -282,3 +282,9 @@ def test_one_of_a_batch_is_like_a_single_environment(mode: str) -> None:
 def test_a_single_environment_of_a_vector_id_is_gymnasiums() -> None:
     env = make_env("vector:CartPole-v1", render_mode="rgb_array")
     assert isinstance(env.unwrapped, type(gymnasium.make("CartPole-v1").unwrapped))
+
+
+def test_a_batch_that_a_module_registers() -> None:
+    """`vector:module:id` imports the module, and gives batches as well as a single environment."""
+    name = "vector:tests.helpers.registered:RegisteredBatch-v0"
+    assert VectorSimulator(EnvConfig(name), [SEED] * 3).spec.row_shape == make_env(name).observation_space.shape

@@ -3,3 +3,4 @@
 import gymnasium
 
 gymnasium.register("Registered-v0", "tests.helpers.toy_envs:Counting", max_episode_steps=7)
+gymnasium.register("RegisteredBatch-v0", vector_entry_point="tests.helpers.vector_envs:make")

@@ -7,6 +7,7 @@ that name, so nothing here may import torch.
 import os
 import random
 import signal
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -126,7 +127,7 @@ class EndsTwice(Counting):
 class Broken(Counting):
     """Counting that breaks at one moment: while it is built, or at step at_step (0: reset) of game at_game.
 
-    how: raise | exit | kill | hang, or what it returns: a key of `spoilt` below.
+    how: raise | leave | exit | kill | hang, or what it returns: a key of `spoilt` below.
     once: a path; it breaks only if this file does not exist, and creates it, so only one environment breaks, once.
     """
 
@@ -159,6 +160,8 @@ class Broken(Counting):
     def _break_down(self) -> None:
         if self._how == "raise":
             raise ValueError("broken on purpose")
+        if self._how == "leave":
+            sys.exit(7)
         if self._how == "exit":
             os._exit(7)
         if self._how == "kill":
@@ -591,6 +594,17 @@ def forgetful() -> None:
 
 def several() -> Any:
     return gymnasium.vector.SyncVectorEnv([Counting, Counting])
+
+
+class StableBaselines:
+    """Has the methods of Stable-Baselines3's batches of environments, whose `reset` takes no seed."""
+
+    num_envs = 2
+
+    def reset(self) -> Any:
+        return np.zeros((2, 3))
+
+    def step(self, actions: Any) -> Any: ...
 
 
 TOYS_VERSION = 1

@@ -173,6 +173,7 @@ def test_state(name: str) -> None:
             else:
                 rollout = samplers[1].collect()
                 assert rollout.reset[0].all() and not rollout.age[0].any()
+                assert samplers[1].num_restarts == B  # their seeds are new
 
 
 def test_random_actions_come_first_and_do_not_count() -> None:

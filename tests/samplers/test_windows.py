@@ -210,13 +210,14 @@ def test_what_starts_anew_ends_the_window(kind: str) -> None:
     config = SamplerConfig(4, 4, 2, window=3)
     samplers = [make_kind(kind, env, config, recurrent(env)) for _ in range(2)]
     with closing(*samplers):
-        samplers[0].collect()
+        first = copy(samplers[0].collect())
         last = copy(samplers[0].collect())
         assert samplers[1].set_state(samplers[0].get_state()) == [0, 1, 2, 3]
         assert samplers[1].get_state()["server"]["rows"]["truncated"][-1].all()
         watcher = Watcher(samplers[1], [3])
         after = watcher.collect()
         assert after.reset[0].all() and after.recurrent_inputs.is_first[0].all()
+        assert not (after.observation_rows[0] == first.observation_rows[0]).all(1).any()  # other games
         for step, size, envs, recent in watcher.seen:
             cut = size - 1 - step  # row of the last step before the restart
             if cut < 0:
@@ -237,6 +238,23 @@ def test_what_starts_anew_ends_the_window(kind: str) -> None:
             recurrent_inputs = RecurrentInputs(*(rows[0] for rows in is_first.recurrent_inputs))
             value = samplers[1].policy.step(is_first.observation_rows[0], recurrent_inputs)[1]
         torch.testing.assert_close(is_first.policy_outputs["value"][0], value)
+
+
+@pytest.mark.parametrize("kind", ["serial", "device"])
+def test_what_is_lost_after_the_last_row_ends_the_window(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An environment that is lost while others still step truncates its game once, in the next window."""
+    sampler = make_kind(
+        kind, EnvConfig(f"{TOYS}:Counting", options={"lengths": [100]}), SamplerConfig(4, 4, 2, window=3)
+    )
+    with closing(sampler):
+        sampler.collect()
+        restarts, finish = sampler._server.arrays["restarts"], sampler._server.finish
+        monkeypatch.setattr(sampler._server, "finish", lambda: [restarts.__iadd__([0, 1, 0, 0]), finish()][1])
+        sampler.collect()
+        monkeypatch.undo()
+        for lost in ([False, True, False, False], [False] * 4):
+            sampler.collect()
+            assert sampler.recent(0, 3, slice(0, 4)).truncated[-1].tolist() == lost
 
 
 @pytest.mark.parametrize("kind", ["alternating", "device"])

@@ -47,11 +47,13 @@ class BatchSimulator(EnvBatch):
             for row in range(self._history, len(observation))
         ]
         self._native = self._make_native() if is_native(config.env) else None
-        self.simulators: list[Simulator] = (
-            [*self._native.simulators]
-            if self._native is not None
-            else [self._guarded(column, self._build) for column in range(self.num_envs)]
-        )
+        self.simulators: list[Simulator] = [*self._native.simulators] if self._native is not None else []
+        try:
+            for column in range(len(self.simulators), self.num_envs):
+                self.simulators.append(self._guarded(column, self._build))
+        except BaseException:
+            close_all(self.simulators)
+            raise
 
     def start(self) -> None:
         for column in range(self.num_envs):
@@ -203,7 +205,7 @@ class BatchSimulator(EnvBatch):
     def get_state(self) -> list[dict[str, Any]]:
         return [
             {
-                "simulator": self.simulators[column].get_state(),
+                "simulator": self._guarded(column, lambda k: self.simulators[k].get_state(), "while it was saved"),
                 "waiting": bool(self._waiting[column]),
                 "pending": self._pending[column].copy(),
                 "score": float(self._score[column]),
@@ -218,8 +220,8 @@ class BatchSimulator(EnvBatch):
         restarted = []
         for column, env_state in enumerate(state):
             if env_state["simulator"] is None:
-                self._guarded(column, self._start_env)
-                self._waiting[column] = True
+                self.arrays["restarts"][column] += 1  # other games than when the run was new
+                self._replace(column)
                 restarted.append(self.first_env + column)
                 continue
             saved = env_state["simulator"]

@@ -4,6 +4,7 @@ docs/environments.md describes such batches. `reset` and `step` are as in gymnas
 arrays [num_envs, ...] that support DLPack. This module imports no torch.
 """
 
+import inspect
 from typing import Any
 
 import gymnasium
@@ -21,6 +22,12 @@ def is_device_env(env: Any) -> bool:
     """Returns whether env is a batch of environments whose arrays support DLPack and are not NumPy's."""
     if isinstance(env, gymnasium.Env) or not all(hasattr(env, name) for name in ("num_envs", "reset", "step")):
         return False
+    try:
+        inspect.signature(env.reset).bind(seed=0)
+    except TypeError:  # another interface, such as Stable-Baselines3's
+        return False
+    except ValueError:  # a compiled method has no signature, but may take a seed
+        pass
     returned = env.reset(seed=0)
     observation = returned[0] if isinstance(returned, tuple) else returned
     return hasattr(observation, "__dlpack__") and not isinstance(observation, np.ndarray | np.generic)

@@ -14,6 +14,7 @@ from accel_rl.envs.global_generators import GlobalGenerators, with_own_generator
 from accel_rl.envs.spec import Array, EnvConfig, EnvSpec
 from accel_rl.errors import RunError, UsageError
 from accel_rl.hardware.shared_memory import Layout
+from accel_rl.hardware.signals import Stopped
 
 logger = logging.getLogger("accel_rl")
 
@@ -194,20 +195,21 @@ class EnvBatch(ABC):
         self._failed[columns] = True
 
     @with_own_generators
-    def _guarded(self, column: int, action: Callable[[int], Any]) -> Any:
+    def _guarded(self, column: int, call: Callable[[int], Any], what: str = "while it was built or reset") -> Any:
+        """Returns call(column). Raises RunError, which says `what` failed, for errors and for `sys.exit()`."""
         self._heartbeat(self.first_env + column)
         try:
-            return action(column)
-        except UsageError:
+            return call(column)
+        except (UsageError, Stopped):
             raise
-        except Exception as error:
-            raise self._failure(column, None) from error
+        except (Exception, SystemExit) as error:
+            raise self._failure(column, None, what) from error
 
-    def _failure(self, column: int, action: Any) -> RunError:
+    def _failure(self, column: int, action: Any, what: str = "while it was built or reset") -> RunError:
         """Returns a RunError that locates the current exception, and frees what that exception's frames hold."""
         action = self._random_action if action is None else action
         self._random_action = None
-        what = "while it was built or reset" if action is None else f"at action {action}"
+        what = what if action is None else f"at action {action}"
         error = sys.exception()  # a RunError's own message is enough
         if error is not None:
             traceback.clear_frames(error.__traceback__)  # after a MemoryError, the message needs memory

@@ -11,7 +11,7 @@ from accel_rl.envs.batches.batch_simulator import BatchSimulator
 from accel_rl.envs.batches.env_batch import BatchConfig, EnvBatch, stand_still
 from accel_rl.envs.batches.vector_simulator import VectorSimulator
 from accel_rl.envs.closing import close_all
-from accel_rl.envs.global_generators import with_own_generators
+from accel_rl.envs.global_generators import GlobalGenerators, with_own_generators
 from accel_rl.envs.make import is_vector
 from accel_rl.envs.spaces.conversion import random_action
 from accel_rl.errors import RunError, UsageError
@@ -79,7 +79,9 @@ class VectorBatch(EnvBatch):
         return [{"simulator": None}] * self.num_envs
 
     def set_state(self, state: list[dict[str, Any]]) -> list[int]:
-        self._guarded(0, self._start)
+        self.arrays["restarts"] += 1  # other games than when the run was new
+        self.generators = GlobalGenerators(self._seed(0, 2))
+        self._replace()
         return [*range(self.first_env, self.first_env + self.num_envs)]
 
     @with_own_generators

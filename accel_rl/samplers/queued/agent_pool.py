@@ -278,6 +278,7 @@ class AgentPool:
         """Leaves a pause, such as an evaluation, out of the waits of the agents that are waiting at its end."""
         num_waiting = (self.arrays["status"][list(self.processes), Status.IS_WAITING] != 0).sum()
         self._excluded_s += seconds * num_waiting / max(1, len(self.processes))
+        self._signs.restart()  # an agent whose answer came before the pause has not read it yet
 
     def close(self) -> None:
         """Ends all agents."""

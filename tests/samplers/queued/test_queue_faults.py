@@ -138,6 +138,7 @@ def test_a_pause_is_left_out_of_the_waits_of_those_who_waited() -> None:
     pool = AgentPool.__new__(AgentPool)
     pool.arrays, pool._pool = {"status": status}, cast(Any, SimpleNamespace(children={0: None, 2: None}))
     pool._waited_s, pool._waited_ns, pool._excluded_s = 0.0, 0, 0.0
+    pool._signs = cast(Any, SimpleNamespace(restart=lambda: None))
     status[0, Status.WAITED_NS] = 4e9
     assert pool.read_waited_s() == 2.0
     status[0, Status.IS_WAITING] = 1
