@@ -100,13 +100,16 @@ def _add_train_arguments(command: argparse.ArgumentParser, arguments: list[str])
 
 
 def _train(arguments: dict[str, Any]) -> None:
-    if arguments.pop("show_affinity"):
-        return _show_affinity(arguments)
-    from accel_rl.distributed.launch import trained
     from accel_rl.distributed.run_request import RunRequest
 
+    only_shows = arguments.pop("show_affinity")
     own = {name: arguments.pop(name) for name in RUN_ARGUMENTS if name in arguments}
-    with trained(RunRequest(arguments, **own), show=True) as folder:
+    request = RunRequest(arguments, **own)
+    if only_shows:
+        return _show_affinity(request)
+    from accel_rl.distributed.launch import trained
+
+    with trained(request, show=True) as folder:
         if os.environ.get("RANK", "0") == "0":  # under torchrun, only the first learner prints it
             from accel_rl.analysis.summary import print_summary
             from accel_rl.config.sources import read_settings
@@ -192,14 +195,9 @@ def _take_executor(arguments: dict[str, Any]) -> "MakeExecutor":
     return make
 
 
-def _show_affinity(arguments: dict[str, Any]) -> None:
-    from accel_rl.config.sources import overlay, read_settings
-    from accel_rl.settings.resolve import resolve
-    from accel_rl.training.build import check
+def _show_affinity(request: "RunRequest") -> None:
     from accel_rl.training.description import describe_placement
 
-    resume, file, *_ = (arguments.pop(name, None) for name in ("resume", "config", "out", "overwrite", "trust"))
-    saved = read_settings(Path(resume)) if resume else {}
-    config = check(resolve(overlay(saved, arguments), Path(file) if file else None))
+    config, _ = request.resolve()
     warnings = (f"warning     {text}" for plan in config.plans for text in plan.warnings)
     print("\n".join([*describe_placement(config), *warnings]))
