@@ -12,6 +12,7 @@ from accel_rl.errors import UsageError
 from accel_rl.settings.command_flags import add_settings, given_settings, settings_of_file
 
 if TYPE_CHECKING:
+    from accel_rl.distributed.run_request import RunRequest
     from accel_rl.experiments.tasks import Executor
 
     MakeExecutor = Callable[[Path, bool], Executor]  # the folder; True if learners may share logical CPUs
