@@ -34,7 +34,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from accel_rl.bench.contestants import SamplerContestant, network_alone
 from accel_rl.bench.limit import SimulationLimit
@@ -46,6 +45,7 @@ from accel_rl.envs.games.atari import game_name
 from accel_rl.envs.games.emulator_choice import choose_simulator
 from accel_rl.errors import UsageError
 from accel_rl.hardware.description import format_machine
+from accel_rl.hardware.devices import find_device, num_gpus
 from accel_rl.hardware.placement import LEAST_CORES_TO_RESERVE_ONE, default_workers, divides_evenly, make_plan, pinned
 from accel_rl.hardware.topology import Cpus, read_topology
 from accel_rl.models.actor_critic import ActorCritic
@@ -73,7 +73,7 @@ class Benchmark:
         env = EnvConfig(options.env, options.env_preset, simulator=options.simulator)
         self.env = replace(env, simulator=choose_simulator(env)[0])
         self.spec = make_simulator(self.env, np.random.SeedSequence(0)).spec
-        self.device = _device(options.device)
+        self.device = find_device(options.device or "auto")
         self.cores = first_cores(options.cores)
         self.num_envs = options.envs_per_core * len(self.cores)
         self.config = self._config(self.cores, self.num_envs, options.horizon, options.workers)
@@ -176,19 +176,8 @@ def core_counts(num_cores: int, full: bool) -> list[int]:
     return [*powers, num_cores] if full else [num_cores]
 
 
-def _device(name: str | None) -> str:
-    """Returns the full name of the option's device. Raises UsageError if the machine has no such device."""
-    if name is None:
-        return "cuda:0" if _gpus() else "cpu"
-    known = ["cpu", *_gpus()]
-    wanted = "cuda:0" if name == "cuda" else name
-    if wanted not in known:
-        raise UsageError(f"device={name} does not exist on this machine; use {' or '.join(known)}")
-    return wanted
-
-
 def _gpus() -> list[str]:
-    return [f"cuda:{index}" for index in range(torch.cuda.device_count())]
+    return [f"cuda:{index}" for index in range(num_gpus())]
 
 
 def run(options: SamplingOptions) -> dict[str, Any]:

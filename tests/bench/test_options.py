@@ -13,7 +13,7 @@ BAD = [
     ("sampling --env CartPole-v1", "env=CartPole-v1 is not an Atari game"),
     ("sampling --env-preset nosuch", "unknown env preset 'nosuch'"),
     ("sampling --simulator stella", "unknown simulator 'stella'"),
-    ("sampling --device tpu", "device=tpu does not exist on this machine; use cpu"),
+    ("sampling --device tpu", "device='tpu' must be auto, cpu or cuda:<number>"),
     ("sampling --cores 1 --envs-per-core 3", "envs=3 does not split into 2 groups"),
     ("sampling --cores 1 --workers 999", "workers=999 are more than envs="),
     ("sampling --figure picture.bmp", "figure=picture.bmp must end in .png"),
