@@ -24,6 +24,7 @@ import accel_rl
 from accel_rl import cli
 from accel_rl.algos.a2c import A2CSettings
 from accel_rl.analysis import summary
+from accel_rl.analysis.trained_policy import TrainedPolicy
 from accel_rl.cli import main
 from accel_rl.config.atari_options import AtariOptions
 from accel_rl.config.learners import LearnerSettings
@@ -162,7 +163,7 @@ def test_a_renderer_that_fails_is_said_and_no_error(
 ) -> None:
     """A renderer that fails costs one printed line, and the final games are still scored."""
     shutil.copytree(cartpole, tmp_path / "run")
-    monkeypatch.setattr(summary, "record_video", lambda *_, **__: [].eglInitialize)
+    monkeypatch.setattr(TrainedPolicy, "record_video", lambda *_, **__: [].eglInitialize)
     summary.play_final_games(tmp_path / "run", 1, seed=0)
     said = capfd.readouterr().out
     assert "in 1 games" in said and "video           none: 'list' object has no attribute 'eglInitialize'" in said

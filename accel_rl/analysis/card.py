@@ -15,7 +15,6 @@ from accel_rl.analysis.export import export
 from accel_rl.analysis.scores import Interval, interval, mean_of_means
 from accel_rl.analysis.summary import FINAL_SEED
 from accel_rl.analysis.trained_policy import TrainedPolicy, load
-from accel_rl.analysis.video import record_video
 from accel_rl.errors import RunError, UsageError
 from accel_rl.hardware.description import format_machine
 from accel_rl.run_folder import policy_file
@@ -63,8 +62,7 @@ def write_card(run_dir: Path, out: Path, best: bool = False, trust: bool = False
 def _make_video(trained_policy: TrainedPolicy, path: Path, seed: int) -> list[str]:
     """Records a game; returns the reason if there is no video."""
     try:
-        env = trained_policy.make_env()
-        record_video(env, trained_policy.player(env), path, seed=seed)
+        trained_policy.record_video(path, seed)
     except Exception as error:  # a renderer may raise anything
         return [f"No video: {error}"]
     return []

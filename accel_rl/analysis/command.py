@@ -94,11 +94,9 @@ def _eval(options: argparse.Namespace) -> None:
 
 def _record(options: argparse.Namespace) -> None:
     from accel_rl.analysis.trained_policy import load
-    from accel_rl.analysis.video import record_video
 
     trained_policy = load(options.run_dir, options.best, options.trust)
-    env = trained_policy.make_env()
-    game = record_video(env, trained_policy.player(env), options.out)
+    game = trained_policy.record_video(options.out)
     print(f"{options.out}: score {game.score:g} in {game.length:,} steps")
 
 

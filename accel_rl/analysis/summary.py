@@ -7,7 +7,6 @@ from pathlib import Path
 
 from accel_rl.analysis.plot import make_figure, save
 from accel_rl.analysis.trained_policy import load
-from accel_rl.analysis.video import record_video
 from accel_rl.config.sources import read_settings
 from accel_rl.errors import UsageError
 from accel_rl.run_folder.atomic import write_file
@@ -63,8 +62,7 @@ def play_final_games(folder: Path, count: int, seed: int) -> None:
         print(f"final policy    none: {error}")
     video = folder / "video.mp4"
     try:
-        env = policy.make_env()
-        game = record_video(env, policy.player(env), video, seed=seed)
+        game = policy.record_video(video, seed)
         print(f"video           {video}: score {game.score:g}")
     except Exception as error:  # a renderer may raise anything
         print(f"video           none: {error}")

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from accel_rl.envs import make_env
+from accel_rl.envs.closing import close_all
 from accel_rl.envs.spaces.conversion import to_env_action, to_policy_rows
 from accel_rl.envs.spaces.masks import read_mask
 from accel_rl.envs.spec import Array
@@ -179,6 +180,16 @@ class TrainedPolicy:
         if not games:
             raise RunError(f"no game of {config.run.env} has ended within its step limit")
         return games
+
+    def record_video(self, out: Path, seed: int | None = None) -> Game:
+        """Plays one game and writes it to out, an MP4. seed: the game's; None: any. Errors: see video.record_video."""
+        from accel_rl.analysis.video import record_video
+
+        env = self.make_env()
+        try:
+            return record_video(env, self.player(env), out, seed=seed)
+        finally:
+            close_all([env])
 
     def make_env(self) -> gymnasium.Env[Any, Any]:
         """Makes the policy's training environment, with rendering. Raises UsageError if it needs trust."""
