@@ -81,13 +81,13 @@ class Task:
             time.sleep(0.05)
         if (self.folder / CHECKPOINT).exists():
             arguments = ["--resume", str(self.folder), *(["--trust"] if trust else [])]
-            settings = {**self.resume_settings, **placement}
+            settings = self.resume_settings
         else:
             file = self.folder.with_name(f"{self.folder.name}.yaml")
             file.write_text(yaml.safe_dump(self.settings, sort_keys=False))
             arguments = ["--config", str(file), "--out", str(self.folder), "--overwrite"]
-            settings = placement
-        for name, value in settings.items():
+            settings = {"steps": self.steps}  # a sweep's file has the steps of its last rung
+        for name, value in {**settings, **placement}.items():
             arguments += [flag_of(name), "null" if value is None else str(value)]
         with self.console.open("ab") as console:
             begin = partial(_begin, os.getpid())

@@ -17,6 +17,7 @@ import yaml
 
 from accel_rl.errors import RunError, UsageError
 from accel_rl.experiments import sweep
+from accel_rl.experiments import tasks as tasks_module
 from accel_rl.experiments.local import LocalExecutor, Slot
 from accel_rl.experiments.study import Study, Trial
 from accel_rl.experiments.sweep import check_folder, train_generation
@@ -90,8 +91,12 @@ def test_bad_files_are_refused(parts: dict[str, Any], message: str, tmp_path: Pa
 def test_the_better_trials_go_on(tmp_path: Path, monkeypatch: Any) -> None:
     """The better trials go on to the next rung; a failed one stops alone and is not promoted."""
     trained: list[tuple[str, int]] = []
+    started: list[str] = []
 
     def run_tasks(tasks: list[Task], executor: Any) -> list[Failure]:
+        for task in tasks:
+            task.folder.parent.mkdir(exist_ok=True)
+            task.start({"device": "cpu"})
         trained.extend((task.folder.parent.name, task.steps) for task in tasks)
         return [Failure(task, status) for task in tasks if task.folder.parent.name == "trial-6"]
 
@@ -99,6 +104,7 @@ def test_the_better_trials_go_on(tmp_path: Path, monkeypatch: Any) -> None:
         number = int(tasks[0].folder.parent.name.removeprefix("trial-"))
         return None if number == 6 else [3.0, 1.0, 5.0, 5.0, 2.0, 0.0, 9.0, 4.0][number]
 
+    monkeypatch.setattr(tasks_module, "spawn", lambda *words, **options: started.append(" ".join(words)))
     monkeypatch.setattr(sweep, "run_tasks", run_tasks)
     monkeypatch.setattr(sweep, "print_failures", lambda failed: None)
     monkeypatch.setattr(Sweep, "value_of", value_of)
@@ -106,6 +112,8 @@ def test_the_better_trials_go_on(tmp_path: Path, monkeypatch: Any) -> None:
     trials = [Trial(number, SETTINGS_OF_A_TRIAL | ({} if number else {"horizon": -1})) for number in range(8)]
     train_generation(found, trials, tmp_path, LocalExecutor([Slot("cpu", None)]))
     assert trained[:7] == [(f"trial-{number}", 200) for number in range(1, 8)]
+    steps = [int(word.split()[0]) for words in started for word in words.split("--steps ")[1:]]
+    assert steps == [number for _, number in trained]  # a run ends at its rung, though its file has all steps
     assert trained[7:] == [(f"trial-{n}", 400) for n in (2, 3, 4, 7)] + [(f"trial-{n}", 800) for n in (2, 3)]
     assert (
         "horizon=-1 must be at least 1" in trials[0].failed and "trial-6-CartPole-v1-s0 has failed" in trials[6].failed
@@ -261,6 +269,6 @@ def test_a_killed_sweep_goes_on_to_the_same_result(tmp_path: Path, capfd: Any) -
     whole = tmp_path / "whole"
     assert rows_of(killed) == rows_of(whole) and curves(killed) == curves(whole)
     assert len(curves(whole)) == 8 and (killed / "best.yaml").read_text() == (whole / "best.yaml").read_text()
-    assert {row["time/total_timesteps"] for run in curves(whole).values() for row in run} >= {"200", "800"}
+    assert sorted(run[-1]["time/total_timesteps"] for run in curves(whole).values()) == ["200"] * 6 + ["800"] * 2
     assert "Traceback" not in (tmp_path / "output").read_text()
     assert call(capfd, "train", "--config", killed / "best.yaml", "--out", tmp_path / "best").status == 0
