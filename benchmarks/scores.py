@@ -129,7 +129,9 @@ def _as_flags(settings: Values) -> list[str]:
     words = []
     for name, value in settings.items():
         flag = flag_of(name)
-        if isinstance(value, bool):
+        if value is None:
+            words += [flag, "null"]
+        elif isinstance(value, bool):
             words.append(flag if value else flag.replace("--", "--no-"))
         elif isinstance(value, dict):
             words += [flag, "{" + ", ".join(f"{key}: {each}" for key, each in value.items()) + "}"]

@@ -18,6 +18,7 @@ from accel_rl.analysis.trained_policy import TrainedPolicy, load
 from accel_rl.errors import RunError, UsageError
 from accel_rl.hardware.description import format_machine
 from accel_rl.run_folder import policy_file
+from accel_rl.run_folder.trust import foreign_code
 from accel_rl.version import __version__
 
 EPISODES = 20
@@ -91,7 +92,9 @@ def _card(
     run = trained_policy.config.run
     settings = trained_policy.config.as_dict()
     algo, actions = str(settings["algo"]), "the likeliest" if run.eval_greedy else "sampled"
-    std = float(np.std(scores))
+    std, foreign = float(np.std(scores)), foreign_code(settings)
+    flag, argument = (" --trust", ", trust=True") if foreign else ("", "")
+    needs = f" It needs code that the folder lacks: {', '.join(foreign)}." if foreign else ""
     metric = {"type": "mean_reward", "name": "mean_reward", "value": f"{mean.value:.2f} +/- {std:.2f}"}
     result = {
         "task": {"type": "reinforcement-learning", "name": "reinforcement-learning"},
@@ -122,20 +125,20 @@ The interval comes from a bootstrap over the games.
 ## Use it
 
 ```
-accel-rl eval {name} --episodes {EPISODES}
-accel-rl record {name} --out game.mp4
+accel-rl eval {name} --episodes {EPISODES}{flag}
+accel-rl record {name} --out game.mp4{flag}
 ```
 
 ```python
 import accel_rl
 
-model = accel_rl.load("{name}")
+model = accel_rl.load("{name}"{argument})
 env = model.make_env()
 observation, _ = env.reset()
 action, _ = model.predict(observation, deterministic={run.eval_greedy})
 ```
 
-`{name}` is this folder. None of its files holds code; `policy.onnx` acts without accel_rl.
+`{name}` is this folder. None of its files holds code; `policy.onnx` acts without accel_rl.{needs}
 
 ## Settings
 

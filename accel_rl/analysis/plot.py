@@ -25,8 +25,9 @@ Floats = npt.NDArray[np.float64]
 
 # Runs that differ only in these settings are repetitions and become one curve. (The number of learners is compared.)
 NOT_SETTINGS = (
-    "seed", "device", "devices", "learners_per_gpu", "share_processors", "workers", "envs_per_worker", "cpus",
-    "sampling_threads", "learning_threads", "report", "tensorboard", "track", "final_games",
+    "seed", "device", "devices", "learners_per_gpu", "learner_timeout_s", "share_processors", "simulator", "workers",
+    "envs_per_worker", "cpus", "sampling_threads", "learning_threads", "compile", "env_timeout_s",
+    "env_build_timeout_s", "replay_device", "checkpoint_replay", "report", "tensorboard", "track", "final_games",
 )  # fmt: skip
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#808080")  # Okabe & Ito 2008
 LINE_STYLES = ("-", "--", ":", "-.")  # one for each pass through the colors
@@ -142,10 +143,13 @@ def read_run(run_dir: Path) -> Run:
 
 
 def read_log(run_dir: Path) -> Run:
-    """Reads a run's settings and log, which may be empty. Raises UsageError if the folder holds no run."""
-    for name in ("progress.csv", "config.yaml"):
-        if not (run_dir / name).is_file():
-            raise UsageError(f"{run_dir} is not a run's folder: it has no {name}")
+    """Reads a run's settings and log, which may be empty. Raises UsageError if the folder holds no run or no log."""
+    if not run_dir.is_dir():
+        raise UsageError(f"there is no folder {run_dir}")
+    if not (run_dir / "config.yaml").is_file():
+        raise UsageError(f"{run_dir} is not a run's folder: it has no config.yaml")
+    if not (run_dir / "progress.csv").is_file():
+        raise UsageError(f"{run_dir} has no progress.csv yet: its run writes the first row after --log-interval-steps")
     lines = (run_dir / "progress.csv").read_text(errors="replace").splitlines(keepends=True)
     # The last line of an unfinished run may be half written.
     table = csv.DictReader(line for line in lines if line.endswith("\n"))

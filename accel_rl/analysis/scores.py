@@ -186,6 +186,11 @@ class Comparison(NamedTuple):
     median: Interval
     mean: Interval
 
+    @property
+    def has_intervals(self) -> bool:
+        """Whether any game has several runs."""
+        return any(len(values) > 1 for values in self.scores.values())
+
 
 def compare(paths: Sequence[Path]) -> list[Comparison]:
     """Returns each setting's scores in these folders and files; a path that is given twice counts once.
@@ -211,10 +216,9 @@ def compare_runs(runs: Iterable[ScoredRun]) -> list[Comparison]:
 def format_table(comparisons: Sequence[Comparison]) -> str:
     """Returns a table in Markdown, a row for each setting. Only settings with several runs of a game have intervals."""
     lines = ["| setting | games | runs | interquartile mean | median | mean |", "|---|---|---|---|---|---|"]
-    for setting, scores, *intervals in comparisons:
-        has_intervals = any(len(values) > 1 for values in scores.values())
-        cells = [f"{value:.2f}" + f" ({low:.2f} to {high:.2f})" * has_intervals for value, low, high in intervals]
-        lines.append(f"| {setting} | {len(scores)} | {len(pooled(scores))} | {' | '.join(cells)} |")
+    for each in comparisons:
+        cells = [f"{value:.2f}" + f" ({low:.2f} to {high:.2f})" * each.has_intervals for value, low, high in each[2:]]
+        lines.append(f"| {each.setting} | {len(each.scores)} | {len(pooled(each.scores))} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

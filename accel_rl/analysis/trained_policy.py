@@ -16,6 +16,7 @@ from torch import nn
 
 from accel_rl.envs import make_env
 from accel_rl.envs.closing import close_all
+from accel_rl.envs.function_transfer import FUNCTION
 from accel_rl.envs.spaces.conversion import to_env_action, to_policy_rows
 from accel_rl.envs.spaces.masks import read_mask
 from accel_rl.envs.spec import Array
@@ -198,4 +199,11 @@ class TrainedPolicy:
         return make_env(env.env_id, env.preset, "rgb_array", env.simulator, env.wrappers, **env.options)
 
     def _check_env(self) -> None:
+        env_id = self.config.env.env_id
+        if env_id.startswith(FUNCTION):
+            raise UsageError(
+                f"the environment was made by {env_id.removeprefix(FUNCTION)}, a function of the program that trained "
+                "this policy: let the policy act there, by accel_rl.load(...).predict, or train with "
+                "env='package.module:factory'"
+            )
         check_code(self.config.as_dict(), PLAYS, self._source, self.config.trust)

@@ -121,6 +121,8 @@ def read_experiment(path: Path, overrides: dict[str, Any] | None = None) -> Expe
         settings = overlay(mapping("settings", values.get("settings")), overrides or {})
         combinations = tuple(combination for block in blocks for combination in _combinations(settings, block))
         seeds = tuple(count("seeds", seed, least=0) for seed in _list_of(int, "seeds", values.get("seeds", [0])))
+        if len(seeds) > len({*seeds}):
+            raise UsageError(f"seeds: {list(seeds)} names a seed twice")
         experiment = Experiment(
             str(values.get("title", path.stem)), combinations, seeds, _paper(values.get("paper"), combinations)
         )

@@ -201,7 +201,7 @@ def changed_settings(folder: Path, saved: dict[str, Any], values: dict[str, Any]
 
 def prepare_resume(config: Config, folder: Path, state: dict[str, Any]) -> None:
     """Prepares a run's folder for a resume: writes the settings, and removes replays that no checkpoint needs, and the
-    scores of what was the final policy.
+    scores and the video of what was the final policy.
 
     `keep_simulator` records another simulator once it has loaded the checkpoint's states."""
     saved = read_settings(folder)
@@ -212,7 +212,8 @@ def prepare_resume(config: Config, folder: Path, state: dict[str, Any]) -> None:
     for path in checkpoint.replay_files(folder):  # left by a checkpoint that was never completed
         if path.name not in kept:
             path.unlink()
-    (folder / "final.json").unlink(missing_ok=True)
+    for name in ("final.json", "video.mp4"):
+        (folder / name).unlink(missing_ok=True)
 
 
 def keep_simulator(config: Config, folder: Path) -> None:

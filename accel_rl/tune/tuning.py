@@ -39,7 +39,7 @@ def run(chosen: Settings, minutes: float, seconds: float, tune_envs: bool, out: 
     for a file that exists. A signal ends it without a file and without leftover processes."""
     load, config = os.getloadavg()[0], check(resolve(chosen))
     path = _find_path(config, out, overwrite)
-    space = make_space(config, chosen.keys(), tune_envs)
+    space = make_space(config, {name for name, value in chosen.items() if value not in (None, "null")}, tune_envs)
     machine = [format_machine(describe_machine()), f"logical CPUs {config.plan.topology}"]
     print(*machine, *introduction(config, space), sep="\n", flush=True)
     if load > BUSY:

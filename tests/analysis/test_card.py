@@ -60,11 +60,13 @@ def test_a_card_is_what_hubs_read_and_replaces_only_a_card(run: Path, tmp_path: 
     text = (tmp_path / "card/README.md").read_text()
     assert "No video: none" in text and "A policy trained in 40 agent steps, seed" in text
     (run / "machine.json").rename(run / "moved")
+    monkeypatch.setattr(card, "foreign_code", lambda settings: ["env='mine:make'"])
     write_card(run, tmp_path / "card")
     (run / "moved").rename(run / "machine.json")
-    assert re.search(
-        r"A policy trained in 40 agent steps, seed \d+\. Exported", (tmp_path / "card/README.md").read_text()
-    )
+    trusting = (tmp_path / "card/README.md").read_text()
+    assert re.search(r"A policy trained in 40 agent steps, seed \d+\. Exported", trusting)
+    words = (" --episodes 1 --trust\n", ".mp4 --trust\n", '"card", trust=True)', "folder lacks: env='mine:make'.\n")
+    assert all((word in trusting) and (word not in text) for word in words)
     front = yaml.safe_load(text.split("---\n")[1])
     assert front["library_name"] == "accel-rl" and front["pipeline_tag"] == "reinforcement-learning"
     (entry,) = front["model-index"]

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import yaml
 
-from accel_rl.analysis.plot import draw_curves, group_runs, make_figure, read_run, save
+from accel_rl.analysis.plot import NOT_SETTINGS, draw_curves, group_runs, make_figure, read_run, save
 from accel_rl.errors import UsageError
+from accel_rl.run_folder.directory import CHANGEABLE
 
 HEADER = "time/total_timesteps,time/time_elapsed,rollout/ep_rew_mean,eval/mean_reward"
 SETTINGS = {"algo": "a2c", "env": "pong", "learning_rate": 7e-4, "envs": 16, "frame_shape": [104, 80]}
@@ -149,12 +150,16 @@ def test_many_long_labels_stay_inside_the_picture(tmp_path):
     draw_curves(*figure.axes, [replace(curve, label="x" * 200)])  # wider than the picture
 
 
+def test_what_a_resume_may_change_separates_no_curves():
+    assert {*CHANGEABLE} - {"steps"} <= {*NOT_SETTINGS}
+
+
 def test_errors_name_what_is_wrong(tmp_path, monkeypatch):
     run = write_run(tmp_path / "run", rows([1]))
     new = write_run(tmp_path / "new", rows(["", ""]))
     empty = tmp_path / "empty"
     empty.mkdir()
-    with pytest.raises(UsageError, match=r"empty is not a run's folder: it has no progress\.csv"):
+    with pytest.raises(UsageError, match=r"empty is not a run's folder: it has no config\.yaml"):
         save(make_figure([run, empty]), tmp_path / "out.png")
     with pytest.raises(UsageError, match=r"no game has finished yet in .*new"):
         save(make_figure([run, new]), tmp_path / "out.png")

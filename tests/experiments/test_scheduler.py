@@ -122,7 +122,7 @@ BAD_PARTS: list[tuple[dict[str, Any], str]] = [
     ({"settings": 3}, "settings=3 must be a mapping of names, as in `steps: 1000`"),
     ({"seeds": 3}, r"seeds=3 must be a list, as in \[1, 2, 3\]"),
     ({"seeds": [-1]}, "seeds=-1 must be an integer of at least 0"),
-    ({"seeds": [1, 1]}, "2 runs would have the name a2c-s1"),
+    ({"seeds": [1, 1]}, r"seeds: \[1, 1\] names a seed twice"),
     ({"settings": {"seed": 1}}, "seed cannot be set in an experiment; name the seeds under `seeds`"),
     ({"grid": [{"device": ["cpu"]}]}, "device cannot be set in an experiment; name devices with --gpus"),
     ({"settings": {**CARTPOLE, "learners_per_gpu": 2}}, "cannot be set in an experiment; use the flag --learn"),

@@ -198,8 +198,8 @@ def test_a_browser_fetches_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        ({"config.yaml": None, "progress.csv": None}, r"run is not a run's folder: it has no progress\.csv"),
-        ({"progress.csv": None}, r"run is not a run's folder: it has no progress\.csv"),
+        ({"config.yaml": None, "progress.csv": None}, r"run is not a run's folder: it has no config\.yaml"),
+        ({"progress.csv": None}, r"run has no progress\.csv yet"),
         ({"progress.csv": "a,b\n1,2\n"}, r"progress\.csv is not a run's: it has no column time/total_timesteps"),
         ({"progress.csv": "\0\xff" * 100}, r"progress\.csv is not a run's"),
         ({"progress.csv": f'time/total_timesteps\n"{"x" * 200_000}"\n'}, r"progress\.csv is damaged: field larger"),

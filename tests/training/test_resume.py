@@ -203,9 +203,10 @@ def test_an_environment_without_a_state_starts_a_new_episode(tmp_path: Path) -> 
 def test_the_scores_of_an_earlier_final_policy_are_removed(tmp_path: Path) -> None:
     """A resumed run has no scores of final games until it has played new ones."""
     accel_rl.train(**TINY_SERIAL_RUN, steps=40, out=tmp_path)
-    (tmp_path / "final.json").write_text("{}")
+    for name in ("final.json", "video.mp4"):
+        (tmp_path / name).write_text("{}")
     accel_rl.train(resume=tmp_path, steps=80)
-    assert not (tmp_path / "final.json").exists()
+    assert not (tmp_path / "final.json").exists() and not (tmp_path / "video.mp4").exists()
 
 
 def test_a_run_that_was_killed_before_its_summary(tmp_path: Path) -> None:

@@ -59,6 +59,7 @@ def call(capfd: Any, *words: Any) -> tuple[int, str, str]:
 def test_the_file_resolves_to_what_was_found(simulated: Path, capfd: Any) -> None:
     """The file has the settings of the user and of the search, and resolves to that plan."""
     words = ["--learning-threads", 1, "--horizon", 4, "--learning-rate", "1e-3", "--clip-grad-norm", "null"]
+    words += ["--workers", "null"]  # as in a run's config.yaml: not chosen yet
     status, out, _ = call(capfd, *SMALL, *words)
     assert status == 0 and Simulated.open == []
     file = simulated / "tuned-a2c-CartPole-v1.yaml"

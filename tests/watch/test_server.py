@@ -132,7 +132,7 @@ def test_the_list_has_a_line_for_what_it_does_not_read(tmp_path: Path) -> None:
         for path in ("a run/config.yaml", "a link"):
             assert f'cannot be read<td colspan="6">{root / path} is a link that leads out of {root}<' in runs, path
         for name in ("dangling", "begun"):
-            assert f"{root / name} is not a run&#39;s folder: it has no progress.csv" in runs, name
+            assert f"{root / name} has no progress.csv yet" in runs, name
         assert ">inside<" not in runs and "/run/%FF" in runs
         with locked(root / "begun", "run"):
             assert 'running<td colspan="6">no row yet' in ask(port, "/")[1]
