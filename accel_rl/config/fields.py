@@ -83,6 +83,7 @@ def shown(value: Any) -> str:
 
 def _convert(name: str, value: Any, to: Any) -> Any:
     """Converts the value to the type that the field declares. Reads text from the command line as YAML."""
+    value = _plain(value)
     accepted = typing.get_args(to) if isinstance(to, types.UnionType) else (to,)
     if (value is None or (isinstance(value, str) and value == "null")) and type(None) in accepted:
         return None
@@ -110,6 +111,16 @@ def _convert(name: str, value: Any, to: Any) -> Any:
     raise UsageError(f"{name}={shown(value)} must be of type {getattr(wanted, '__name__', wanted)}")
 
 
+def _plain(value: Any, in_mapping: bool = False) -> Any:
+    """Converts NumPy's numbers and texts to Python's, and tuples in mappings to lists, as config.yaml holds them."""
+    if isinstance(value, dict):
+        return {_plain(key): _plain(item, in_mapping=True) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        items = [_plain(item, in_mapping) for item in value]
+        return items if in_mapping or type(value) is list else tuple(items)
+    return value.item() if hasattr(value, "dtype") and getattr(value, "shape", None) == () else value
+
+
 def _parse(text: str, kind: type) -> Any:
     if kind is tuple:
         items = text.strip("()[] ")
@@ -118,6 +129,10 @@ def _parse(text: str, kind: type) -> Any:
         text = f"[{items}]"
     if kind is int and (match := re.fullmatch(r"(\d+|\d*\.\d+)([kKM])", text)):
         text = match[1] + ("e6" if match[2] == "M" else "e3")
+    if kind is int and re.fullmatch(r"[-+]?0[\d_]+", text):  # YAML would read an octal number
+        return int(text)
+    if kind in (int, float) and ":" in text:  # YAML would read 1:30 as 90
+        return text
     try:
         return _number(parse_yaml(text))
     except ValueError:

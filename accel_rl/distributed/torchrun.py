@@ -150,15 +150,16 @@ def _share_memory(coordinator: SyncCoordinator, device: str) -> list[str]:
 
 
 def _on_all(coordinator: SyncCoordinator, do: Callable[[], T]) -> T:
-    """Calls do() and returns its result. If it raises UsageError in some learners, all raise the first one's."""
-    result, message = None, ""
+    """Calls do() and returns its result. If it fails in some learners, all raise the first one's error."""
+    result, failure = None, None
     try:
         result = do()
-    except UsageError as error:
-        message = str(error)
-    for rank, (host, text) in enumerate(coordinator.all_gather((socket.gethostname(), message))):
-        if text:
-            raise UsageError(f"learner {rank} on {host}: {text}" if rank else text)
+    except (UsageError, RunError, OSError) as error:
+        failure = (UsageError if isinstance(error, UsageError) else RunError, str(error))
+    for rank, (host, failed) in enumerate(coordinator.all_gather((socket.gethostname(), failure))):
+        if failed:
+            kind, text = failed
+            raise kind(f"learner {rank} on {host}: {text}" if rank else text)
     return result  # type: ignore[return-value]
 
 

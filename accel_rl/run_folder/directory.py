@@ -184,10 +184,10 @@ def _with_function(
 
 
 def is_finished(folder: Path, changes: dict[str, Any], trust: bool = False) -> bool:
-    """Tells whether the run's last checkpoint has all the steps of the run, and the last evaluation."""
+    """Tells whether the run's last checkpoint and its summary have all the steps, and the last evaluation."""
     steps = pick(RunSettings, read_settings(folder) | changes).steps
     state = checkpoint.load(folder / CHECKPOINT, mapped=True, trust=trust, parts=("steps", "evaluation_due"))
-    return bool(state["steps"] >= steps and not state["evaluation_due"])
+    return bool(steps <= state["steps"] <= summarized_steps(folder) and not state["evaluation_due"])
 
 
 def changed_settings(folder: Path, saved: dict[str, Any], values: dict[str, Any]) -> list[str]:

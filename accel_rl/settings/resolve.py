@@ -128,7 +128,7 @@ def resolve(
     file = read_yaml(config_file, "settings") if config_file else {}
     chosen = overlay(file, given)
     algo_name = str(chosen.get("algo", RunSettings.algo))
-    variant = load_preset(str(chosen["preset"])) if chosen.get("preset") else {}
+    variant = load_preset(str(chosen["preset"])) if chosen.get("preset") not in (None, "null") else {}
     algo_class, presets = find_algo(algo_name)
     if variant:
         _check_variant(str(chosen["preset"]), variant, algo_name)

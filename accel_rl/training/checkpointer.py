@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 
-from accel_rl.config import schedules
 from accel_rl.errors import UsageError
 from accel_rl.run_folder import checkpoint, policy_file
 from accel_rl.run_folder.checkpoint import CHECKPOINT
@@ -122,7 +121,6 @@ class Checkpointer:
             keep_simulator(learner.config, learner.folder)
             rate, clip = learner.config.algo.learning_rate, learner.config.algo.clip_grad_norm
             logger.info("resumed at step %d (learning_rate %g, clip_grad_norm %s)", learner.steps, rate, clip or "none")
-            self._warn_of_ended_schedules()
 
     def _restore_learner(self, state: State) -> None:
         """Restores what belongs to this learner alone."""
@@ -165,9 +163,3 @@ class Checkpointer:
             raise UsageError(f"{learner.folder / CHECKPOINT} needs its replay {name}, which is missing: put it back")
         state = checkpoint.load(learner.folder / name, mapped=True, trust=learner.config.trust)
         learner.replay.load_state_dict({key: value for key, value in state.items() if key != "format"})
-
-    def _warn_of_ended_schedules(self) -> None:
-        config = self.learner.config
-        for name, (end, factor) in schedules.ends(config.algo, config.schedule_steps).items():
-            if config.run.steps > end:
-                logger.warning("%s ends at step %d: after that it stays at %g of its base value", name, end, factor)

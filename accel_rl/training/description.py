@@ -6,6 +6,7 @@ from pathlib import Path
 
 from torch import nn
 
+from accel_rl.config import schedules
 from accel_rl.envs.foreign_ids import describe_difference
 from accel_rl.envs.games.atari import game_name, make_options, why_no_reserve
 from accel_rl.envs.games.emulator_choice import choose_simulator, warn_if_inexact
@@ -40,6 +41,9 @@ def log_description(config: Config, policy: nn.Module) -> None:
     )
     if config.initial:
         logger.info("policy      %s", config.initial.summary)
+    for name, (end, factor) in schedules.ends(config.algo, config.schedule_steps).items():
+        if run.steps > end:
+            logger.warning("%s ends at step %d: after that it stays at %g of its base value", name, end, factor)
     obstacle = why_not_compiled(run.compile, run.deterministic, policy, config.is_central)
     if run.compile == "always" and obstacle:
         logger.warning("updates are not compiled, though --compile always asks for it: %s", obstacle)

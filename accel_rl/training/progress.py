@@ -83,7 +83,7 @@ class Progress:
         row = {
             "time/total_timesteps": self._steps,
             "time/time_elapsed": round(self.seconds, 3),
-            "time/fps": round(num_steps / wall, 1),
+            "time/fps": round(num_steps / wall, 1) if num_steps else math.nan,
             **self.scores(),
             **{f"time/{name}_share": round(share, 4) for name, share in parts.items()},
             **{f"train/{name}": mean for name, mean in means(reports).items()},
@@ -117,14 +117,14 @@ class Progress:
 
         Raises RunError if it cannot be written."""
         scores = {name.split("/")[1]: None if math.isnan(v) else v for name, v in self.scores().items()}
-        elapsed = time.perf_counter() - self._started
+        elapsed, num_steps = time.perf_counter() - self._started, self._steps - self._first_step
         summary = {
             "algo": algo,
             "env": env,
             "seed": seed,
             "total_timesteps": self._steps,
             "time_elapsed": round(self.seconds, 3),
-            "fps": round((self._steps - self._first_step) / elapsed, 1),
+            "fps": round(num_steps / elapsed if num_steps else self._steps / max(self.seconds, 1e-9), 1),
             **scores,
             "eval_mean_reward": self._table.last("eval/mean_reward"),
         }

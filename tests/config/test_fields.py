@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from accel_rl.config.atari_options import AtariOptions
@@ -24,6 +25,19 @@ def test_whole_numbers_have_short_forms(text: str, steps: int, tmp_path: Path) -
         assert run.steps == steps and isinstance(run.steps, int)
 
 
+def test_a_number_may_begin_with_zeros() -> None:
+    """Seeds from `seq -w` are decimal; YAML alone would read octal numbers."""
+    assert pick(RunSettings, {"seed": "010"}).seed == 10
+
+
+def test_numpys_values_become_pythons() -> None:
+    """A program's values are those that config.yaml will hold."""
+    given = {"seed": np.int64(3), "env": np.str_("pong"), "env_options": {"g": np.float64(1.5), "size": (2, (1, 1))}}
+    run = pick(RunSettings, given)
+    assert run.env_options == {"g": 1.5, "size": [2, [1, 1]]} and type(run.env_options["g"]) is float
+    assert (type(run.seed), type(run.env)) == (int, str)
+
+
 @pytest.mark.parametrize("text", ["84x84", "84 x 84", "84,84", "(84, 84)", "[84,84]"])
 def test_sizes_have_short_forms(text: str) -> None:
     """frame_shape accepts several short forms of the same size."""
@@ -36,7 +50,7 @@ def test_the_name_of_a_module_is_no_size() -> None:
     assert pick(RunSettings, given).wrappers == ("mazes.grid4x4:Flip", "gymnasium.wrappers:FlattenObservation")
 
 
-@pytest.mark.parametrize("value", ["1.5", "1.2345k", "k", "5kk", 1.5, "inf", True])
+@pytest.mark.parametrize("value", ["1.5", "1.2345k", "k", "5kk", 1.5, "inf", True, "1:30"])
 def test_other_numbers_are_no_whole_ones(value: Any) -> None:
     """Fractions, infinities, booleans and unknown suffixes are refused as whole numbers."""
     with pytest.raises(UsageError, match=r"steps=.* must be of type int$"):

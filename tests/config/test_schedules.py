@@ -86,7 +86,7 @@ RUN = {**TINY_SERIAL_RUN, "log_interval_steps": 20}
 
 
 def test_a_run_resumed_beyond_the_end_warns(tmp_path: Path) -> None:
-    """A resumed run keeps its schedule's points, and warns only when it goes beyond their end."""
+    """A resumed run keeps its schedule's points, and warns only when it goes beyond their end, as a new run does."""
     run = accel_rl.train(**RUN, steps=80, learning_rate_schedule="0:1 100:0.5 200:0", out=tmp_path / "run")
     accel_rl.train(resume=run, steps=200)
     assert "WARNING" not in (run / "log.txt").read_text()
@@ -95,3 +95,5 @@ def test_a_run_resumed_beyond_the_end_warns(tmp_path: Path) -> None:
     assert warning in (run / "log.txt").read_text()
     with (run / "progress.csv").open() as file:
         assert [int(row["time/total_timesteps"]) for row in csv.DictReader(file)] == list(range(20, 301, 20))
+    longer = accel_rl.train(**RUN, steps=40, schedule_steps=20, learning_rate_schedule="linear", out=tmp_path / "new")
+    assert "ends at step 20: after that it stays at 0 of" in (longer / "log.txt").read_text()

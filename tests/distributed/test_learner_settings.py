@@ -15,7 +15,7 @@ from accel_rl.cli import main
 from accel_rl.distributed import torchrun
 from accel_rl.distributed.sync_coordinator import process_group
 from accel_rl.envs import EnvConfig
-from accel_rl.errors import UsageError
+from accel_rl.errors import RunError, UsageError
 from accel_rl.hardware.devices import DeviceId
 from accel_rl.hardware.topology import available_cpus
 from accel_rl.settings import resolve as resolving
@@ -219,3 +219,17 @@ def test_learners_of_different_versions_are_refused(tmp_path: Path) -> None:
         message = rf"learner 1 on {host} has accel_rl=0.0.1, but learner 0 on {host} has \S+; start all learners with"
         assert re.search(message, result.err), result.err
     assert not out.exists()
+
+
+def test_a_failure_before_training_ends_all_learners_alike() -> None:
+    """If one learner fails before the run begins, all raise its error, instead of waiting for it."""
+
+    def fail() -> None:
+        raise PermissionError(13, "Permission denied", "run/job.txt")
+
+    others: Any = SimpleNamespace(all_gather=lambda own: [("a", None), own])
+    with pytest.raises(RunError, match=r"learner 1 on .*: .*Permission denied: 'run/job.txt'"):
+        torchrun._on_all(others, fail)
+    others = SimpleNamespace(all_gather=lambda own: [own, ("b", (UsageError, "no"))])
+    with pytest.raises(UsageError, match="learner 1 on b: no"):
+        torchrun._on_all(others, lambda: None)

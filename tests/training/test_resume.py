@@ -158,6 +158,7 @@ def test_an_interrupted_evaluation_is_repeated(interval: int, tmp_path: Path, mo
     monkeypatch.setattr(SerialSampler, "evaluate", evaluate)
     accel_rl.train(resume=tmp_path / "run")
     assert_same_run(tmp_path / "run", whole)
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["fps"] > 0  # though the last session did no step
     assert [row["eval/mean_reward"] != "" for row in rows(whole)] == [True] * (40 // interval)
     with pytest.raises(UsageError, match="has 40 steps already"):
         accel_rl.train(resume=tmp_path / "run")

@@ -40,6 +40,8 @@ def test_a_checkpoint_of_another_user_is_resumed_only_with_trust(run: Path, monk
     with pytest.raises(UsageError, match="belongs to user"):
         is_finished(run, {})
     assert is_finished(run, {}, trust=True)
+    (run / "summary.json").unlink()  # written after the checkpoint: a restart has to write it
+    assert not is_finished(run, {}, trust=True)
     assert main(["train", "--resume", str(run), "--steps", "60", "--trust"]) == 0
     assert not (run / "replay-20.pt").exists()  # the previous checkpoint was read, to know what it needs
 
