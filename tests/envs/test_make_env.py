@@ -11,6 +11,7 @@ from gymnasium.utils.env_checker import check_env
 from accel_rl.envs import make_env
 from accel_rl.envs.games.atari import AtariSimulator, game_name, make_options
 from accel_rl.errors import UsageError
+from tests.helpers.toy_envs import Closable
 
 TOYS = "tests.helpers.toy_envs"
 
@@ -288,6 +289,13 @@ def test_wrong_wrappers(wrapper, words):
         make_env(f"{TOYS}:Counting", wrappers=[wrapper])
     assert all(word in str(raised.value) for word in [wrapper.rpartition(":")[2], *words]), raised.value
     assert "\n" not in str(raised.value)
+
+
+def test_an_environment_whose_wrapper_fails_is_closed():
+    closed = Closable.closed
+    with pytest.raises(UsageError):
+        make_env(f"{TOYS}:Closable", wrappers=["json:dumps"])
+    assert Closable.closed == closed + 1
 
 
 def test_atari_games_take_no_wrappers():

@@ -262,6 +262,15 @@ def test_an_error_replaces_all_environments_of_the_batch() -> None:
         assert found["observation"][:, 0].tolist() == [[0, 0]] + [[0, 1]] * 4 and found["reset"][0].all()
 
 
+def test_a_resumed_batch_plays_other_games() -> None:
+    """A batch, whose state cannot be saved, starts other games after a resume than at first."""
+    env = of(seeded=True)  # [game, step, noise]
+    drivers = [Driver(VectorSimulator(env, [SEED]).spec, env) for _ in range(2)]
+    assert drivers[1].batch.set_state(drivers[1].batch.get_state()) == [2, 3, 4]
+    first, resumed = (driver.rollout() for driver in drivers)
+    assert resumed["reset"][0].all() and not (first["observation"][0, :, 2] == resumed["observation"][0, :, 2]).any()
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_one_of_a_batch_is_like_a_single_environment(mode: str) -> None:
     """A batch of one shows the same observations, rewards and ends as a single environment."""

@@ -3,6 +3,7 @@
 import base64
 import html
 import json
+import shutil
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
@@ -142,6 +143,10 @@ def test_an_experiment_has_a_part_for_each_game_and_scores_over_all(tmp_path: Pa
     assert f"a2c 2 3 {np.mean(scores):.2f} (" in found.text  # with three runs, the mean leaves no quarter out
     x, part = found.trace("profiles", "a2c (2 games, 3 runs)")
     assert part == pytest.approx([np.mean(np.array(scores) > threshold) for threshold in x], abs=1e-6)
+    shutil.rmtree(tmp_path / "grid" / "pong14.6")
+    scores = [scores[0], scores[2]]
+    text = write(tmp_path / "page.html", tmp_path / "grid").text
+    assert f"a2c 2 2 {np.mean(scores):.2f} {np.mean(scores):.2f} " in text  # single seeds have no intervals
 
 
 def test_plotly_takes_the_figures(tmp_path: Path) -> None:
