@@ -32,7 +32,7 @@ DEEDS = {
     "addresses": RAISED + "MemoryError",
     "words": RAISED + r"broken on purpose: \\udcff",
     "close exits": r"worker [01] \(process \d+\), in environment [0-3] \([^)]+\), exited with status 7",
-    "exit": f"{WORKER} exited with status 7",
+    "exit": r"worker [01]: environment [0-3] \(.+\) failed at action [01]: step\(\) called sys\.exit\(7\)",
     "interrupt": f"{WORKER} was killed by SIGINT",
     "all closed": f"{WORKER} exited with status 1",
     "stop": rf"{WORKER} has not answered for 3 s \(--env-timeout-s\)",
