@@ -151,9 +151,8 @@ class ReplayPlan:
             )
         rollout_steps, num_replays = self.num_envs * self.horizon, run.num_envs // self.num_envs
         # Running statistics need one rollout more. The updates for a rollout are made during the next one.
-        num_rollouts = math.ceil(settings.warmup_steps / rollout_steps) + (
-            settings.normalize_returns or settings.normalize_observations
-        )
+        has_statistics = settings.normalize_returns or settings.normalize_observations
+        num_rollouts = math.ceil(settings.warmup_steps / rollout_steps) + has_statistics
         if num_rollouts * rollout_steps * num_replays >= run.steps:
             of_each = f" of each of {num_replays} learners" if num_replays > 1 else ""
             raise UsageError(

@@ -188,7 +188,7 @@ class Comparison(NamedTuple):
 
     @property
     def has_intervals(self) -> bool:
-        """Whether any game has several runs."""
+        """True if any game has several runs; intervals of single runs would have no width."""
         return any(len(values) > 1 for values in self.scores.values())
 
 

@@ -359,7 +359,7 @@ def test_state_is_exact(case):
 
 
 def test_states_of_a_batch_are_tried_out_once(monkeypatch):
-    """Whether states are exact is found out once for all environments; each says that it is alive."""
+    """A batch tries out once whether states are exact, and sends a heartbeat for each environment."""
     tried = []
     monkeypatch.setattr(gym, "is_exact", lambda *_: tried.append(True) or True)
     batch = Batch("Counting", num_envs=3).start()
