@@ -71,6 +71,7 @@ def ray_cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     ray = pytest.importorskip("ray")
     from ray.cluster_utils import Cluster
 
+    monkeypatch.setenv("RAY_worker_niceness", "0")  # By default 15, at which jobs starve beside other tests.
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False, **MEMORY})
     monkeypatch.setenv("RAY_ADDRESS", cluster.address)
     try:
@@ -172,7 +173,7 @@ def test_a_stopped_launch(
     run = tmp_path / "out/a2c-s1"
     with ray_cluster(monkeypatch) if words == RAY else contextlib.nullcontext():
         command = Command(*launch(tmp_path, *words))
-        command.wait_for(lambda: begun(run))
+        command.wait_for(lambda: begun(run), 5 * TIMEOUT_S)
         command.process.send_signal(signal.SIGINT)
         struck.touch()
         stopped = command.finish()
