@@ -292,7 +292,10 @@ def make_optimizer(name: str, **hyperparameters: Any) -> Optimizer:
     if unknown := sorted(hyperparameters.keys() - set(known)):
         known_names = ", ".join(known) or "a learning rate"
         raise ValueError(f"optimizer {name!r} has no {', '.join(unknown)}, only {known_names}")
-    return OPTIMIZERS[name](**hyperparameters)
+    optimizer = OPTIMIZERS[name](**hyperparameters)
+    if getattr(optimizer, "epsilon", 1) + getattr(optimizer, "epsilon_outside", 0) < TINY:
+        raise ValueError("optimizer_options: epsilon must be above 0, or a weight without gradients becomes 0 / 0")
+    return optimizer
 
 
 def for_one_learner(optimizer: Optimizer) -> Optimizer:

@@ -233,6 +233,7 @@ def test_make_optimizer():
     assert make_optimizer("adam", epsilon=1e-3) == Adam(epsilon=1e-3)
     assert make_optimizer("momentum_sgd", momentum=0.5) == MomentumSGD(0.5)
     assert make_optimizer("sgd") == SGD()
+    assert make_optimizer("rmsprop", epsilon=0, epsilon_outside=1e-8) == RMSProp(epsilon=0, epsilon_outside=1e-8)
     optimizer = make_optimizer("torch.AdamW", weight_decay=0.1)
     assert isinstance(optimizer, TorchOptimizer)
     assert (optimizer.name, optimizer.options) == ("AdamW", {"weight_decay": 0.1})
@@ -247,6 +248,8 @@ def test_make_optimizer():
         ("torch.Optimizer", {}, "is unknown"),
         ("xyz", {}, "choose from rmsprop, adam, radam, momentum_sgd, sgd, torch.ASGD"),
         ("adam", {"eps": 1e-5}, "'adam' has no eps, only beta1, beta2, epsilon"),
+        ("adam", {"epsilon": 0}, "epsilon must be above 0"),
+        ("rmsprop", {"epsilon": 1e-40}, "epsilon must be above 0"),
         ("torch.Adam", {"epsilon": 1e-5}, "epsilon"),
         ("torch.Adam", {"lr": 1e-3}, "learning rate is not one"),
         ("torch.LBFGS", {}, "closure"),
