@@ -195,16 +195,20 @@ def group_runs(runs: Sequence[Run]) -> list[Curve]:
     curves = []
     for index, (config, group) in enumerate(zip(configs, groups.values(), strict=True)):
         same_name = [other for other in configs if name(other) == name(config)]
-        differing = [
-            f"{key}={','.join(map(str, value)) if isinstance(value, list) else value}"
-            for key, value in config.items()
-            if key not in NOT_SETTINGS and any(other.get(key) != value for other in same_name)
-        ]
         count = [f"({len(group)} runs)"] if len(group) > 1 else []
-        label = " ".join([name(config), *differing, *count])
+        label = " ".join([name(config), *differing_settings(config, same_name), *count])
         style = LINE_STYLES[index // len(COLORS) % len(LINE_STYLES)]
         curves.append(Curve(textwrap.fill(label, MAX_LABEL_WIDTH), group, COLORS[index % len(COLORS)], style))
     return curves
+
+
+def differing_settings(config: dict[str, Any], others: Sequence[dict[str, Any]]) -> list[str]:
+    """Returns the settings of a run that differ from any of the others', as in ["learning_rate=0.001"]."""
+    return [
+        f"{name}={','.join(map(str, value)) if isinstance(value, list) else value}"
+        for name, value in config.items()
+        if name not in NOT_SETTINGS and any(other.get(name) != value for other in others)
+    ]
 
 
 def mean_and_interval(xs: list[Floats], values: list[Floats]) -> tuple[Floats, Floats, Floats]:

@@ -5,7 +5,7 @@ profiles."""
 import csv
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from accel_rl.analysis.plot import COLORS, Floats, new_figure, read_run, tidy
+from accel_rl.analysis.plot import COLORS, Floats, differing_settings, new_figure, read_log, read_run, tidy
 from accel_rl.envs.games.atari import game_name
 from accel_rl.errors import UsageError
 
@@ -195,8 +195,20 @@ class Comparison(NamedTuple):
 def compare(paths: Sequence[Path]) -> list[Comparison]:
     """Returns each setting's scores in these folders and files; a path that is given twice counts once.
 
-    Raises UsageError as `read_scores` does, and for a game without a human score."""
-    return compare_runs(run for path in {path.resolve(): path for path in paths}.values() for run in read_scores(path))
+    Folders of one algorithm or preset whose settings differ are different settings. Raises UsageError as `read_scores`
+    does, and for a game without a human score."""
+    unique = {path.resolve(): path for path in paths}.values()
+    runs = [run for path in unique if not path.is_dir() for run in read_scores(path)]
+    by_setting: dict[str, list[tuple[ScoredRun, dict[str, Any]]]] = {}
+    for path in unique:
+        if path.is_dir():
+            (run,) = read_scores(path)
+            by_setting.setdefault(run.setting, []).append((run, read_log(path).config | {"env": None}))
+    for setting, found in by_setting.items():
+        configs = [config for _, config in found]
+        labels = (" ".join([setting, *differing_settings(config, configs)]) for config in configs)
+        runs += [replace(run, setting=label) for (run, _), label in zip(found, labels, strict=True)]
+    return compare_runs(runs)
 
 
 def compare_runs(runs: Iterable[ScoredRun]) -> list[Comparison]:
@@ -253,7 +265,8 @@ def make_figure(comparisons: Sequence[Comparison]) -> "Figure":
             left.plot([low, high], [row + 0.8 * shift] * 2, color=color, linewidth=5, alpha=0.35, solid_capstyle="butt")
             left.plot([value], [row + 0.8 * shift], "|", color=color, markersize=14, markeredgewidth=2.5)
         right.fill_between(profile.threshold, profile.low, profile.high, color=color, alpha=0.15, linewidth=0)
-        label = f"{each.setting} ({len(each.scores)} games, {len(pooled(each.scores))} runs)"
+        games, runs = len(each.scores), len(pooled(each.scores))
+        label = f"{each.setting} ({games} game{'s' * (games > 1)}, {runs} run{'s' * (runs > 1)})"
         right.plot(profile.threshold, profile.part, color=color, linewidth=2, label=label)
     for axes in (left, right):
         tidy(axes)

@@ -123,10 +123,13 @@ def test_the_figure_and_the_table_hold_every_setting(tmp_path, capsys):
         for algo in ("a2c", "ppo")
         for seed in (0, 1)
     ]
+    folders += [write_run(tmp_path / "c", [-20], algo="ppo", seed=0, env="breakout", workers=2)]  # the same setting
+    folders += [write_run(tmp_path / "d", [-20], algo="ppo", learning_rate=0.1)]  # another one
     figure = make_figure(compare([*folders, folders[0]]))  # named twice, counts once
     assert [text.get_text() for text in figure.legends[0].get_texts()] == [
-        "a2c (1 games, 2 runs)",
-        "ppo (1 games, 2 runs)",
+        "a2c (1 game, 2 runs)",
+        "ppo (2 games, 3 runs)",
+        "ppo learning_rate=0.1 (1 game, 1 run)",
     ]
     cli.main(["plot", "--scores", *map(str, folders), "--out", str(tmp_path / "scores.png")])
     printed = capsys.readouterr().out
