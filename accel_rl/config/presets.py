@@ -52,6 +52,13 @@ def preset_and_base(name: str) -> list[dict[str, Any]]:
     return [load_preset(preset["base"]), preset] if "base" in preset else [preset]
 
 
+def names_in(preset: dict[str, Any]) -> set[str]:
+    """Returns the names of a preset's settings, those in its blocks included."""
+    blocks = [preset, *(preset.get(kind, {}) for kind in KINDS)]
+    blocks += [block.get("box", {}) for block in blocks]
+    return {name for block in blocks for name in block} - {*KINDS, "box", "algo", "base", "description"}
+
+
 def preset_settings(presets: list[dict[str, Any]], kind: str | None = None, is_box: bool = False) -> dict[str, Any]:
     """Returns the presets' settings for observations of a kind (None: of any), and for Box actions if is_box. Later
     presets override earlier ones."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from accel_rl.config.atari_options import AtariOptions
 from accel_rl.config.fields import pick
 from accel_rl.config.learners import LearnerSettings, RankInfo, check_learners, launched_rank_info
-from accel_rl.config.presets import KINDS, load_preset, preset_and_base, preset_settings
+from accel_rl.config.presets import KINDS, load_preset, names_in, preset_and_base, preset_settings
 from accel_rl.config.run_settings import RunSettings
 from accel_rl.config.sources import overlay, read_yaml
 from accel_rl.envs.batches.env_batch import BatchConfig
@@ -132,6 +132,9 @@ def resolve(
     algo_class, presets = find_algo(algo_name)
     if variant:
         _check_variant(str(chosen["preset"]), variant, algo_name)
+    for name, settings in (("preset", names_in(variant)), ("env_preset", {f.name for f in fields(AtariOptions)})):
+        if settings and settings <= file.keys() and given.get(name, file.get(name)) != file.get(name):
+            raise UsageError(f"{name}={given[name]} changes nothing: {config_file} already has all of its settings")
     names = setting_names(algo_class)
     for name in chosen:
         if name not in names:

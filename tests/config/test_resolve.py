@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+import yaml
 
 from accel_rl.algos.a2c import A2C
 from accel_rl.envs import EnvConfig
@@ -14,8 +15,8 @@ from tests.helpers.samplers import TOYS, spec_of
 LARGE = {"height": 36, "width": 40}  # large enough for a preset's settings for pixels
 
 
-def resolve_on_cpu(**settings: Any) -> Config:
-    return resolve({"device": "cpu", **settings})
+def resolve_on_cpu(config_file: Path | None = None, **settings: Any) -> Config:
+    return resolve({"device": "cpu", **settings}, config_file)
 
 
 # ---- settings of the environment that depend on the kind of observations ----
@@ -164,6 +165,18 @@ def test_a_variant_of_another_algorithm_is_refused(algo: str, preset: str, what:
     assert str(caught.value) == message
     assert resolve_on_cpu(algo=preset, env="pong").run.algo == preset
     assert resolve_on_cpu(algo=preset, preset=preset, env="pong").run.preset == preset
+
+
+@pytest.mark.parametrize("flag", [{"preset": "a2c_64"}, {"env_preset": "dqn84"}], ids=["preset", "env_preset"])
+def test_a_preset_that_changes_nothing_is_refused(tmp_path: Path, flag: dict[str, str]) -> None:
+    """A run's whole config.yaml sets all that a preset sets, so the preset would be a wrong name in the new one."""
+    file, settings = tmp_path / "config.yaml", {"algo": "a2c", "env": "pong"}
+    file.write_text(yaml.safe_dump(resolve_on_cpu(**settings, preset="a2c_256").as_dict()))
+    with pytest.raises(UsageError, match=r"changes nothing: .*config.yaml already has all of its settings"):
+        resolve_on_cpu(config_file=file, **flag)
+    resolve_on_cpu(config_file=file, preset="a2c_256", env_preset="stooke")  # its own
+    file.write_text(yaml.safe_dump({**settings, "envs": 8, "learning_rate": 1e-3}))
+    assert resolve_on_cpu(config_file=file, **flag).run.envs == 8
 
 
 def test_variants_of_one_base_combine() -> None:
