@@ -235,7 +235,7 @@ def test_list_names_all_that_train_accepts(capfd: Any) -> None:
     assert {"pong", "breakout", "CartPole-v1"} <= set(first_words["envs"])
     assert first_words["presets"] == [*preset_names(), "stooke", "dqn84", "v5"]
     algos = {*first_words["algos"]}
-    assert {"a2c", "a3c", "appo", "ppo", "ga3c"} <= algos and not algos & {"a2c_lstm", "ppo_small"}
+    assert {"a3c", "gunreal", "ppo_small", "qr_dqn_small"} <= algos and not algos & {"a2c_64", "pqn_16x32"}
     assert algos >= {name for name in preset_names() if "base" not in load_preset(name)}
     reader = subprocess.run(
         f"{sys.executable} -m accel_rl list envs | head -1", shell=True, capture_output=True, text=True

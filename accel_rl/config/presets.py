@@ -16,7 +16,7 @@ to Box actions."""
 
 def preset_names() -> list[str]:
     """Returns the names of all presets, in alphabetical order."""
-    return sorted(name for file in _files() for name in _presets_in(file))
+    return sorted(name for file in file_names() for name in _presets_in(file))
 
 
 def load_preset(name: str, kind: str = "preset") -> dict[str, Any]:
@@ -24,7 +24,7 @@ def load_preset(name: str, kind: str = "preset") -> dict[str, Any]:
 
     A variant extends the base's name: ppo_16x128 is in ppo.yaml. Raises UsageError if there is no such preset. kind:
     what the user meant by the name, for the message ("preset" or "algorithm")."""
-    files = [file for file in _files() if f"{name}_".startswith(f"{file}_")]  # others need not be parsed
+    files = [file for file in file_names() if f"{name}_".startswith(f"{file}_")]  # others need not be parsed
     for presets in map(_presets_in, files):
         if name in presets:
             return deepcopy(presets[name])
@@ -32,10 +32,10 @@ def load_preset(name: str, kind: str = "preset") -> dict[str, Any]:
     raise unknown(kind, name, preset_names(), where.get(kind, "(`accel-rl list presets`)"))
 
 
-def _files() -> list[str]:
-    """Returns the names of the files with presets, without their suffix."""
+def file_names() -> list[str]:
+    """Returns the names of the files with presets, without their suffix, in alphabetical order."""
     folder = importlib.resources.files("accel_rl") / "presets"
-    return [file.name.removesuffix(".yaml") for file in folder.iterdir() if file.name.endswith(".yaml")]
+    return sorted(file.name.removesuffix(".yaml") for file in folder.iterdir() if file.name.endswith(".yaml"))
 
 
 @functools.cache

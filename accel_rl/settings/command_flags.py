@@ -86,7 +86,7 @@ def add_list(commands: Any) -> None:
 
 
 def _list(options: argparse.Namespace) -> None:
-    from accel_rl.config.presets import load_preset, preset_names
+    from accel_rl.config.presets import file_names, load_preset, preset_names
 
     if options.what == "envs":
         import gymnasium
@@ -95,11 +95,8 @@ def _list(options: argparse.Namespace) -> None:
 
         print("\n".join([*games(), *(name for name in sorted(gymnasium.registry) if not name.startswith("ALE/"))]))
         return
-    for name in preset_names():
-        preset = load_preset(name)
-        # A3C is A2C with another update, GA3C with another sampler.
-        if options.what == "presets" or "base" not in preset or preset.keys() & {"update", "sampler"}:
-            print(f"{name:20} {preset['description']}")
+    for name in file_names() if options.what == "algos" else preset_names():
+        print(f"{name:20} {load_preset(name)['description']}")
     if options.what == "presets":
         import yaml
 
