@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import accel_rl
+from accel_rl import cli
 from accel_rl.envs.saved_states import is_exact
 from accel_rl.errors import describe_error, first_line
 from tests.helpers.misbehaving_envs import Misbehaving
@@ -50,6 +51,13 @@ def test_a_name_that_the_locale_cannot_read_is_named(word: str) -> None:
     shown = word.encode("ascii", "backslashreplace").decode()
     message = f"accel-rl: {shown} is not text in this locale, whose encoding is ascii; set LC_ALL=C.UTF-8\n"
     assert (result.returncode, result.stderr) == (2, message)
+
+
+def test_a_name_that_is_no_text_is_refused(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Words whose bytes are not UTF-8 reach Python as surrogates, which no file of a run could hold."""
+    assert cli.main(["train", "--algo", "a2c", "--env", "CartPole-v1", "--out", str(tmp_path / "a\udcff")]) == 2
+    assert capfd.readouterr().err == f"accel-rl: {tmp_path}/a? is not text; use another name\n"
+    assert not [*tmp_path.iterdir()]
 
 
 def test_an_environment_that_cannot_be_closed_is_trained_on(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
