@@ -57,7 +57,6 @@ class GRU(nn.Module):
         return torch.stack(outputs), state
 
 
-Core = LSTM | GRU
 CORES: dict[str, type[LSTM] | type[GRU]] = {"lstm": LSTM, "gru": GRU}
 
 
