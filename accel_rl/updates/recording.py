@@ -201,26 +201,11 @@ def _check(
 
 def replay(program: Program, bases: Sequence[Tensor], arguments: Sequence[Tensor]) -> list[Tensor]:
     """Runs a program without its host calls, and changes bases [N] in place. Returns its results."""
-    made: dict[int, Tensor] = dict(enumerate(arguments))
-
-    def find(reference: Any) -> Any:
-        if isinstance(reference, Made):
-            return made[reference.number]
-        return view(bases[reference.base], *reference[1:]) if isinstance(reference, Held) else reference
-
-    for name, given, keywords, numbers in program.operations:
-        if name == HOST_CALL:
-            continue
-        given, keywords = _map(find, given), _map(find, keywords)
-        results = given[0] if name == "aten.detach.default" else operation(name)(*given, **keywords)
-        for number, result in zip(numbers, results if isinstance(results, list | tuple) else [results], strict=True):
-            if number is not None:
-                made[number] = result
-    return [find(reference) for reference in program.results]
+    return Steps(program, bases)(bases, arguments)
 
 
 class Steps:
-    """Runs a program like `replay`, but always on the same bases, with less overhead."""
+    """Runs a program like `replay`, always on the same bases."""
 
     def __init__(self, program: Program, bases: Sequence[Tensor]):
         def resolve(value: Any) -> Any:
@@ -236,6 +221,7 @@ class Steps:
                 each.results,
             )
             for each in program.operations
+            if each.name != HOST_CALL
         ]
 
     def __call__(self, bases: Sequence[Tensor], arguments: Sequence[Tensor]) -> list[Tensor]:

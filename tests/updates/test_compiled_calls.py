@@ -435,16 +435,12 @@ def test_what_is_no_program_runs_as_without(
         torch.testing.assert_close(ours.weights, direct.weights)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def had_tracer() -> bool:
-    """Tells whether tests of other files have imported PyTorch's compiler."""
-    return "torch._dynamo" in sys.modules
-
-
-def test_a_recording_imports_no_tracer(had_tracer: bool) -> None:
+def test_a_recording_imports_no_tracer() -> None:
     """A run does not import PyTorch's compiler, which takes seconds; the process that compiles does."""
+    compilers = {"torch._dynamo", "torch._inductor"}
+    before = compilers & sys.modules.keys()  # by other tests of this process
     assert not record(lambda x: x // 2, (torch.arange(4.0),)).problem
-    assert had_tracer or not {"torch._dynamo", "torch._inductor"} & sys.modules.keys()
+    assert compilers & sys.modules.keys() == before
 
 
 def test_an_argument_is_not_a_view_of_what_is_learned() -> None:
