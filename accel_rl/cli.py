@@ -129,7 +129,3 @@ def _actions(parser: argparse.ArgumentParser, command: str) -> list[argparse.Act
     own = list(choices[command]._actions)
     nested = next((a.choices for a in own if isinstance(a, argparse._SubParsersAction)), {})
     return own + [action for name in nested for action in _actions(choices[command], name)]
-
-
-if __name__ == "__main__":
-    sys.exit(main())

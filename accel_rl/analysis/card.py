@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,10 @@ def write_card(run_dir: Path, out: Path, best: bool = False, trust: bool = False
         folder = Path(scratch)
         shutil.copyfile(run_dir / policy_file.DESCRIPTION, folder / policy_file.DESCRIPTION)
         shutil.copyfile(policy_file.find_weights(run_dir, best), folder / "policy.safetensors")
-        missing = _make_video(trained_policy, folder / VIDEO, seed) + _make_onnx(trained_policy, folder / "policy.onnx")
+        # A renderer may raise anything.
+        missing = _problem("video", lambda: trained_policy.record_video(folder / VIDEO, seed), Exception)
+        onnx = folder / "policy.onnx"
+        missing += _problem("ONNX file", lambda: export(trained_policy, onnx, "onnx"), (RunError, UsageError))
         origin = _origin(run_dir, folder / "policy.safetensors", trained_policy.config.run.seed)
         (folder / "README.md").write_text(_card(trained_policy, scores, mean, missing, origin, out.name))
         try:
@@ -60,20 +64,12 @@ def write_card(run_dir: Path, out: Path, best: bool = False, trust: bool = False
     return mean
 
 
-def _make_video(trained_policy: TrainedPolicy, path: Path, seed: int) -> list[str]:
-    """Records a game; returns the reason if there is no video."""
+def _problem(part: str, make: Callable[[], object], errors: Any) -> list[str]:
+    """Makes a part of the card; returns the reason if it fails with one of these errors."""
     try:
-        trained_policy.record_video(path, seed)
-    except Exception as error:  # a renderer may raise anything
-        return [f"No video: {error}"]
-    return []
-
-
-def _make_onnx(trained_policy: TrainedPolicy, path: Path) -> list[str]:
-    try:
-        export(trained_policy, path, "onnx")
-    except (RunError, UsageError) as error:
-        return [f"No ONNX file: {error}"]
+        make()
+    except errors as error:
+        return [f"No {part}: {error}"]
     return []
 
 

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from accel_rl.analysis.plot import COLORS, Floats, differing_settings, new_figure, read_log, read_run, tidy
 from accel_rl.envs.games.atari import game_name
 from accel_rl.errors import UsageError
+from accel_rl.hardware.topology import count
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -191,6 +192,10 @@ class Comparison(NamedTuple):
         """True if any game has several runs; intervals of single runs would have no width."""
         return any(len(values) > 1 for values in self.scores.values())
 
+    @property
+    def label(self) -> str:
+        return f"{self.setting} ({count(len(self.scores), 'game')}, {count(len(pooled(self.scores)), 'run')})"
+
 
 def compare(paths: Sequence[Path]) -> list[Comparison]:
     """Returns each setting's scores in these folders and files; a path that is given twice counts once.
@@ -265,9 +270,7 @@ def make_figure(comparisons: Sequence[Comparison]) -> "Figure":
             left.plot([low, high], [row + 0.8 * shift] * 2, color=color, linewidth=5, alpha=0.35, solid_capstyle="butt")
             left.plot([value], [row + 0.8 * shift], "|", color=color, markersize=14, markeredgewidth=2.5)
         right.fill_between(profile.threshold, profile.low, profile.high, color=color, alpha=0.15, linewidth=0)
-        games, runs = len(each.scores), len(pooled(each.scores))
-        label = f"{each.setting} ({games} game{'s' * (games > 1)}, {runs} run{'s' * (runs > 1)})"
-        right.plot(profile.threshold, profile.part, color=color, linewidth=2, label=label)
+        right.plot(profile.threshold, profile.part, color=color, linewidth=2, label=each.label)
     for axes in (left, right):
         tidy(axes)
     left.set_yticks(range(len(names)), names)

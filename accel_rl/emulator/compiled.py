@@ -70,7 +70,6 @@ class EntryFunction(JitFunction):
         """Returns a call of the function with these arguments, which costs about a microsecond each time.
 
         The arrays are referenced, not copied, so each call reads their current contents."""
-        arguments = tuple(_flat_picture(argument) for argument in arguments)
         types = tuple(_type_of(argument) for argument in arguments)
         if types not in self._compiled:
             self._compiled[types] = load(self, types)
@@ -97,10 +96,6 @@ def _teach_numba_address() -> None:
         return numba.types.CPointer(array.dtype)(array), data
 
     numba.extending.overload(address)(lambda array: lambda array: data_pointer(array))
-
-
-def _flat_picture(argument: Any) -> Any:
-    return argument.reshape(-1) if isinstance(argument, np.ndarray) and argument.ndim == 3 else argument
 
 
 def _type_of(argument: Any) -> str:

@@ -95,7 +95,7 @@ def _read(path: Path) -> MachineCode | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError) as error:
-        _say(f"the cache {path} cannot be read ({error}): compiling anew")
+        say(f"the cache {path} cannot be read ({error}): compiling anew")
         return None
     header, image = data.split(b"\n", 1)
     facts = json.loads(header)
@@ -113,7 +113,7 @@ def _write(path: Path, data: bytes) -> None:
                 if time.time() - old.stat().st_mtime > KEPT_S:
                     old.unlink()
     except OSError as error:
-        _say(f"{path.parent} cannot be written ({error.strerror}): the next start will compile again")
+        say(f"{path.parent} cannot be written ({error.strerror}): the next start will compile again")
         with contextlib.suppress(OSError):
             unfinished.unlink()
 
@@ -131,7 +131,7 @@ def _lock(path: Path) -> Iterator[bool]:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                _say("waiting for another process that compiles it ...")
+                say("waiting for another process that compiles it ...")
                 fcntl.flock(file, fcntl.LOCK_EX)
                 has_waited = True
         yield has_waited
@@ -142,7 +142,7 @@ def _compile(function: "EntryFunction", types: ArgumentTypes) -> tuple[bytes, bo
 
     So this process never loads Numba and its 300 MB. Raises UsageError if that process fails."""
     version = check_numba()
-    _say(f"compiling the Atari emulator ({function.__name__}) for this processor, once (20 to 40 s) ...")
+    say(f"compiling the Atari emulator ({function.__name__}) for this processor, once (20 to 40 s) ...")
     start = time.perf_counter()
     module, name = function.__wrapped__.__module__, function.__name__
     status, data, said = ask_process(COMPILATION, module, name, *types, stderr=subprocess.PIPE)
@@ -153,7 +153,7 @@ def _compile(function: "EntryFunction", types: ArgumentTypes) -> tuple[bytes, bo
             "(pip install --upgrade numba)"
         )
     image, returns_int = pickle.loads(data)
-    _say(f"compiled {function.__name__} in {time.perf_counter() - start:.1f} s")
+    say(f"compiled {function.__name__} in {time.perf_counter() - start:.1f} s")
     return image, returns_int
 
 
@@ -233,6 +233,6 @@ def _build_key() -> str:
     return digest.hexdigest()
 
 
-def _say(message: str) -> None:
+def say(message: str) -> None:
     with contextlib.suppress(OSError):  # the disk is full or the terminal is gone
         print(f"accel_rl.emulator: {message}", file=sys.stderr, flush=True)

@@ -16,6 +16,7 @@ from accel_rl.emulator.consoles import NO_AGENT, Bools, Bytes, Consoles, Ints
 from accel_rl.emulator.core import VECTOR_START, VECTOR_STEP
 from accel_rl.emulator.frame_making import CHANNELS, COLOURS, FramePlan
 from accel_rl.errors import RunError, UsageError
+from accel_rl.hardware.topology import available_cpus
 
 NO_REWARDS, NO_AGES = NO_AGENT[5:7]
 NO_SEED = -1
@@ -149,11 +150,6 @@ class VectorChunk(Consoles):
         self._vector.numbers[env, steps.NOOPS] = product >> 32
 
 
-def usable_processors() -> list[int]:
-    """Returns the processors that threads can be pinned to; all if the system cannot pin threads."""
-    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
-
-
 class Workers:
     """Threads that do jobs: num_threads - 1 of them, and the caller's while it waits in `finished`.
 
@@ -164,10 +160,10 @@ class Workers:
         self._jobs: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[Any] = queue.SimpleQueue()
         processors = [-1] * (num_threads - 1) if self._helps else range(first_processor, first_processor + num_threads)
-        if not self._helps and not {*processors} <= {*usable_processors()}:
+        if not self._helps and not {*processors} <= {*available_cpus()}:
             raise UsageError(
                 f"thread_affinity_offset={first_processor}: there are no processors {first_processor} to "
-                f"{processors[-1]} for {num_threads} threads, but {usable_processors()}"
+                f"{processors[-1]} for {num_threads} threads, but {available_cpus()}"
             )
         self._threads = [
             threading.Thread(target=_work, args=(self._jobs, self._done, processor), daemon=True)

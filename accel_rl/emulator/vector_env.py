@@ -18,8 +18,9 @@ from accel_rl.emulator.consoles import MOST, Bools, Bytes, Ints, check_integers,
 from accel_rl.emulator.controllers import ACTION_BITS, PADDLE_STEP
 from accel_rl.emulator.frame_making import FramePlan
 from accel_rl.emulator.rules import ACTIONS, rules_for
-from accel_rl.emulator.vector_chunk import NO_SEED, VectorArrays, VectorChunk, Workers, usable_processors
+from accel_rl.emulator.vector_chunk import NO_SEED, VectorArrays, VectorChunk, Workers
 from accel_rl.errors import UsageError, unknown
+from accel_rl.hardware.topology import available_cpus
 
 Info = dict[str, Any]
 Results = tuple[Bytes, Ints, Bools, Bools, Info]
@@ -129,7 +130,7 @@ class AtariVectorEnv(gymnasium.vector.VectorEnv[Bytes, npt.NDArray[Any], npt.NDA
         options[steps.SAME_STEP] = self.autoreset_mode == AutoresetMode.SAME_STEP
         options[steps.STACK] = stack_num
 
-        num_threads = min(num_threads or len(usable_processors()), num_envs)
+        num_threads = min(num_threads or len(available_cpus()), num_envs)
         num_chunks = 1 if num_threads == 1 else min(num_envs, num_threads * CHUNKS_PER_THREAD)
         self._returns_all = self.batch_size == num_envs
         edges = np.linspace(0, num_envs, (num_chunks if self._returns_all else num_envs) + 1).astype(int)

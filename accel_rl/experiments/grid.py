@@ -120,12 +120,8 @@ def read_experiment(path: Path, overrides: dict[str, Any] | None = None) -> Expe
                 raise UsageError(f"{name} is varied by the grid; omit --{name.replace('_', '-')}")
         settings = overlay(mapping("settings", values.get("settings")), overrides or {})
         combinations = tuple(combination for block in blocks for combination in _combinations(settings, block))
-        seeds = tuple(count("seeds", seed, least=0) for seed in _list_of(int, "seeds", values.get("seeds", [0])))
-        if len(seeds) > len({*seeds}):
-            raise UsageError(f"seeds: {list(seeds)} names a seed twice")
-        experiment = Experiment(
-            str(values.get("title", path.stem)), combinations, seeds, _paper(values.get("paper"), combinations)
-        )
+        title, seeds = str(values.get("title", path.stem)), read_seeds(values)
+        experiment = Experiment(title, combinations, seeds, _paper(values.get("paper"), combinations))
         names = [run.name for run in experiment.runs]
         for name in names:
             if names.count(name) > 1:
@@ -199,6 +195,14 @@ def _list_of(kind: type, name: str, value: Any) -> list[Any]:
         example = "`- algo: [a2c, ppo]`" if kind is dict else "[1, 2, 3]"
         raise UsageError(f"{name}={value!r} must be a list, as in {example}")
     return value
+
+
+def read_seeds(values: dict[str, Any]) -> tuple[int, ...]:
+    """Returns the seeds of a file's values; raises UsageError for anything else, and for a seed that is named twice."""
+    seeds = tuple(count("seeds", seed, least=0) for seed in _list_of(object, "seeds", values.get("seeds", [0])))
+    if len(seeds) > len({*seeds}):
+        raise UsageError(f"seeds: {list(seeds)} names a seed twice")
+    return seeds
 
 
 def count(name: str, value: Any, least: int = 1) -> int:

@@ -24,7 +24,7 @@ from typing import Any
 
 from accel_rl.config.sources import read_yaml
 from accel_rl.errors import UsageError, unknown
-from accel_rl.experiments.grid import SET_ELSEWHERE, count, mapping
+from accel_rl.experiments.grid import SET_ELSEWHERE, count, mapping, read_seeds
 from accel_rl.experiments.tasks import Task
 from accel_rl.run_folder.directory import as_file_name
 
@@ -94,13 +94,10 @@ def read_sweep(path: Path) -> Sweep:
         rungs = [first]
         while rungs[-1] < steps:
             rungs.append(min(steps, rungs[-1] * factor))
-        seeds = values.get("seeds", [0])
-        if not isinstance(seeds, list) or not seeds:
-            raise UsageError(f"seeds={seeds!r} must be a list, as in [1, 2, 3]")
         return Sweep(
             settings,
             _envs(values.get("envs")),
-            tuple(count("seeds", seed, least=0) for seed in seeds),
+            read_seeds(values),
             {name: _space(name, space) for name, space in search.items()},
             trials,
             min(trials, count("generation", values.get("generation", trials))),

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from accel_rl.analysis.plot import COLORS, Curve, Floats, Run, Series, mean_and_interval, time_unit
-from accel_rl.analysis.scores import Comparison, pooled, profiles
+from accel_rl.analysis.scores import Comparison, profiles
 
 Trace = dict[str, Any]
 Figure = dict[str, Any]
@@ -77,7 +77,7 @@ def performance_profiles(comparisons: Sequence[Comparison]) -> Figure:
     """Draws the fraction of a setting's runs that score more than x, with its 95 % interval."""
     bands, lines = [], []
     for index, (each, profile) in enumerate(zip(comparisons, profiles(comparisons), strict=True)):
-        name = as_text(f"{each.setting} ({len(each.scores)} games, {len(pooled(each.scores))} runs)")
+        name = as_text(each.label)
         color, x = COLORS[index % len(COLORS)], profile.threshold
         bands += _band(x, profile.low, profile.high, name, color, len(x))
         lines.append({**_line(x, profile.part, name, len(x)), "line": {"color": color}})

@@ -81,6 +81,12 @@ def means(reports: list[IntervalMetrics]) -> dict[str, float]:
     return {name: math.fsum(values) / len(values) for name, values in stats.items() if values}
 
 
+def sums(reports: list[IntervalMetrics]) -> dict[str, float]:
+    """Returns the sum of each count over learners."""
+    names = {name: None for report in reports for name in report.counts}
+    return {name: sum(report.counts.get(name, 0) for report in reports) for name in names}
+
+
 def shares(reports: list[IntervalMetrics]) -> dict[str, float]:
     """Returns the share of wall time for each purpose, averaged over learners.
 

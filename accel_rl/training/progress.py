@@ -20,7 +20,7 @@ from accel_rl.rollout import Game
 from accel_rl.run_folder.atomic import write_file
 from accel_rl.training.console import Console
 from accel_rl.training.log import goes_on_without
-from accel_rl.training.metrics import IntervalMetrics, means, shares
+from accel_rl.training.metrics import IntervalMetrics, means, shares, sums
 
 NUM_RECENT_GAMES = 100  # scores are means over these (Stooke & Abbeel, section 5)
 _numbers = itertools.count()  # numbers TensorBoard's files: their names must differ
@@ -87,7 +87,7 @@ class Progress:
             **self.scores(),
             **{f"time/{name}_share": round(share, 4) for name, share in parts.items()},
             **{f"train/{name}": mean for name, mean in means(reports).items()},
-            **{name: sum(r.counts[name] for r in reports if name in r.counts) for r in reports for name in r.counts},
+            **sums(reports),
             **more,
         }
         if moved := sum(report.bytes_moved for report in reports):

@@ -2,7 +2,6 @@
 
 import configparser
 import contextlib
-import importlib.metadata
 import importlib.util
 import json
 import os
@@ -18,7 +17,7 @@ from pathlib import Path
 
 from accel_rl.envs import EnvConfig
 from accel_rl.envs.probe import probe_spec
-from accel_rl.hardware.description import describe_machine, format_machine
+from accel_rl.hardware.description import describe_machine, format_machine, package_version
 from accel_rl.hardware.devices import pin, unpin
 from accel_rl.hardware.shared_memory import SharedArrays
 from gpu.outcomes_plugin import OUTCOMES
@@ -53,17 +52,10 @@ def find_packages() -> Row:
     config = configparser.ConfigParser()
     config.read(ROOT / "setup.cfg")
     needed = [re.split(r"[<>=]", line)[0] for line in config["options"]["install_requires"].split()]
-    found = {name: find_version(name) for name in [*needed, "numba", "llvmlite", "triton", "pytest", "pytest-xdist"]}
+    found = {name: package_version(name) for name in [*needed, "numba", "llvmlite", "triton", "pytest", "pytest-xdist"]}
     if missing := [name for name in [*needed, "pytest"] if not found[name]]:
         raise RuntimeError(f"not installed: {', '.join(missing)}; pip install {' '.join(missing)}")
     return {name: version or "not installed" for name, version in found.items()}
-
-
-def find_version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def ask_doctor(is_dry: bool) -> Row:

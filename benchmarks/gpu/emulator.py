@@ -36,7 +36,7 @@ from accel_rl.envs.games.cuda import CudaGames
 from accel_rl.envs.games.emulator_choice import GRID_TWIN
 from accel_rl.envs.games.native import NativeBatch
 from accel_rl.errors import RunError
-from gpu.rows import Row, Rows
+from gpu.rows import Row, Rows, longest
 from gpu.runs import train
 
 SPEED_GAMES = ("pong", "breakout", "space_invaders", "seaquest")
@@ -296,9 +296,7 @@ def profile_env(game: str, num_envs: int, rows: Rows) -> Row:
         if not rows.is_dry:
             torch.cuda.synchronize()
     by = "self_cpu_time_total" if rows.is_dry else "self_device_time_total"
-    averages = sorted(found.key_averages(), key=lambda each: -getattr(each, by))[:10]
-    total = sum(getattr(each, by) for each in averages) or 1
-    return {"top": [[each.key[:60], round(getattr(each, by) / total, 3)] for each in averages]}
+    return {"top": longest(found.key_averages(), by)}
 
 
 # ---- training ----

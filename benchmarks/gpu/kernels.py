@@ -20,7 +20,7 @@ from accel_rl.training.build import build_algo, check
 from accel_rl.tune.training import Training
 from accel_rl.updates.compiled_calls import CompiledCalls
 from accel_rl.updates.recording import Operation, Recording, Steps, replay
-from gpu.rows import Row, Rows
+from gpu.rows import Row, Rows, longest
 from gpu.speed import BASE, GPU, PPO, TRAININGS, make_config, warm_training
 
 PROFILES = {"ppo": PPO, "ppo, float32": {**PPO, "precision": "float32"}, "rainbow": TRAININGS["rainbow 32, batch 32"]}
@@ -172,15 +172,13 @@ def profile_iterations(name: str, settings: Row, rows: Rows) -> Row:
     kernels = sorted((each.time_range.start, each.time_range.end) for each in found.events() if is_kernel(each))
     if on_gpu and not kernels:
         raise RuntimeError("the profiler has seen no kernel")
-    total = sum(getattr(each, by) for each in averages) or 1
-    top = sorted(averages, key=lambda each: -getattr(each, by))[:10]
     busy_us, gap_us = busy_and_longest_gap(kernels)
     return {
         "wall_ms": round(seconds * 1e3, 1),
         "kernels": len(kernels),
         "gpu_busy_share": round(busy_us / 1e6 / seconds, 3),
         "longest_gap_ms": round(gap_us / 1e3, 2),
-        "top": [[each.key[:60], round(getattr(each, by) / total, 3)] for each in top],
+        "top": longest(averages, by),
     }
 
 

@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -194,3 +194,10 @@ def show_all(row: Row) -> str:
 
 def one_line(text: str) -> str:
     return " ".join(text.replace("|", "/").split())[:300]
+
+
+def longest(averages: Iterable[Any], by: str) -> list[list[Any]]:
+    """Returns the names of the ten operations that took longest, and their shares of the time of all."""
+    ordered = sorted(averages, key=lambda each: -getattr(each, by))
+    total = sum(getattr(each, by) for each in ordered) or 1
+    return [[each.key[:60], round(getattr(each, by) / total, 3)] for each in ordered[:10]]

@@ -13,7 +13,7 @@ from typing import Any
 
 from accel_rl.emulator.cuda.memory import Kernel, teach_numba_kernels
 from accel_rl.emulator.cuda.warps import codegen_for_gpu
-from accel_rl.emulator.machine_code import cache_folder, check_numba
+from accel_rl.emulator.machine_code import cache_folder, check_numba, say
 from accel_rl.errors import UsageError
 from accel_rl.processes.child import leave_signals_to_parent
 from accel_rl.processes.spawning import ask_process
@@ -120,7 +120,7 @@ def kernel_images(kernel: Kernel, arch: str) -> list[bytes]:
     fails."""
     path = ptx_path(kernel, arch)
     if not path.exists():
-        _say(f"compiling the Atari emulator ({kernel.__name__}) for {arch}, once ...")
+        say(f"compiling the Atari emulator ({kernel.__name__}) for {arch}, once ...")
         check_numba()
         path.parent.mkdir(parents=True, exist_ok=True)
         module, name = kernel.__wrapped__.__module__, kernel.__name__
@@ -161,10 +161,6 @@ def _has_nvcc() -> bool:
     except importlib.metadata.PackageNotFoundError:
         return False
     return True
-
-
-def _say(message: str) -> None:
-    print(f"accel_rl.emulator: {message}", file=sys.stderr, flush=True)
 
 
 def main() -> None:
