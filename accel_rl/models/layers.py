@@ -200,6 +200,7 @@ class Conv2d(nn.Conv2d):
     """
 
     scale = 1.0  # factor of the weights
+    num_products = 0  # multiplications by weights for one image; 0: unknown
 
     def __init__(self, *arguments: Any, **options: Any):
         super().__init__(*arguments, **options)

@@ -79,13 +79,6 @@ def initialize_orthogonally(network: nn.Module, gain: float = math.sqrt(2)) -> N
                 nn.init.zeros_(layer.bias)
 
 
-def _glorot(layer: Conv2d) -> Conv2d:
-    """Gives a convolution Glorot-uniform weights and zero biases; returns it."""
-    nn.init.xavier_uniform_(layer.weight)
-    nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
-    return layer
-
-
 class _Flatten(nn.Module):
     """A layer that flattens [N, C, H, W] to [N, H x W x C]; a view if memory is channels-last."""
 
@@ -123,14 +116,6 @@ class LinearAndLog(Scale):
         return torch.cat([x, x.sign() * torch.log2(1 + 255 * x.abs()) / 8], 1)
 
 
-class Convolutions(nn.Sequential):
-    """A stack of convolutions, which flattens its result.
-
-    num_products: the number of multiplications by weights for one image."""
-
-    num_products: int = 0
-
-
 class ConvNet(nn.Module):
     """A trunk of convolutions and a hidden layer, with ReLU after each: images [N, C, H, W] -> [N, num_features].
 
@@ -154,7 +139,6 @@ class ConvNet(nn.Module):
             num_inputs *= 2
         elif not takes_bytes:
             modules.append(Scale(low, high))
-        num_products = 0
         for index, (num_filters, kernel, stride, padding) in enumerate(layers):
             sides = [_padding(n, kernel, stride, padding) for n in size]
             if any(n + sum(pads) < kernel for n, pads in zip(size, sides, strict=True)):
@@ -168,14 +152,15 @@ class ConvNet(nn.Module):
                 modules.append(nn.ZeroPad2d((left, right, top, bottom)))
             own_padding = (top, left) if is_symmetric else 0
             kind = ByteConv if takes_bytes and index == 0 else Conv2d
-            layer = _glorot(kind(num_inputs, num_filters, kernel, stride, own_padding))
+            layer = kind(num_inputs, num_filters, kernel, stride, own_padding)
+            nn.init.xavier_uniform_(layer.weight)
+            nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
             normalizes = any_scale and index == 0
             modules += [layer, nn.GroupNorm(1, num_filters), nn.ReLU()] if normalizes else [layer, nn.ReLU()]
             num_inputs = num_filters
             size = [(n + sum(pads) - kernel) // stride + 1 for n, pads in zip(size, sides, strict=True)]
-            num_products += layer.weight.numel() * math.prod(size)
-        self.convolutions = Convolutions(*modules, _Flatten())
-        self.convolutions.num_products = num_products
+            layer.num_products = layer.weight.numel() * math.prod(size)
+        self.convolutions = nn.Sequential(*modules, _Flatten())
         self.hidden = Linear(num_inputs * math.prod(size), num_features)
         initialize(self.hidden)
         self.norm: nn.LayerNorm | None = None  # see `add_layer_norms`
@@ -321,9 +306,7 @@ def add_layer_norms(trunk: nn.Module) -> nn.Module:
     a target network, Gallici et al. 2025 (PQN), section 3."""
     for net in [*trunk.modules()]:
         if isinstance(net, ConvNet):
-            num_products = net.convolutions.num_products
-            net.convolutions = Convolutions(*with_layer_norms(net.convolutions))
-            net.convolutions.num_products, net.norm = num_products, nn.LayerNorm(net.num_features)
+            net.convolutions, net.norm = with_layer_norms(net.convolutions), nn.LayerNorm(net.num_features)
         elif isinstance(net, MLP):
             net.layers = with_layer_norms(net.layers)
     return trunk

@@ -22,7 +22,7 @@ from accel_rl.hardware.placement import divides_evenly, learning_threads_for
 from accel_rl.models.actor_critic import Network
 from accel_rl.models.layers import expect_changes
 from accel_rl.models.precision import set_precision
-from accel_rl.models.trunks import NETWORKS, Convolutions, add_layer_norms, make_trunk
+from accel_rl.models.trunks import NETWORKS, add_layer_norms, make_trunk
 from accel_rl.run_folder.initial_policy import read_initial_policy, shared_buffers
 from accel_rl.run_folder.policy_file import check_state, describe
 from accel_rl.samplers.base import MAX_GAME_STEPS, Sampler, SamplerConfig
@@ -91,14 +91,13 @@ def _choose_learning_threads(config: Config, algo: Algo) -> Config:
     Large pictures and a user's own convolutions keep all threads busy. An algorithm that learns between steps leaves
     the workers' logical CPUs to them."""
     convolutions = {module for module in algo.policy.modules() if isinstance(module, CONVOLUTIONS)}
-    stacks = [module for module in algo.policy.modules() if isinstance(module, Convolutions)]
-    are_known = convolutions <= {layer for stack in stacks for layer in stack}
+    nums_products = [getattr(layer, "num_products", 0) for layer in convolutions]
     is_large = any(not is_small(shape) for shape in picture_shapes(config.spec))
-    if config.run.learning_threads is not None or not are_known or (convolutions and is_large):
+    if config.run.learning_threads is not None or not all(nums_products) or (convolutions and is_large):
         return config
     num_weights = sum(each.numel() for each in algo.policy.parameters())
     num_weights -= sum(each.numel() for layer in convolutions for each in layer.parameters())
-    num_products = num_weights + sum(stack.num_products for stack in stacks)
+    num_products = num_weights + sum(nums_products)
     num_threads = learning_threads_for(FLOPS_PER_PRODUCT * num_products * algo.samples_per_update)
     plans = []
     for plan in config.plans:

@@ -10,7 +10,8 @@ import yaml
 import accel_rl
 from accel_rl.analysis import card
 from accel_rl.analysis.card import write_card
-from accel_rl.errors import UsageError
+from accel_rl.analysis.trained_policy import TrainedPolicy
+from accel_rl.errors import RunError, UsageError
 from tests.helpers.runs import TINY_SERIAL_RUN
 from tests.test_cli import call
 
@@ -45,8 +46,12 @@ def test_a_card_is_enough(run: Path, tmp_path: Path, capfd: Any, monkeypatch: An
 def test_a_card_is_what_hubs_read_and_replaces_only_a_card(run: Path, tmp_path: Path, monkeypatch: Any) -> None:
     """A card has the front matter that hubs read. It replaces an older card completely, but never a user's files."""
     monkeypatch.setattr(card, "EPISODES", 1)
-    monkeypatch.setattr(card, "_make_onnx", lambda agent, path: ["No ONNX file: none"])
-    monkeypatch.setattr(card, "_make_video", lambda agent, path, seed: ["No video: none"])
+
+    def refuse(*_: object) -> None:
+        raise RunError("none")
+
+    monkeypatch.setattr(card, "export", refuse)
+    monkeypatch.setattr(TrainedPolicy, "record_video", refuse)
     (tmp_path / "README.md").write_text("mine")
     with pytest.raises(UsageError, match="exists and is not a model card's folder"):
         write_card(run, tmp_path)

@@ -15,6 +15,7 @@ from accel_rl.algos.auxiliary import add_heads
 from accel_rl.envs.spaces.conversion import make_spec, parts_of, row_space, to_row, to_rows
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.models.actor_critic import ActorCritic
+from accel_rl.models.layers import Sequential
 from accel_rl.models.q_network import QNetwork
 from accel_rl.models.trunks import MLP, NETWORKS, NestedNet, add_layer_norms, linear, make_trunk, same_padding
 from accel_rl.stacks import interleaved
@@ -44,9 +45,12 @@ def atari(height: int, width: int) -> EnvSpec:
     ],
 )
 def test_networks_have_the_papers_number_of_parameters(network: str, num_parameters: int) -> None:
-    """Networks have as many parameters as the papers'. test_paper_settings.py has the presets' networks."""
+    """Networks have as many parameters as the papers'. test_paper_settings.py has the presets' networks.
+
+    Their ReLUs are computed by the layers before them."""
     policy = ActorCritic(atari(84, 84), NETWORKS[network])
     assert sum(p.numel() for p in policy.parameters()) == num_parameters
+    assert type(policy.encoder.trunk.convolutions) is Sequential
 
 
 def normalized(x: torch.Tensor) -> torch.Tensor:
