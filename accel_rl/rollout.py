@@ -3,6 +3,7 @@
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -221,3 +222,8 @@ class Rollout:
 
 
 _TENSORS = [field.name for field in fields(Rollout) if field.name not in NOT_TENSORS]
+
+
+def torch_dtype(dtype: Any) -> torch.dtype:
+    """Converts a dtype of NumPy to PyTorch's."""
+    return torch.from_numpy(np.empty(0, dtype)).dtype

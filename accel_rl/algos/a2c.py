@@ -84,8 +84,6 @@ def a2c_loss(
     outputs, targets, valid [...]; A and R come from the targets. Gradients flow through outputs only. Returns the
     sum, and its terms as sums over valid samples, detached. Source: Mnih et al. 2016, Algorithm S2.
     """
-    gain, value_error = (
-        outputs.log_probability * targets.advantage,
-        mse_loss(outputs.value, targets.return_, reduction="none"),
-    )
+    gain = outputs.log_probability * targets.advantage
+    value_error = mse_loss(outputs.value, targets.return_, reduction="none")
     return sum_terms(actor_critic_terms(outputs, gain, value_error, settings, entropy_weight), valid)

@@ -182,9 +182,9 @@ class UpdateWithTasks(Update):
         extra = [*extra_losses, *self.tasks.draw(self)]
         return super().minimize(loss, batch, num_samples, learning_rate, extra_losses=extra)
 
-    def repeat(self, *arguments: Any, by_one: bool = False) -> list[Stats]:
+    def repeat(self, body: Body, parts: Sequence[Tensor], learning_rate: float, *arguments: Any) -> list[Stats]:
         """Makes the updates one by one: each draws on the host first, which one graph of several cannot contain."""
-        return super().repeat(*arguments, by_one=False)
+        return [body(self, part, learning_rate, *arguments) for part in parts]
 
     def once(self, body: Body, part: Any, learning_rate: float, *arguments: Any, uses: Sequence[Tensor] = ()) -> Stats:
         """Makes one update by separate calls, since it draws on the host, too."""

@@ -30,13 +30,7 @@ class QRDQN(DQN):
 
     def build_policy(self, network: Network | None) -> QNetwork:
         settings = self.settings
-        return QNetwork(
-            self.spec,
-            network,
-            dueling=settings.dueling,
-            epsilon_eval=settings.epsilon_eval,
-            num_quantiles=settings.quantiles,
-        )
+        return QNetwork(self.spec, network, None, settings.dueling, settings.epsilon_eval, settings.quantiles)
 
     def td_loss(self, value: Tensor, following: Tensor, batch: TransitionBatch) -> tuple[Tensor, Stats]:
         """Returns `quantile_huber_loss`; value, following [N, K]: quantiles."""

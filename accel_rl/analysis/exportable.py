@@ -20,7 +20,7 @@ from accel_rl.models.distributions import Composite, DiagonalGaussian, Distribut
 from accel_rl.models.masks import to_rows
 from accel_rl.models.q_network import QNetwork
 from accel_rl.models.trunks import to_images
-from accel_rl.rollout import RecurrentInputs
+from accel_rl.rollout import RecurrentInputs, torch_dtype
 
 
 class ExportablePolicy(nn.Module):
@@ -79,7 +79,7 @@ class ExportablePolicy(nn.Module):
         if self.policy.state_size:
             sizes = [self.policy.state_size, self.num_action_numbers]
             core_state, action = torch.split(by_name["state"], sizes, -1)
-            previous_action = action.reshape(-1, *self.spec.action_shape).to(_torch_dtype(self.spec.action_dtype))
+            previous_action = action.reshape(-1, *self.spec.action_shape).to(torch_dtype(self.spec.action_dtype))
             recurrent_inputs = RecurrentInputs(core_state, previous_action, by_name["reward"], by_name["episode_start"])
         parameters, value, next_state = self.policy.step(observation, recurrent_inputs)
         if isinstance(self.policy, QNetwork):
@@ -126,7 +126,7 @@ class ActionPart(nn.Module):
 
     def forward(self, action: Tensor) -> Tensor:
         """Converts tensors [N, ...] as `envs.spaces.conversion.to_env_action` does for arrays."""
-        action, dtype = self._shaped(action), _torch_dtype(np.dtype(self.space.dtype))
+        action, dtype = self._shaped(action), torch_dtype(self.space.dtype)
         if isinstance(self.space, spaces.Box):
             return action.clamp(self.low, self.high).to(dtype)
         if isinstance(self.space, spaces.MultiBinary):
@@ -161,10 +161,6 @@ class ActionPart(nn.Module):
             score = own.gather(-1, choice.clamp(0, last).unsqueeze(-1)).squeeze(-1)
             regrets.append((own.amax(-1) - score).masked_fill((choice < 0) | (choice > last), math.inf))
         return torch.stack(regrets, -1)
-
-
-def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
-    return torch.from_numpy(np.zeros(0, dtype)).dtype
 
 
 def describe_inputs(policy: ExportablePolicy) -> dict[str, str]:

@@ -14,7 +14,7 @@ from accel_rl.models.normalize import ObservationNorm, PixelNorm
 from accel_rl.models.precision import precision
 from accel_rl.models.recurrent import CORES
 from accel_rl.models.trunks import MLP, linear, make_trunk
-from accel_rl.rollout import PolicyStep, RecurrentInputs
+from accel_rl.rollout import PolicyStep, RecurrentInputs, torch_dtype
 from accel_rl.stacks import interleaved
 
 Outputs = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -272,10 +272,9 @@ def _count_outputs(network: nn.Module, function: Callable[[Tensor], Tensor], spe
     """Returns the size of the last dimension of the result of a network's function for observations [N, *O].
 
     The network evaluates, since in training one observation has no variance for nn.BatchNorm1d."""
-    dtype = torch.from_numpy(torch.zeros(()).numpy().astype(spec.row_dtype)).dtype
     trained = [module for module in network.modules() if module.training]
     network.eval()
-    num_outputs = int(function(torch.zeros(1, *spec.observation_shape, dtype=dtype)).shape[-1])
+    num_outputs = int(function(torch.zeros(1, *spec.observation_shape, dtype=torch_dtype(spec.row_dtype))).shape[-1])
     for module in trained:
         module.training = True
     return num_outputs

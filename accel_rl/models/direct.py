@@ -40,9 +40,6 @@ class DirectFunction(Generic[Result]):
                 return True
         return False
 
-    def __deepcopy__(self, memo: object) -> "DirectFunction[Result]":
-        return DirectFunction()
-
     def __reduce__(self) -> tuple[type, tuple[()]]:
         return DirectFunction, ()
 

@@ -104,13 +104,13 @@ def _dtype_of(x: Tensor, weight: Tensor) -> torch.dtype | None:
     return torch.float32 if device == "cpu" and x.dtype in (torch.float32, torch.uint8) else None
 
 
-def _copy_in_bf16(weight: Tensor, bias: Tensor | None, scale: float = 1.0) -> Operands:
-    """Returns a layer's scaled weight and its bias in bfloat16 on a GPU: the network's copies if it has them."""
-    if hasattr(weight, "bf16"):
+def _cast(weight: Tensor, bias: Tensor | None, dtype: torch.dtype, scale: float = 1.0) -> Operands:
+    """Returns a layer's scaled weight and its bias in this precision; on a GPU, the network's copies if it has them."""
+    if weight.is_cuda and hasattr(weight, "bf16"):
         return weight.bf16, getattr(bias, "bf16", None)
     weight = weight.detach()
     weight = weight if scale == 1 else weight * scale
-    return weight.to(torch.bfloat16), None if bias is None else bias.detach().to(torch.bfloat16)
+    return weight.to(dtype), None if bias is None else bias.detach().to(dtype)
 
 
 # ---- linear layers ----
@@ -149,13 +149,13 @@ class Linear(nn.Linear):
     def operands(self, dtype: torch.dtype, packed_for: int = 0) -> Operands:
         """Returns weight and bias in this precision; on a CPU, packs the weight for packed_for samples unless 0."""
         if self.weight.is_cuda:
-            return _copy_in_bf16(self.weight, self.bias)
+            return _cast(self.weight, self.bias, dtype)
 
         def make() -> Operands:
             if packed_for:
                 weight, bias = self.operands(dtype)
                 return onednn.pack_product(weight, packed_for), bias
-            return self.weight.detach().to(dtype), None if self.bias is None else self.bias.detach().to(dtype)
+            return _cast(self.weight, self.bias, dtype)
 
         return self.prepared.get((dtype, packed_for), make, self.weight, self.bias)
 
@@ -209,7 +209,8 @@ class Conv2d(nn.Conv2d):
     def forward(self, image: Tensor, relu: bool = False) -> Tensor:
         dtype = _dtype_of(image, self.weight) if image.dim() == 4 else None
         learns_in_float32 = dtype == torch.float32 and not torch.is_inference_mode_enabled()
-        if dtype is None or learns_in_float32 or not _convolves(image, dtype):  # PyTorch's own layer is as fast there
+        # PyTorch's own layer is as fast there.
+        if dtype is None or learns_in_float32 or not (image.is_cuda or onednn.convolves(dtype)):
             y = self._plain(image)
             return torch.relu(y) if relu else y
         x, group = self._grouped(image, dtype)
@@ -233,17 +234,15 @@ class Conv2d(nn.Conv2d):
         """Returns the weight for grouped images [M, C g, h, w / g], and the bias, in this precision; on a CPU, packs
         the weight for grouped images of shape packed_for unless None."""
         if self.weight.is_cuda:
-            weight, bias = _copy_in_bf16(self.weight, self.bias, self.scale)
+            weight, bias = _cast(self.weight, self.bias, dtype, self.scale)
             return self._regrouped(weight, group), bias
 
         def make() -> Operands:
             if packed_for:
                 weight, bias = self.operands(dtype, group)
                 return onednn.pack_convolution(weight, *self.geometry(group), packed_for), bias
-            weight = self.weight.detach()
-            weight = weight if self.scale == 1 else weight * self.scale
-            bias = None if self.bias is None else self.bias.detach().to(dtype)
-            return self._regrouped(weight.to(dtype), group), bias
+            weight, bias = _cast(self.weight, self.bias, dtype, self.scale)
+            return self._regrouped(weight, group), bias
 
         return self.prepared.get((dtype, group, packed_for), make, self.weight, self.bias)
 
@@ -287,11 +286,6 @@ class ByteConv(Conv2d):
         if self.kernel_size[1] % group or W % group or self.padding[1]:
             return x, 1
         return x.permute(0, 2, 3, 1).reshape(N, H, W // group, C * group).permute(0, 3, 1, 2), group
-
-
-def _convolves(image: Tensor, dtype: torch.dtype) -> bool:
-    """Returns whether `_convolve` works for this image, in this precision."""
-    return image.is_cuda or onednn.convolves(dtype)
 
 
 def _convolve(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair, *, relu: bool) -> Tensor:

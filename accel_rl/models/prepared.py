@@ -34,9 +34,6 @@ class PreparedTensors:
                 made = self._made[name] = _Made(version, make())
         return made.operands
 
-    def __deepcopy__(self, memo: object) -> "PreparedTensors":
-        return PreparedTensors()
-
     def __reduce__(self) -> tuple[type, tuple[()]]:
         return PreparedTensors, ()
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import UsageError
 from accel_rl.replay.transitions import DrawnRows, TransitionBatch
-from accel_rl.rollout import Rollout
+from accel_rl.rollout import Rollout, torch_dtype
 from accel_rl.stacks import blank_young, gather_stacks
 
 MAX_AGE = 255  # in rows; ages are stored as bytes, and higher ages are stored as this one
@@ -227,8 +227,7 @@ class Ring:
 
     def actions(self, index: Tensor) -> Tensor:
         """Returns the actions [..., *A] of the steps with these indices [...], in the network's format."""
-        dtype = torch.from_numpy(np.empty(0, self.spec.action_dtype)).dtype
-        return self.action.flatten(0, 1)[index].to(dtype)
+        return self.action.flatten(0, 1)[index].to(torch_dtype(self.spec.action_dtype))
 
     def observations(self, index: Tensor, age: Tensor) -> Tensor:
         """Returns the observations [K, *O] at these indices; age [K] determines which frames of a stack are blank."""
@@ -316,7 +315,7 @@ def _zero_frames(shape: tuple[int, ...], dtype: Any, device: torch.device) -> Te
 
     The frames of samples lie anywhere in memory, so with small pages each access would miss the TLB."""
     if device.type != "cpu":
-        return torch.zeros(shape, dtype=torch.from_numpy(np.empty(0, dtype)).dtype, device=device)
+        return torch.zeros(shape, dtype=torch_dtype(dtype), device=device)
     count = int(np.prod(shape))
     memory = mmap.mmap(-1, max(1, count * np.dtype(dtype).itemsize))
     if hasattr(mmap, "MADV_HUGEPAGE"):

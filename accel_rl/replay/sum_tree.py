@@ -107,6 +107,5 @@ class SumTree:
         return {"values": self[:]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._levels[0][: self.size] = state["values"]
-        for children, parents in zip(self._levels, self._levels[1:], strict=False):
-            parents[: len(children) // self._fan_out] = children.view(-1, self._fan_out).sum(-1)
+        leaves = self._levels[0]
+        self.update(torch.arange(self.size, device=leaves.device), state["values"].to(leaves.device))

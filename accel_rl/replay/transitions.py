@@ -31,14 +31,13 @@ class TransitionBatch(NamedTuple):
         """Returns the batch on another device. A copy to a GPU is asynchronous."""
         if device == self.valid.device:
             return self
-        present = {name: value for name, value in self._asdict().items() if value is not None}
-        if device.type != "cuda" or self.valid.device.type != "cpu":
-            # A copy from a GPU to the host must wait, or it could be read before it has arrived.
-            return TransitionBatch(**{name: value.to(device) for name, value in present.items()})
-        # A GPU copies from pinned memory by itself. Pinned memory is reused only once such copies are over.
-        return TransitionBatch(
-            **{name: value.pin_memory().to(device, non_blocking=True) for name, value in present.items()}
-        )
+        # A GPU copies from pinned memory by itself, and the memory is reused only once the copy is over. A copy to the
+        # host must wait, or it could be read before it has arrived.
+        is_upload = device.type == "cuda" and self.valid.device.type == "cpu"
+        present: dict[str, Any] = {name: value for name, value in self._asdict().items() if value is not None}
+        if is_upload:
+            present = {name: value.pin_memory() for name, value in present.items()}
+        return TransitionBatch(**{name: value.to(device, non_blocking=is_upload) for name, value in present.items()})
 
 
 class DrawnRows(NamedTuple):

@@ -33,7 +33,7 @@ from accel_rl.hardware.signals import Stopped
 from accel_rl.models.bf16_weights import refresh
 from accel_rl.models.distributions import make_distribution
 from accel_rl.models.masks import allowed_actions, disallow, to_rows
-from accel_rl.rollout import Game, RecurrentInputs
+from accel_rl.rollout import Game, RecurrentInputs, torch_dtype
 from accel_rl.samplers.action_server import ActionServer
 from accel_rl.samplers.base import SamplerConfig
 from accel_rl.samplers.serial import SerialSampler
@@ -57,7 +57,7 @@ class DeviceSampler(SerialSampler):
     def _make_arrays(self, config: SamplerConfig) -> dict[str, Any]:
         layout = rollout_layout(self.spec, config.horizon, config.num_envs, config.window)
         arrays = {
-            name: torch.zeros(shape, dtype=_torch_dtype(dtype), device=self.device)
+            name: torch.zeros(shape, dtype=torch_dtype(dtype), device=self.device)
             for name, (shape, dtype) in layout.items()
         }
         return {**arrays, "restarts": np.zeros(config.num_envs, np.int64)}
@@ -308,7 +308,7 @@ class DeviceBatch:
 
     def _observations(self, observation: Any) -> Tensor:
         """Returns observations as networks see them [B, *O]: in the rows' dtype, pictures with channels first."""
-        shape, dtype = self.spec.picture_shape or self.spec.observation_shape, _torch_dtype(self.spec.row_dtype)
+        shape, dtype = self.spec.picture_shape or self.spec.observation_shape, torch_dtype(self.spec.row_dtype)
         dtypes = _NUMBERS if dtype.is_floating_point else (dtype, *_INTEGERS, torch.bool)
         given = self._tensor("observation", observation, shape, dtypes)
         tensor = given.to(dtype)
@@ -376,10 +376,6 @@ class DeviceBatch:
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 _NUMBERS = (torch.float32, torch.float64, torch.float16, torch.bfloat16, *_INTEGERS, torch.bool)
-
-
-def _torch_dtype(dtype: Any) -> torch.dtype:
-    return torch.from_numpy(np.empty(0, dtype)).dtype
 
 
 def _seed_sequence(config: BatchConfig, restarts: int = 0) -> np.random.SeedSequence:

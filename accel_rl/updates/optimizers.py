@@ -24,7 +24,7 @@ TINY = 1e-30  # its square root is far below any epsilon
 
 
 class Optimizer(Protocol):
-    capturable: ClassVar[bool]
+    capturable: ClassVar[bool] = True
     """True if a CUDA graph can capture `apply`: it takes the learning rate as a tensor and reads no value."""
 
     def init(self, flat: Tensor) -> State:
@@ -35,7 +35,7 @@ class Optimizer(Protocol):
 
 
 @dataclass(frozen=True)
-class RMSProp:
+class RMSProp(Optimizer):
     """Computes  s = decay * s + (1 - decay) * g^2;  d = momentum * d + lr * g / sqrt(s + epsilon);  theta -= d.
 
     Epsilon is inside the root. PyTorch's RMSprop adds it outside: with 1e-5 and a gradient of 1e-3, its first step is
@@ -43,7 +43,6 @@ class RMSProp:
     Source: Mnih et al. 2016 (A3C), supplement, equations S1 and S2; the momentum is TensorFlow's.
     """
 
-    capturable: ClassVar[bool] = True
     decay: float = 0.99
     epsilon: float = 1e-5
     momentum: float = 0.0
@@ -70,7 +69,7 @@ class RMSProp:
 
 
 @dataclass(frozen=True)
-class Adam:
+class Adam(Optimizer):
     """Computes  t += 1;  a = lr * sqrt(1 - beta2^t) / (1 - beta1^t);  m = beta1 * m + (1 - beta1) * g;
     v = beta2 * v + (1 - beta2) * g^2;  theta -= a * m / (sqrt(v) + epsilon).
 
@@ -78,7 +77,6 @@ class Adam:
     Source: Kingma & Ba 2015, end of section 2; Stooke & Abbeel 2018, appendix A.
     """
 
-    capturable: ClassVar[bool] = True
     beta1: float = 0.9
     beta2: float = 0.999
     epsilon: float = 1e-5
@@ -174,14 +172,13 @@ class RAdam(Adam):
 
 
 @dataclass(frozen=True)
-class MomentumSGD:
+class MomentumSGD(Optimizer):
     """Computes  m = momentum * m + (1 - momentum) * g;  theta -= lr * m.
 
     m starts at 0; PyTorch's SGD starts from the first gradient instead.
     Source: Mnih et al. 2016 (A3C), supplement, section 1.
     """
 
-    capturable: ClassVar[bool] = True
     momentum: float = 0.9
 
     def init(self, flat: Tensor) -> State:
@@ -193,10 +190,8 @@ class MomentumSGD:
 
 
 @dataclass(frozen=True)
-class SGD:
+class SGD(Optimizer):
     """Computes  theta -= lr * g."""
-
-    capturable: ClassVar[bool] = True
 
     def init(self, flat: Tensor) -> State:
         return {}

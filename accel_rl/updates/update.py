@@ -99,18 +99,16 @@ class Update:
             return False
         return {leaf.device.type for leaf in leaves(arguments) if isinstance(leaf, Tensor) and leaf.dim()} == {"cpu"}
 
-    def repeat(
-        self, body: Body, parts: Sequence[Tensor], learning_rate: float, *arguments: Any, by_one: bool = True
-    ) -> list[Terms]:
+    def repeat(self, body: Body, parts: Sequence[Tensor], learning_rate: float, *arguments: Any) -> list[Terms]:
         """Returns body(self, part, learning_rate, *arguments) for each part in order; each call makes an update.
 
         On a GPU, one graph runs all calls, if there is one learner and the parts [N] have one size; on a CPU, machine
         code makes each. body: uses only `minimize` and `graphed`, and follows the rules for functions of
-        `graphed`. arguments: as in `graphed`. by_one: False for a body that does more on the host, such as drawing."""
+        `graphed`. arguments: as in `graphed`."""
         parts = [*parts]
         is_even = len({len(part) for part in parts}) == 1 and len(parts) <= MAX_REPEATED
         calls = self._graphs or self.compiled
-        if not (by_one and is_even and calls and self._graph_is_all) or self.log_norms:
+        if not (is_even and calls and self._graph_is_all) or self.log_norms:
             return [body(self, part, learning_rate, *arguments) for part in parts]
         if self._graphs:
             self._refresh()

@@ -359,14 +359,13 @@ def test_repeated_updates_are_one_launch() -> None:
     assert counts.graphs == 1 and counts.launches <= 6 and not counts.syncs, counts.kernels
 
 
-def test_what_cannot_be_one_graph_is_a_loop() -> None:
-    """Updates that log norms, or whose body does more on the host, run as a loop, not as one graph."""
+def test_updates_that_log_norms_are_a_loop() -> None:
+    """Updates that log norms run as a loop, not as one graph."""
     rows, parts = torch.randn(12, 3), torch.arange(12).view(3, 4)
-    for options, by_one in (({"log_norms": True}, True), ({}, False)):
-        update = Update(nn.Linear(3, 1), SGD(), **options)
-        update._graphs = CudaGraphs(update.device)
-        REPEATED.append(update.module)
-        for _ in range(4):
-            assert len(update.repeat(one_update, parts, 0.1, rows, 2.0, by_one=by_one)) == 3
-        assert ("repeat", one_update) not in {key for key, _ in update._graphs._calls}
+    update = Update(nn.Linear(3, 1), SGD(), log_norms=True)
+    update._graphs = CudaGraphs(update.device)
+    REPEATED.append(update.module)
+    for _ in range(4):
+        assert len(update.repeat(one_update, parts, 0.1, rows, 2.0)) == 3
+    assert ("repeat", one_update) not in {key for key, _ in update._graphs._calls}
     REPEATED.clear()

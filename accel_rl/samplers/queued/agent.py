@@ -80,7 +80,7 @@ class Agent:
         self._slot, self._t, self._previous = -1, 0, -1
         self._ended_at = 0  # number of steps of the last segment
         self._is_cut_off = False  # True: a resumed run had to restart the environment
-        self._last_action = self._arrays["previous_action"][0, 0].copy() * 0
+        self._last_action = np.zeros(setup.spec.action_shape, setup.spec.action_dtype)[()]
         self._last_reward = 0.0
         self._replay: AgentReplay | None = None
         if setup.replay:

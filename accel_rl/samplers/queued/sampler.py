@@ -136,20 +136,15 @@ class QueuedSampler:
 
     def evaluate(self, games: GamesToPlay, index: int, greedy: bool, policy: Policy | None = None) -> list[Game]:
         """Returns whole games, which a separate AlternatingSampler plays while agents pause."""
-        num_envs = self.config.evaluation_envs
-        num_workers = default_workers(num_envs, read_topology().num_busy)
-        config = replace(
-            self.config,
-            num_envs=2 * num_workers,  # these stay unused
-            num_workers=num_workers,
-            worker_cpus=None,
-        )
+        num_workers = default_workers(self.config.evaluation_envs, read_topology().num_busy)
+        # Each worker needs two environments for training, which stay unused.
+        config = replace(self.config, num_envs=2 * num_workers, num_workers=num_workers, worker_cpus=None)
         self._pause_adjustment()
         start = time.perf_counter()
         with self.crew.paused():
             sampler = AlternatingSampler(self.spec, self.batch, policy or self.policy, config, self.device)
             try:
-                return sampler.evaluate(games, index, greedy, policy or self.policy)
+                return sampler.evaluate(games, index, greedy)
             finally:
                 sampler.close()
                 seconds = time.perf_counter() - start
