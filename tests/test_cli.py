@@ -336,13 +336,11 @@ def test_workers_find_modules_in_the_current_directory(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["runs/train.py", "accel-rl"])
-def test_modules_in_the_current_directory_can_be_imported(tmp_path: Path, how: str) -> None:
-    """Installed command and runs/train.py both import modules of the current directory."""
+def test_modules_in_the_current_directory_can_be_imported(tmp_path: Path) -> None:
+    """runs/train.py imports modules of the current directory, as the installed command does (test_import_path.py)."""
     (tmp_path / "my_env.py").write_text(MY_ENV)
     words = ["--env", "my_env:make", "--env-options", "{gravity: 1}", "--steps", 64, "--seed", 5, *TINY]
-    script = ROOT / "runs" / "train.py" if how == "runs/train.py" else Path(sys.executable).parent / "accel-rl"
-    result = run(*([] if how == "runs/train.py" else ["train"]), *words, cwd=tmp_path, script=script)
+    result = run(*words, cwd=tmp_path, script=ROOT / "runs" / "train.py")
     assert result.status == 0 and "Traceback" not in result.err, result.err
     (folder,) = (tmp_path / "results" / "a2c" / "my_env_make").iterdir()
     assert shlex.join(map(str, words)) in (folder / "command.txt").read_text()

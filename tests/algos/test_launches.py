@@ -182,8 +182,14 @@ def test_deterministic_runs(name: str) -> None:
     assert run.update._graphs and run.update._graphs.is_enabled and not run.update._graphs._not_capturable
 
 
-@pytest.mark.parametrize("replay_device", ["auto", pytest.param("cpu", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", some_slow(OFF_POLICY, {"dqn", "qr_dqn", "rainbow"}))
+@pytest.mark.parametrize(
+    ("name", "replay_device"),
+    [
+        ("dqn, prioritized", "auto"),
+        *(pytest.param(name, "auto", marks=pytest.mark.slow) for name in ("dqn", "qr_dqn", "rainbow")),
+        pytest.param("rainbow", "cpu", marks=pytest.mark.slow),
+    ],
+)
 def test_graphs_draw_and_learn_the_same(name: str, replay_device: str) -> None:
     """Graphs draw the same samples and learn the same from them, while the buffer for final frames grows."""
     runs = [Run(name, device, replay_device=replay_device) for device in (CPU, GPU)]

@@ -9,7 +9,7 @@ from accel_rl.algos import returns
 
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-12}
 DTYPES = list(TOLERANCE)
-SEEDS = (0, 1, 2, 3, 5, 8, 13, 19)
+SEEDS = (0, 1, 8, 19)
 DISCOUNT = 0.99
 
 # Worked out by hand, for one environment.

@@ -73,7 +73,6 @@ def test_numbers_are_ale_pys(game: str, options: dict[str, Any]) -> None:
         ("air_raid", {"use_fire_reset": False}),
         ("freeway", {"continuous": True, "continuous_action_threshold": 0.2, "img_height": 250, "img_width": 100}),
         ("pong", {**SHORT, "num_threads": 2, "frameskip": 1}),
-        ("breakout", {**SHORT, "grayscale": False, "autoreset_mode": "SameStep"}),
     ],
 )
 def test_numbers_are_ale_pys_for_long(game: str, options: dict[str, Any]) -> None:

@@ -307,7 +307,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", ["pong", "breakout_v5", "cartpole_wait", "frozen_lake", "decorrelated"])
 def test_results_do_not_depend_on_the_split(case):
     """Results depend on the environment's global index, not on the split over workers."""
     rng = np.random.default_rng(0)

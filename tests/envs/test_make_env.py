@@ -17,7 +17,7 @@ TOYS = "tests.helpers.toy_envs"
 
 
 @pytest.mark.filterwarnings("ignore:.*environment not having a spec")
-@pytest.mark.parametrize("preset", ["stooke", pytest.param("dqn84", marks=pytest.mark.slow), "v5"])
+@pytest.mark.parametrize("preset", ["stooke", "v5"])
 def test_gymnasium_accepts_it(preset):
     """Gymnasium's own checker accepts the Atari environments."""
     check_env(make_env("breakout", preset=preset))

@@ -77,8 +77,8 @@ def test_parts_are_left_out_with_one_warning(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("algo", ["a2c", "ppo", "dqn"])
-@pytest.mark.parametrize("size", [(1, 1), (7, 7), (16, 21), (24, 24)], ids=str)
+@pytest.mark.parametrize("algo", ["a2c", "dqn"])
+@pytest.mark.parametrize("size", [(16, 21), (24, 24)], ids=str)  # test_build.py has others
 def test_pictures_of_every_size_are_trained_on(algo: str, size: tuple[int, int], tmp_path: Path) -> None:
     """Pictures of every size, as bytes, floats or grey, are trained on."""
     height, width = size
@@ -86,7 +86,6 @@ def test_pictures_of_every_size_are_trained_on(algo: str, size: tuple[int, int],
     for kind, wrappers in [("bytes", []), ("floats", [f"{TOYS}:AsFloats"]), ("grey", [f"{TOYS}:as_grey"])]:
         sizes = {"env_options": {"height": height, "width": width}, "envs": 4, "horizon": 8, "wrappers": wrappers}
         sizes |= {"replay_size": 400, "warmup_steps": 100, "batch_size": 16} if algo == "dqn" else {}
-        sizes |= {"minibatches": 2} if algo == "ppo" else {}
         folder = train(
             **settings, **sizes, env=f"{TOYS}:Picture", steps=200, out=tmp_path / kind, decorrelation_steps=0
         )

@@ -128,6 +128,7 @@ QUICK |= {(game, "native") for game in ("breakout", "assault", "seaquest", "pitf
         pytest.param(game, kind, marks=[] if (game, kind) in QUICK else pytest.mark.slow)
         for game in ACCEPTED
         for kind in MAKE
+        if kind == "ale" or (game, kind) in QUICK  # test_simulators_agree.py compares the native ones with ale-py's
     ],
 )
 def test_a_prepared_start_goes_on_as_its_reset_did(game, kind):
@@ -156,7 +157,6 @@ def test_every_game_is_accepted_or_refused_for_a_reason():
     ("preset", "options", "why"),
     [
         ("stooke", {}, None),
-        pytest.param("dqn84", {}, None, marks=pytest.mark.slow),
         ("v5", {}, None),
         ("stooke", {"frame_skip": 3}, None),
         ("stooke", {"frame_skip": 2}, "up to two frames"),

@@ -70,16 +70,14 @@ def on_gpu(
     return use_gpu_server(make(AlternatingSampler, env, config, policy, **batch), GPU, graphs)
 
 
-@pytest.mark.parametrize("device", [GPU], ids=str)
 @pytest.mark.parametrize(
     ("env", "reset_mode"),
     [
         pytest.param(COUNTING, "immediate", id="counting-immediate"),
         pytest.param(COUNTING, "wait", id="counting-wait"),
-        pytest.param(PONG, "reserve", id="pong-reserve", marks=pytest.mark.slow),  # test_gpu_runs.py has such a run
     ],
 )
-def test_rollouts_are_those_of_the_cpu(env: EnvConfig, reset_mode: str, device: torch.device) -> None:
+def test_rollouts_are_those_of_the_cpu(env: EnvConfig, reset_mode: str) -> None:
     """Rollouts of the GPU's action server equal the CPU's, even after a state was set."""
     batch = {"reset_mode": reset_mode, "decorrelation_steps": 10}
     num_actions, num_terminated = 4 if env is COUNTING else 6, 0
@@ -88,7 +86,7 @@ def test_rollouts_are_those_of_the_cpu(env: EnvConfig, reset_mode: str, device: 
     with closing(cpu, gpu):
         for index in range(5):  # the third captures a graph
             first, second = cpu.collect(), gpu.collect()
-            assert {each.device for each in second.terminal_frames} == {device}
+            assert {each.device for each in second.terminal_frames} == {GPU}
             assert_equal(first, to_cpu(second), f"rollout {index}")
             num_terminated += len(first.terminal_frames.step)
         assert (num_terminated > 0) == (env is COUNTING)
@@ -146,10 +144,9 @@ def collect_and_learn(sampler: Any) -> list[Any]:
     return [to_cpu(each) for each in (rollout, *seen)]
 
 
-@pytest.mark.parametrize("device", [GPU], ids=str)
-def test_hooks_see_and_change_what_they_do_on_the_cpu(device: torch.device) -> None:
+def test_hooks_see_and_change_what_they_do_on_the_cpu() -> None:
     """Hooks read the same steps and change the policy at the same step as on the CPU, even after a state was set."""
-    cpu, gpu = remembering(torch.device("cpu")), remembering(device)
+    cpu, gpu = remembering(torch.device("cpu")), remembering(GPU)
     with closing(cpu, gpu):
         for index in range(4):
             for first, second in zip(collect_and_learn(cpu), collect_and_learn(gpu), strict=True):

@@ -83,7 +83,6 @@ def sampler_of(kind: str, tmp_path: Path, how: str, at_step: int, window: int) -
     [
         ("serial", "raise", 5),
         ("serial", "raise", 7),
-        pytest.param("alternating", "raise", 7, marks=pytest.mark.slow),
         ("alternating", "kill", 5),
         ("device", "kill", 7),
     ],

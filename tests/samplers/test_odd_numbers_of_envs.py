@@ -48,8 +48,6 @@ def serial(num_envs: int, env: EnvConfig, server: str = "cpu", window: int = 0, 
         (COUNTING, "wait", 3, "cpu"),
         (PONG, "reserve", 1, "cpu"),
         (PONG, "reserve", 3, "device"),
-        pytest.param(PONG, "reserve", 1, "device", marks=pytest.mark.slow),
-        pytest.param(PONG, "reserve", 3, "cpu", marks=pytest.mark.slow),
     ],
 )
 def test_they_are_the_first_ones_of_more(env: EnvConfig, reset_mode: str, num_envs: int, server: str) -> None:

@@ -24,11 +24,9 @@ CONFIG = SamplerConfig(4, 5, 2)
 ALSO_ALTERNATING = ("lstm", "composite", "q-network")
 CASES: dict[str, tuple[EnvConfig, str, dict[str, Any]]] = {
     "lstm": (COUNTING, "immediate", {"core": "lstm", "previous_inputs": False}),
-    "gru waits": (COUNTING, "wait", {"core": "gru", "previous_inputs": False}),
     "previous inputs": (COUNTING, "immediate", {"core": "gru"}),
     "separate value": (COUNTING, "wait", {"core": "lstm", "separate_value": True}),
     "diagonal": (CONTINUOUS, "immediate", {"core": "gru"}),
-    "spherical": (CONTINUOUS, "wait", {"core": "lstm", "gaussian": "spherical"}),
     "choices": (CHOICES, "wait", {"core": "gru", "separate_value": True, "network": lambda spec: Flat(spec)}),
     "switches": (SWITCHES, "immediate", {"core": "lstm"}),
     "composite": (COMPOSITE, "immediate", {"core": "gru"}),
@@ -120,7 +118,7 @@ def close(first: Tensor, second: Tensor) -> None:
     torch.testing.assert_close(first, second, rtol=1e-4, atol=1e-5)
 
 
-SLOW = ("gru waits", "spherical", "switches", "reserve")
+SLOW = ("switches", "reserve")
 
 
 @pytest.mark.parametrize("case", [pytest.param(case, marks=[pytest.mark.slow] * (case in SLOW)) for case in CASES])

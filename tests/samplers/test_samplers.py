@@ -35,10 +35,7 @@ ARRANGEMENTS = [
     (COUNTING, "wait", 6, 3),
     (COUNTING, "immediate", 4, 4),
     (PONG, "reserve", 4, 2),
-    pytest.param(COUNTING, "immediate", 2, 1, marks=slow),
-    pytest.param(COUNTING, "wait", 16, 8, marks=slow),
     pytest.param(replace(PONG, simulator="ale"), "reserve", 4, 2, marks=slow),
-    pytest.param(PONG, "wait", 4, 4, marks=slow),
 ]
 
 

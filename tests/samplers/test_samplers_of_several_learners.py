@@ -13,7 +13,7 @@ from accel_rl.envs.batches.env_batch import BatchConfig
 from accel_rl.errors import RunError
 from accel_rl.samplers import AlternatingSampler, SerialSampler
 from accel_rl.samplers.base import GamesToPlay, SamplerConfig, StepHook, noise_generator
-from tests.helpers.samplers import COUNTING, PONG, TOYS, Greedy, assert_equal, closing, columns_of, copy, make
+from tests.helpers.samplers import COUNTING, TOYS, Greedy, assert_equal, closing, columns_of, copy, make
 
 pytestmark = pytest.mark.multiprocess
 
@@ -25,7 +25,6 @@ SAMPLERS = [SerialSampler, AlternatingSampler]
     [
         (SerialSampler, COUNTING, "wait"),
         (AlternatingSampler, COUNTING, "immediate"),
-        pytest.param(SerialSampler, PONG, "reserve", marks=pytest.mark.slow),
     ],
 )
 def test_two_learners_have_the_environments_of_one(sampler_class: Any, env: EnvConfig, reset_mode: str) -> None:

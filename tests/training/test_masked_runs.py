@@ -43,9 +43,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "a2c with tasks": {"algo": "a2c", **PICTURES, **TASKS},
     "vtrace": {"algo": "vtrace", "batches": 2, "batch_steps": 10},
     "gunreal": {"algo": "a2c", **PICTURES, **TASKS, "sampler": "queued", "deterministic": True},
-    "categorical": {"algo": "categorical_dqn", **REPLAY, "prioritized": True},
     "pqn gru": {"algo": "pqn", **LSTM, "core": "gru", "minibatches": 2},
-    "sarsa": {"algo": "one_step_sarsa"},
 }
 FAST = ("ppo lstm", "dqn")
 

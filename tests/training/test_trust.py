@@ -2,6 +2,7 @@
 
 import os
 import pwd
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,14 @@ NOBODY = 65534
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return accel_rl.train(**RUN, steps=40, out=tmp_path_factory.mktemp("trust") / "run")
+
+
 @pytest.fixture
-def run(tmp_path: Path) -> Path:
-    return accel_rl.train(**RUN, steps=40, out=tmp_path / "run")
+def run(finished: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(finished, tmp_path / "run")
 
 
 def test_a_checkpoint_of_another_user_is_resumed_only_with_trust(run: Path, monkeypatch: Any, capfd: Any) -> None:

@@ -105,7 +105,7 @@ def test_results_are_passed_on_without_copies(how: str) -> None:
     assert reading[2] is not x and learning[0] is two
 
 
-@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("how", [how for how in HOW if how != "direct"])
 def test_a_function_may_be_given_its_own_results(how: str) -> None:
     """A function may take its own results, and the number of graphs stays bounded."""
     update = make_update(how)
@@ -128,9 +128,8 @@ def test_a_function_may_be_given_its_own_results(how: str) -> None:
         total = update.graphed(add, update.graphed(double, total), total[:1].expand(5) * 0 + 1)
         total = update.graphed(add, total, -total)  # resets it to 0
         assert total.tolist() == [0] * 5, index
-    if how != "direct":
-        assert update._graphs and update._graphs.is_enabled
-        assert all(len(calls.graphs) <= MAX_GRAPHS_PER_CALL for calls in update._graphs._calls.values())
+    assert update._graphs and update._graphs.is_enabled
+    assert all(len(calls.graphs) <= MAX_GRAPHS_PER_CALL for calls in update._graphs._calls.values())
 
 
 def make_rollout(first_step: int, device: torch.device | str = "cpu", frame_stack: int = 0) -> Rollout:

@@ -25,10 +25,9 @@ def make_store(size: int = SIZE, **options: Any) -> CentralStore:
 
 
 @pytest.mark.multiprocess
-@pytest.mark.parametrize("seconds", [0.5, pytest.param(10.0, marks=pytest.mark.slow)])
-def test_what_is_read_was_written(seconds: float) -> None:
+def test_what_is_read_was_written() -> None:
     """Processes that read and write concurrently read only whole updates, and no update is lost."""
-    store = make_store()
+    store, seconds = make_store(), 0.5
     processes = [Process(store, hammer, seconds) for _ in range(2)]
     for process in processes:
         process.hear()
