@@ -176,7 +176,7 @@ def run_and_show(
         nonlocal unsaved
         content = json.dumps({**head, **vars(outcome)}, indent=1) + "\n"
         try:
-            write_file(folder / f"{name}.json", lambda file: file.write(content.encode()), "results")
+            write_file(folder / f"{name}.json", content.encode(), "results")
             unsaved = ""
         except RunError as error:  # a full disk: the next row, or the next part, may find room again
             unsaved = str(error)

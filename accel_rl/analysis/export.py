@@ -82,7 +82,7 @@ def export(trained_policy: TrainedPolicy, path: str | Path, format: str) -> Expo
     run = load(content, policy.input_names)
     if run is not None:
         _check(policy, run)
-    write_file(path, lambda file: file.write(content), "policy")
+    write_file(path, content, "policy")
     return exported._replace(is_checked=run is not None)
 
 

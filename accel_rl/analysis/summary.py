@@ -55,7 +55,7 @@ def play_final_games(folder: Path, count: int, seed: int) -> None:
     try:
         evaluation = policy.evaluate(count, seed)
         content = json.dumps(asdict(evaluation), indent=2).encode() + b"\n"
-        write_file(folder / "final.json", lambda file: file.write(content), "scores")
+        write_file(folder / "final.json", content, "scores")
         score = f"{evaluation.mean_reward:.1f} (std {evaluation.std_reward:.1f}) in {evaluation.episodes} games"
         print(f"final policy    {score}")
     except Exception as error:

@@ -48,7 +48,7 @@ def run_sweep(file: Path, folder: Path | None, make_executor: Callable[[Path, bo
         study = Study(sweep, folder / DATABASE)
         if not (folder / FILE).exists():
             text = yaml.safe_dump(_described(sweep), sort_keys=False)
-            write_file(folder / FILE, lambda file: file.write(text.encode()), "sweep")
+            write_file(folder / FILE, text.encode(), "sweep")
         noted = len(study.trials())
         for generation in range(math.ceil(sweep.trials / sweep.generation)):
             trials = study.propose(generation)

@@ -44,7 +44,7 @@ def write_page(paths: Sequence[Path], out: Path) -> None:
         out.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"cannot write {out}: {error.strerror}") from None
-    write_file(out, lambda file: file.write(page.encode(errors="replace")), "page")
+    write_file(out, page.encode(errors="replace"), "page")
 
 
 def make_page(

@@ -11,15 +11,18 @@ from typing import BinaryIO
 from accel_rl.errors import RunError
 
 
-def write_file(path: Path, write: Callable[[BinaryIO], object], kind: str, previous: Path | None = None) -> None:
-    """Replaces the file at path with the output of write. previous: a path under which the old content stays.
+def write_file(
+    path: Path, content: bytes | Callable[[BinaryIO], object], kind: str, previous: Path | None = None
+) -> None:
+    """Replaces the file at path. content: of the file, or a function that writes it. previous: a path under which the
+    old content stays.
 
     Once this returns, both survive a power cut. kind: the kind of file, for the message. Raises RunError if writing
     fails; both files are then unchanged."""
     temporary = path.with_name(path.name + ".tmp")
     try:
         with open(temporary, "wb") as file:
-            write(file)
+            file.write(content) if isinstance(content, bytes) else content(file)
             _sync(file)
         if previous and os.path.exists(path):
             _link(path, previous)

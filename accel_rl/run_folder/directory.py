@@ -225,7 +225,7 @@ def keep_simulator(config: Config, folder: Path) -> None:
 
 def _write_settings(folder: Path, settings: dict[str, Any]) -> None:
     text = yaml.safe_dump(settings, sort_keys=False)
-    write_file(folder / "config.yaml", lambda file: file.write(text.encode()), "settings")
+    write_file(folder / "config.yaml", text.encode(), "settings")
 
 
 # ---- a folder that the learners of torchrun share, perhaps from several machines ----

@@ -82,7 +82,7 @@ def _plain(name: str, value: Any) -> Any:
 
 def write_description(folder: Path, text: str) -> None:
     """Writes the text of `describe`. Raises RunError if writing fails."""
-    write_file(folder / DESCRIPTION, lambda file: file.write(text.encode()), "policy's description")
+    write_file(folder / DESCRIPTION, text.encode(), "policy's description")
 
 
 def read_description(folder: Path) -> tuple[dict[str, Any], EnvSpec]:
@@ -185,7 +185,7 @@ def save(
     if statistics:
         metadata["statistics"] = seal({name: value.tolist() for name, value in statistics.items()})
     content = safetensors.torch.save(tensors, metadata)
-    write_file(path, lambda file: file.write(content), "policy")
+    write_file(path, content, "policy")
 
 
 def checksum(tensors: Mapping[str, Tensor]) -> str:

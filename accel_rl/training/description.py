@@ -96,7 +96,7 @@ def write_machine(config: Config, folder: Path) -> None:
     machine = describe_machine(with_gpus=config.run.device != "cpu")
     content = json.dumps({"accel_rl": __version__, **machine}, indent=2).encode() + b"\n"
     try:
-        write_file(folder / "machine.json", lambda file: file.write(content), "machine")
+        write_file(folder / "machine.json", content, "machine")
     except RunError as error:
         goes_on_without("machine.json", error.__cause__)
 

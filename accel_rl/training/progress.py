@@ -129,7 +129,7 @@ class Progress:
             "eval_mean_reward": self._table.last("eval/mean_reward"),
         }
         content = json.dumps(summary, indent=2).encode() + b"\n"
-        write_file(self.folder / "summary.json", lambda file: file.write(content), "summary")
+        write_file(self.folder / "summary.json", content, "summary")
 
     def get_state(self) -> dict[str, Any]:
         return {"games": [tuple(game) for game in self.games], "seconds": self.seconds, "reports": self._reports}
@@ -199,7 +199,7 @@ class _Table:
                 with self._path.open("ab") as file:
                     file.write(content)
             else:
-                write_file(self._path, lambda file: file.write(content), "table")
+                write_file(self._path, content, "table")
             self._size = len(content) + (self._size if is_appended else 0)
             self._waiting = []
             self._is_whole = True

@@ -149,18 +149,11 @@ def find_ptxas() -> str | None:
     """Returns the path of NVIDIA's assembler: in the PATH, or in the package nvidia-cuda-nvcc."""
     if found := shutil.which("ptxas"):
         return found
-    for folder in importlib.metadata.files("nvidia-cuda-nvcc") or () if _has_nvcc() else ():
-        if folder.name == "ptxas":
-            return str(folder.locate())
-    return None
-
-
-def _has_nvcc() -> bool:
     try:
-        importlib.metadata.version("nvidia-cuda-nvcc")
+        files = importlib.metadata.files("nvidia-cuda-nvcc") or ()
     except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
+        return None
+    return next((str(file.locate()) for file in files if file.name == "ptxas"), None)
 
 
 def main() -> None:
