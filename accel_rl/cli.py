@@ -67,12 +67,12 @@ def _check_surroundings(arguments: list[str]) -> None:
     argument is not text."""
     encoding = sys.getfilesystemencoding()
     for text in [*arguments, current_folder()]:
-        if encoding != "utf-8" and not text.isprintable() and os.fsencode(text).decode(errors="replace").isprintable():
-            readable = os.fsencode(text).decode()
+        readable = os.fsencode(text).decode(errors="surrogateescape")
+        if encoding != "utf-8" and not text.isprintable() and readable.isprintable():
             raise UsageError(f"{readable} is not text in this locale, whose encoding is {encoding}; set LC_ALL=C.UTF-8")
     for word in arguments:
-        if (readable := word.encode(errors="replace").decode()) != word:  # no file of a run could hold such a name
-            raise UsageError(f"{readable} is not text; use another name")
+        if (shown := word.encode(errors="replace").decode()) != word:  # no file of a run could hold such a name
+            raise UsageError(f"{shown} is not text; use another name")
 
 
 def _print_error(message: str, status: int) -> int:

@@ -27,7 +27,8 @@ Floats = npt.NDArray[np.float64]
 NOT_SETTINGS = (
     "seed", "device", "devices", "learners_per_gpu", "learner_timeout_s", "share_processors", "simulator", "workers",
     "envs_per_worker", "cpus", "sampling_threads", "learning_threads", "compile", "env_timeout_s",
-    "env_build_timeout_s", "replay_device", "checkpoint_replay", "report", "tensorboard", "track", "final_games",
+    "env_build_timeout_s", "replay_device", "checkpoint_replay", "checkpoint_interval_steps", "log_interval_steps",
+    "report", "tensorboard", "track", "final_games",
 )  # fmt: skip
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#808080")  # Okabe & Ito 2008
 LINE_STYLES = ("-", "--", ":", "-.")  # one for each pass through the colors
@@ -122,10 +123,15 @@ def draw_curves(over_steps: "Axes", over_time: "Axes", curves: list[Curve]) -> N
     handles, _ = over_steps.get_legend_handles_labels()
     if any(run.evaluation.value.size for run in runs):
         handles += over_steps.plot([], [], "o", color="#777777", markersize=5, label="evaluation")
-    longest_label = max(len(line) for handle in handles for line in str(handle.get_label()).splitlines())
-    columns = max(1, min(len(handles), MAX_LEGEND_WIDTH // (longest_label + LEGEND_HANDLE_WIDTH)))
-    columns = math.ceil(len(handles) / math.ceil(len(handles) / columns))  # as many rows, evenly filled
+    columns = legend_columns([str(handle.get_label()) for handle in handles])
     over_steps.figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False)
+
+
+def legend_columns(labels: Sequence[str]) -> int:
+    """Returns how many columns a legend of these labels has: as many as fit, evenly filled."""
+    longest = max(len(line) for label in labels for line in label.splitlines())
+    columns = max(1, min(len(labels), MAX_LEGEND_WIDTH // (longest + LEGEND_HANDLE_WIDTH)))
+    return math.ceil(len(labels) / math.ceil(len(labels) / columns))
 
 
 def time_unit(runs: Sequence[Run]) -> tuple[str, int]:

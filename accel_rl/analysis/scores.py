@@ -4,6 +4,7 @@ profiles."""
 
 import csv
 import json
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -13,7 +14,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from accel_rl.analysis.plot import COLORS, Floats, differing_settings, new_figure, read_log, read_run, tidy
+from accel_rl.analysis.plot import (
+    COLORS,
+    MAX_LABEL_WIDTH,
+    Floats,
+    differing_settings,
+    legend_columns,
+    new_figure,
+    read_log,
+    read_run,
+    tidy,
+)
 from accel_rl.envs.games.atari import game_name
 from accel_rl.errors import UsageError
 from accel_rl.hardware.topology import count
@@ -26,6 +37,7 @@ ByGame = Mapping[str, Floats]
 
 NUM_RESAMPLES = 2000
 LEVEL = 0.95  # confidence level of the intervals
+UNNAMED = {"env": None, "algo": None, "preset": None}  # a run's name: settings are compared under it
 
 
 @dataclass(frozen=True)
@@ -202,18 +214,17 @@ def compare(paths: Sequence[Path]) -> list[Comparison]:
 
     Folders of one algorithm or preset whose settings differ are different settings. Raises UsageError as `read_scores`
     does, and for a game without a human score."""
-    unique = {path.resolve(): path for path in paths}.values()
-    runs = [run for path in unique if not path.is_dir() for run in read_scores(path)]
-    by_setting: dict[str, list[tuple[ScoredRun, dict[str, Any]]]] = {}
-    for path in unique:
-        if path.is_dir():
-            (run,) = read_scores(path)
-            by_setting.setdefault(run.setting, []).append((run, read_log(path).config | {"env": None}))
-    for setting, found in by_setting.items():
-        configs = [config for _, config in found]
-        labels = (" ".join([setting, *differing_settings(config, configs)]) for config in configs)
-        runs += [replace(run, setting=label) for (run, _), label in zip(found, labels, strict=True)]
-    return compare_runs(runs)
+    configs: dict[str, list[dict[str, Any]]] = {}
+    scored = []
+    for path in {path.resolve(): path for path in paths}.values():
+        config = {**read_log(path).config, **UNNAMED} if path.is_dir() else {}
+        for run in read_scores(path):
+            scored.append((run, config))
+            configs.setdefault(run.setting, []).extend([config] if config else [])
+    return compare_runs(
+        replace(run, setting=" ".join([run.setting, *differing_settings(config, configs[run.setting])]))
+        for run, config in scored
+    )
 
 
 def compare_runs(runs: Iterable[ScoredRun]) -> list[Comparison]:
@@ -270,7 +281,8 @@ def make_figure(comparisons: Sequence[Comparison]) -> "Figure":
             left.plot([low, high], [row + 0.8 * shift] * 2, color=color, linewidth=5, alpha=0.35, solid_capstyle="butt")
             left.plot([value], [row + 0.8 * shift], "|", color=color, markersize=14, markeredgewidth=2.5)
         right.fill_between(profile.threshold, profile.low, profile.high, color=color, alpha=0.15, linewidth=0)
-        right.plot(profile.threshold, profile.part, color=color, linewidth=2, label=each.label)
+        label = textwrap.fill(each.label, MAX_LABEL_WIDTH)
+        right.plot(profile.threshold, profile.part, color=color, linewidth=2, label=label)
     for axes in (left, right):
         tidy(axes)
     left.set_yticks(range(len(names)), names)
@@ -278,5 +290,6 @@ def make_figure(comparisons: Sequence[Comparison]) -> "Figure":
     left.set(xlabel="human-normalized score")
     right.set(xlabel="human-normalized score x", ylabel="fraction of runs that score more than x", ylim=(0, 1.02))
     right.set_xlim(left=0)
-    figure.legend(*right.get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
+    handles, labels = right.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=legend_columns(labels), frameon=False)
     return figure

@@ -208,8 +208,8 @@ class Conv2d(nn.Conv2d):
 
     def forward(self, image: Tensor, relu: bool = False) -> Tensor:
         dtype = _dtype_of(image, self.weight) if image.dim() == 4 else None
-        learns_in_float32 = dtype == torch.float32 and not torch.is_inference_mode_enabled()
         # PyTorch's own layer is as fast there.
+        learns_in_float32 = dtype == torch.float32 and not torch.is_inference_mode_enabled()
         if dtype is None or learns_in_float32 or not (image.is_cuda or onednn.convolves(dtype)):
             y = self._plain(image)
             return torch.relu(y) if relu else y

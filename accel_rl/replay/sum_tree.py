@@ -108,4 +108,4 @@ class SumTree:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         leaves = self._levels[0]
-        self.update(torch.arange(self.size, device=leaves.device), state["values"].to(leaves.device))
+        self.update(torch.arange(self.size, device=leaves.device), state["values"].to(leaves.device).expand(self.size))

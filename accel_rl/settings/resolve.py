@@ -132,8 +132,11 @@ def resolve(
     algo_class, presets = find_algo(algo_name)
     if variant:
         _check_variant(str(chosen["preset"]), variant, algo_name)
-    for name, settings in (("preset", names_in(variant)), ("env_preset", {f.name for f in fields(AtariOptions)})):
-        if settings and settings <= file.keys() and given.get(name, file.get(name)) != file.get(name):
+    atari = {f.name for f in fields(AtariOptions)}
+    others = set() if game_name(str(chosen.get("env", RunSettings.env))) else atari  # that this environment ignores
+    for name, settings in (("preset", names_in(variant) - others), ("env_preset", atari)):
+        own = (None, file.get(name), algo_name)
+        if settings and settings <= file.keys() and given.get(name) not in own:
             raise UsageError(f"{name}={given[name]} changes nothing: {config_file} already has all of its settings")
     names = setting_names(algo_class)
     for name in chosen:

@@ -91,13 +91,13 @@ def _choose_learning_threads(config: Config, algo: Algo) -> Config:
     Large pictures and a user's own convolutions keep all threads busy. An algorithm that learns between steps leaves
     the workers' logical CPUs to them."""
     convolutions = {module for module in algo.policy.modules() if isinstance(module, CONVOLUTIONS)}
-    nums_products = [getattr(layer, "num_products", 0) for layer in convolutions]
+    products = [getattr(layer, "num_products", 0) for layer in convolutions]
     is_large = any(not is_small(shape) for shape in picture_shapes(config.spec))
-    if config.run.learning_threads is not None or not all(nums_products) or (convolutions and is_large):
+    if config.run.learning_threads is not None or not all(products) or (convolutions and is_large):
         return config
     num_weights = sum(each.numel() for each in algo.policy.parameters())
     num_weights -= sum(each.numel() for layer in convolutions for each in layer.parameters())
-    num_products = num_weights + sum(nums_products)
+    num_products = num_weights + sum(products)
     num_threads = learning_threads_for(FLOPS_PER_PRODUCT * num_products * algo.samples_per_update)
     plans = []
     for plan in config.plans:

@@ -238,6 +238,8 @@ class TorchOptimizer:
                 f"torch.optim.{name} with options {options} cannot update a flat vector: {error}; "
                 "change the options (the learning rate is not one of them) or choose another optimizer"
             ) from error
+        if not trial.isfinite():
+            raise ValueError(f"torch.optim.{name} with {options} makes weights without gradients nan; raise eps")
 
     def init(self, flat: Tensor) -> State:
         # Any learning rate will do: it does not enter the state before the first update.
@@ -289,7 +291,7 @@ def make_optimizer(name: str, **hyperparameters: Any) -> Optimizer:
         raise ValueError(f"optimizer {name!r} has no {', '.join(unknown)}, only {known_names}")
     optimizer = OPTIMIZERS[name](**hyperparameters)
     if getattr(optimizer, "epsilon", 1) + getattr(optimizer, "epsilon_outside", 0) < TINY:
-        raise ValueError("optimizer_options: epsilon must be above 0, or a weight without gradients becomes 0 / 0")
+        raise ValueError(f"optimizer_options: epsilon below {TINY:g} makes weights without gradients nan")
     return optimizer
 
 

@@ -123,7 +123,8 @@ def test_the_figure_and_the_table_hold_every_setting(tmp_path, capsys):
         for algo in ("a2c", "ppo")
         for seed in (0, 1)
     ]
-    folders += [write_run(tmp_path / "c", [-20], algo="ppo", seed=0, env="breakout", workers=2)]  # the same setting
+    settings = {"algo": "ppo_64", "preset": "ppo", "seed": 0, "env": "breakout", "workers": 2}  # the same
+    folders += [write_run(tmp_path / "c", [-20], **settings)]
     folders += [write_run(tmp_path / "d", [-20], algo="ppo", learning_rate=0.1)]  # another one
     figure = make_figure(compare([*folders, folders[0]]))  # named twice, counts once
     assert [text.get_text() for text in figure.legends[0].get_texts()] == [

@@ -175,6 +175,7 @@ def test_a_preset_that_changes_nothing_is_refused(tmp_path: Path, flag: dict[str
     with pytest.raises(UsageError, match=r"changes nothing: .*config.yaml already has all of its settings"):
         resolve_on_cpu(config_file=file, **flag)
     resolve_on_cpu(config_file=file, preset="a2c_256", env_preset="stooke")  # its own
+    resolve_on_cpu(config_file=file, preset="a2c")  # its algorithm's
     file.write_text(yaml.safe_dump({**settings, "envs": 8, "learning_rate": 1e-3}))
     assert resolve_on_cpu(config_file=file, **flag).run.envs == 8
 

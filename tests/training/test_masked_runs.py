@@ -43,6 +43,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "a2c with tasks": {"algo": "a2c", **PICTURES, **TASKS},
     "vtrace": {"algo": "vtrace", "batches": 2, "batch_steps": 10},
     "gunreal": {"algo": "a2c", **PICTURES, **TASKS, "sampler": "queued", "deterministic": True},
+    "sarsa": {"algo": "one_step_sarsa"},
     "pqn gru": {"algo": "pqn", **LSTM, "core": "gru", "minibatches": 2},
 }
 FAST = ("ppo lstm", "dqn")

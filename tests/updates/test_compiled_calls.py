@@ -4,6 +4,7 @@ import errno
 import hashlib
 import logging
 import re
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -435,10 +436,10 @@ def test_what_is_no_program_runs_as_without(
 
 def test_a_recording_imports_no_tracer() -> None:
     """A run does not import PyTorch's compiler, which takes seconds; the process that compiles does."""
-    compilers = {"torch._dynamo", "torch._inductor"}
-    before = compilers & sys.modules.keys()  # by other tests of this process
-    assert not record(lambda x: x // 2, (torch.arange(4.0),)).problem
-    assert compilers & sys.modules.keys() == before
+    code = "import sys, torch; from accel_rl.updates.recording import record\n"
+    code += "assert not record(lambda x: x // 2, (torch.arange(4.0),)).problem\n"
+    code += "assert not {'torch._dynamo', 'torch._inductor'} & sys.modules.keys()"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_an_argument_is_not_a_view_of_what_is_learned() -> None:
