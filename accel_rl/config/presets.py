@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from accel_rl.errors import unknown
+from accel_rl.errors import UsageError, unknown
 
 KINDS = ("pixels", "vectors")
 """A preset's blocks. Their settings apply only to observations of that kind; those in a nested block `box` apply only
@@ -50,6 +50,15 @@ def preset_and_base(name: str) -> list[dict[str, Any]]:
     """Returns an algorithm's preset, or a variant's base preset followed by the variant's."""
     preset = load_preset(name, kind="algorithm")
     return [load_preset(preset["base"]), preset] if "base" in preset else [preset]
+
+
+def check_variant(name: str, variant: dict[str, Any], algo_name: str) -> None:
+    """Raises UsageError unless preset and algorithm share a base, as all variants of a2c do."""
+    base = variant.get("base", name)
+    base_of_algo = algo_name if ":" in algo_name else load_preset(algo_name).get("base", algo_name)
+    if base != base_of_algo:
+        what = f"a variant of {base}" if base != name else "a separate algorithm"
+        raise UsageError(f"preset {name!r} is {what}, not a variant of {algo_name}; use --algo {name} without --preset")
 
 
 def names_in(preset: dict[str, Any]) -> set[str]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from accel_rl.config.atari_options import AtariOptions
 from accel_rl.config.fields import pick
 from accel_rl.config.learners import LearnerSettings, RankInfo, check_learners, launched_rank_info
-from accel_rl.config.presets import KINDS, load_preset, names_in, preset_and_base, preset_settings
+from accel_rl.config.presets import KINDS, check_variant, load_preset, names_in, preset_and_base, preset_settings
 from accel_rl.config.run_settings import RunSettings
 from accel_rl.config.sources import overlay, read_yaml
 from accel_rl.envs.batches.env_batch import BatchConfig
@@ -131,7 +131,7 @@ def resolve(
     variant = load_preset(str(chosen["preset"])) if chosen.get("preset") not in (None, "null") else {}
     algo_class, presets = find_algo(algo_name)
     if variant:
-        _check_variant(str(chosen["preset"]), variant, algo_name)
+        check_variant(str(chosen["preset"]), variant, algo_name)
     atari = {f.name for f in fields(AtariOptions)}
     others = set() if game_name(str(chosen.get("env", RunSettings.env))) else atari  # that this environment ignores
     for name, settings in (("preset", names_in(variant) - others), ("env_preset", atari)):
@@ -227,15 +227,6 @@ def find_algo(name: str) -> tuple[Any, list[Values]]:
 def setting_names(algo_class: Any) -> list[str]:
     """Returns the names of all settings of a run with this algorithm."""
     return [*run_setting_names(), *(f.name for f in fields(algo_class.Settings))]
-
-
-def _check_variant(name: str, variant: Values, algo_name: str) -> None:
-    """Raises UsageError unless preset and algorithm share a base, as all variants of a2c do."""
-    base = variant.get("base", name)
-    base_of_algo = algo_name if ":" in algo_name else load_preset(algo_name).get("base", algo_name)
-    if base != base_of_algo:
-        what = f"a variant of {base}" if base != name else "a separate algorithm"
-        raise UsageError(f"preset {name!r} is {what}, not a variant of {algo_name}; use --algo {name} without --preset")
 
 
 # ---- the environment ----
