@@ -15,7 +15,8 @@ pytestmark = pytest.mark.multiprocess
 
 LENGTHS = [3, -4, 2, -1, 7]
 COUNTING = EnvConfig(f"{TOYS}:Counting", options={"lengths": LENGTHS})  # observes [game, step]
-COLOR = EnvConfig("breakout", options={"frame_shape": (20, 16), "noop_max": 3, "frame_stack": 1, "color": True})
+STACKED = EnvConfig("breakout", options={"frame_shape": (20, 16), "noop_max": 3, "frame_stack": 2})
+COLOR = EnvConfig("breakout", options={**STACKED.options, "frame_stack": 1, "color": True})
 
 
 def assert_right(rollout: Rollout, length_of: Any) -> int:
@@ -54,8 +55,8 @@ class LooksAtRollouts:
 
 @pytest.mark.parametrize(
     ("env", "kind"),
-    [(COUNTING, "alternating"), (COLOR, "device")],
-    ids=lambda each: each if isinstance(each, str) else each.env_id[-8:],
+    [(COUNTING, "alternating"), (STACKED, "alternating"), (COLOR, "device")],
+    ids=lambda each: each if isinstance(each, str) else f"{each.env_id[-8:]}-{each.options.get('frame_stack')}",
 )
 def test_they_are_the_same_for_every_sampler_and_change_nothing_else(env: EnvConfig, kind: str) -> None:
     """All samplers record the same terminal frames, and the rest of the rollouts stays the same."""
