@@ -1,7 +1,7 @@
 """Defines what samplers and algorithms share: rollouts, batches of steps, and policies."""
 
 from dataclasses import dataclass, fields, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 import torch
@@ -83,11 +83,14 @@ class Batch(NamedTuple):
 class NotInGraphedFunctions:
     """A placeholder for a value that a CUDA graph would freeze. Arithmetic and comparisons with it raise TypeError."""
 
-    def __bool__(self) -> bool:
+    def __bool__(self) -> NoReturn:
         raise TypeError(
             "games and numbers (first_step, ...) of a rollout cannot be read in a graphed function, since a CUDA graph "
             "would freeze them; read them before, and pass numbers as arguments"
         )
+
+    def __eq__(self, other: object) -> NoReturn:
+        self.__bool__()
 
 
 NOT_TENSORS = ("frame_stack", "games", "first_step", "num_segments", "num_valid")  # fields of a rollout

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from accel_rl.algos.auxiliary_settings import AuxiliarySettings
 from accel_rl.algos.auxiliary_tasks import TASKS, AuxiliaryTask
 from accel_rl.algos.base import Algo, RunInfo, Stats
-from accel_rl.algos.replay_settings import check_replays_fit
 from accel_rl.errors import UsageError
+from accel_rl.hardware.host_memory import check_all_fit
 from accel_rl.models.actor_critic import ActorCritic
 from accel_rl.models.trunks import initialize_by_fan_in
 from accel_rl.replay.replay import saves
@@ -77,8 +77,8 @@ class AuxiliaryTasks:
     def validate(self, run: RunInfo) -> None:
         """Raises UsageError for settings that do not fit together, or a replay that does not fit into memory."""
         self.check_sizes(run, horizon=self.algo.horizon, auxiliary_sequence_steps=self.sequence_steps)
-        size, untouched = self.settings.auxiliary_replay_steps, run.leaves_gpus_alone(self.algo.device)
-        check_replays_fit(self._num_bytes, size, "auxiliary_replay_steps", run.devices, untouched)
+        size = self.settings.auxiliary_replay_steps
+        check_all_fit(self._num_bytes, size, "auxiliary_replay_steps", run.devices, self.algo.device)
 
     def check_sizes(self, run: RunInfo, **lengths: int) -> None:
         """Raises UsageError if any of the lengths, named after their settings, exceeds the replay, or if tasks would

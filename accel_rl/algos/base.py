@@ -63,10 +63,6 @@ class RunInfo(NamedTuple):
     num_envs: int
     devices: tuple[str, ...] = ()
 
-    def leaves_gpus_alone(self, device: torch.device) -> bool:
-        """Returns whether an algorithm on this device, a CPU, only checks settings for learners on GPUs."""
-        return device.type == "cpu" and any(each != "cpu" for each in self.devices)
-
 
 class Window(NamedTuple):
     """The past steps that `Algo.on_step` learns from.

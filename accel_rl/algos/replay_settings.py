@@ -2,8 +2,6 @@
 
 import logging
 import math
-from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +13,7 @@ from accel_rl.config.fields import basic_setting, setting
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import UsageError
 from accel_rl.hardware.devices import find_device
-from accel_rl.hardware.host_memory import check_fits
+from accel_rl.hardware.host_memory import check_all_fit, check_fits
 from accel_rl.replay import Replay
 from accel_rl.replay.replay import replay_bytes, saves
 from accel_rl.replay.ring import MOST_STEPS
@@ -137,8 +135,7 @@ class ReplayPlan:
         places = run.devices
         if settings.replay_device != "auto":
             places = (str(self.replay_device),) * len(places)
-        untouched = run.leaves_gpus_alone(self.device)
-        check_replays_fit(self.num_bytes, settings.replay_size, "replay_size", places, untouched, CPU_INSTEAD)
+        check_all_fit(self.num_bytes, settings.replay_size, "replay_size", places, self.device, CPU_INSTEAD)
 
     def _validate_warmup(self, run: RunInfo) -> None:
         settings = self.settings
@@ -156,21 +153,9 @@ class ReplayPlan:
         if num_rollouts * rollout_steps * num_replays >= run.steps:
             of_each = f" of each of {num_replays} learners" if num_replays > 1 else ""
             raise UsageError(
-                f"warmup_steps={settings.warmup_steps}{of_each} are not over before the last rollout of the run's "
-                f"{run.steps} steps: nothing would be learned; make the run longer or the warm-up shorter"
+                f"warmup_steps={settings.warmup_steps}{of_each} last until the end of a run of "
+                f"{run.steps} steps, so nothing would be learned; make the run longer or the warm-up shorter"
             )
-
-
-def check_replays_fit(
-    num_bytes: int, size: int, setting: str, places: Sequence[str], untouched: bool, way_out: str = ""
-) -> None:
-    """Raises UsageError if replays of num_bytes, one on each of these devices, do not fit there (see check_fits).
-
-    way_out: advice for replays on GPUs."""
-    for place, count in Counter(places).items():
-        device = torch.device(place)
-        shown = way_out if device.type != "cpu" else ""
-        check_fits(num_bytes * count, size, setting, device, shown, num_learners=count, untouched=untouched)
 
 
 def updates_per_rollout(intensity: float, num_samples: int, batch_size: int) -> int:

@@ -103,7 +103,7 @@ def _convert(name: str, value: Any, to: Any) -> Any:
     if origin is tuple and isinstance(value, int | float) and not isinstance(value, bool):
         return (value,)
     if origin is tuple and isinstance(value, list | tuple):
-        return tuple(value)
+        return tuple(map(_number, value))
     if origin is dict and isinstance(value, dict):
         return {key: _number(item) for key, item in value.items()}
     if isinstance(value, origin) and not (origin is int and isinstance(value, bool)):
@@ -157,7 +157,11 @@ def as_mapping(text: str) -> str:
 
 
 def _number(value: Any) -> Any:
-    """Converts text such as 1e-6 to a number, since YAML recognizes only numbers with a decimal point, as in 1.0e-6."""
+    """Converts text such as 1e-6 to a number, since YAML recognizes only numbers with a decimal point, as in 1.0e-6.
+
+    Converts the items of lists, too."""
+    if isinstance(value, list):
+        return [_number(item) for item in value]
     is_number = isinstance(value, str) and re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)e[-+]?\d+", value, re.IGNORECASE)
     return float(value) if is_number else value
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -57,6 +59,27 @@ def check_fits(
             f"--{setting.replace('_', '-')} {int(size * usable / num_bytes)} or less"
         )
     return free
+
+
+def check_all_fit(
+    num_bytes: int, size: int, setting: str, places: Sequence[str], own: torch.device, way_out: str = ""
+) -> None:
+    """Raises UsageError if num_bytes for each of these devices, which may repeat, do not fit there (see check_fits).
+
+    own: this process's device; if it is a CPU, GPUs belong to other processes. way_out: advice for GPUs."""
+    import torch
+
+    for place, num_learners in Counter(places).items():
+        device, is_gpu = torch.device(place), torch.device(place).type != "cpu"
+        check_fits(
+            num_bytes * num_learners,
+            size,
+            setting,
+            device,
+            way_out if is_gpu else "",
+            num_learners=num_learners,
+            untouched=is_gpu and own.type == "cpu",
+        )
 
 
 def free_host_bytes() -> int:

@@ -1,7 +1,6 @@
 """Reports how much GPU memory the consoles of simulator=cuda take, and refuses more than fit."""
 
 import math
-from collections import Counter
 
 import numpy as np
 import torch
@@ -14,7 +13,7 @@ from accel_rl.envs.batches.env_batch import rollout_layout
 from accel_rl.envs.games.cuda import check_options, console_bytes
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import UsageError
-from accel_rl.hardware.host_memory import check_fits
+from accel_rl.hardware.host_memory import check_all_fit
 from accel_rl.hardware.topology import count
 from accel_rl.samplers.base import SamplerConfig
 from accel_rl.settings.resolve import Config
@@ -31,10 +30,7 @@ def check(config: Config, settings: SamplerConfig, devices: tuple[str, ...]) -> 
     check_options(config.env.env_id, frame_shape, height)
     if settings.num_envs > (most := most_consoles(most_threads_each(height, math.prod(frame_shape)))):
         raise UsageError(f"envs={config.run.envs}: a launch takes {most} consoles; use --envs {most * size} or less")
-    for device, learners in Counter(devices).items():
-        place, num_bytes = torch.device(device), learners * needs(config, settings)[1]
-        is_elsewhere = config.device == "cpu" and device != "cpu"
-        check_fits(num_bytes, config.run.envs, "envs", place, num_learners=learners, untouched=is_elsewhere)
+    check_all_fit(needs(config, settings)[1], config.run.envs, "envs", devices, torch.device(config.device))
 
 
 def describe(config: Config, settings: SamplerConfig) -> str:

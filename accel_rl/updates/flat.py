@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from accel_rl.errors import UsageError
+
 SPARE = 64  # numbers after the gradient that are summed over learners with it
 
 
@@ -93,11 +95,11 @@ def _flattened(shaped: Tensor) -> Tensor:
 def _check(module: nn.Module) -> None:
     parameters = dict(module.named_parameters())
     if not parameters:
-        raise ValueError(f"{type(module).__name__} has no parameters; pass a module with at least one")
+        raise UsageError(f"{type(module).__name__} has no parameters; pass a module with at least one")
     first = next(iter(parameters.values()))
     for name, parameter in parameters.items():
         if parameter.dtype not in (torch.float32, torch.float64) or parameter.dtype != first.dtype:
-            raise ValueError(f"{name} is {parameter.dtype}, not torch.float32; call module.float() first")
+            raise UsageError(f"{name} is {parameter.dtype}, not torch.float32; call module.float() first")
     devices = sorted({str(parameter.device) for parameter in parameters.values()})
     if len(devices) > 1:
-        raise ValueError(f"parameters are on {' and '.join(devices)}; call module.to(device) first")
+        raise UsageError(f"parameters are on {' and '.join(devices)}; call module.to(device) first")

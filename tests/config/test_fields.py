@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from accel_rl.algos.dqn import DQN
 from accel_rl.config.atari_options import AtariOptions
 from accel_rl.config.fields import pick
 from accel_rl.config.run_settings import RunSettings
@@ -28,6 +29,13 @@ def test_whole_numbers_have_short_forms(text: str, steps: int, tmp_path: Path) -
 def test_a_number_may_begin_with_zeros() -> None:
     """Seeds from `seq -w` are decimal; YAML alone would read octal numbers."""
     assert pick(RunSettings, {"seed": "010"}).seed == 10
+
+
+def test_numbers_in_lists_may_have_exponents_without_a_point() -> None:
+    """1e-2 is a number in lists and mappings, too; YAML alone would read text."""
+    run = pick(RunSettings, {"env_options": "{low: [1e-2, 0.5], high: 2e3}"})
+    assert run.env_options == {"low": [0.01, 0.5], "high": 2000.0}
+    assert pick(DQN.Settings, {"epsilon_final": "1e-2,0.1"}).epsilon_final == (0.01, 0.1)
 
 
 def test_numpys_values_become_pythons() -> None:

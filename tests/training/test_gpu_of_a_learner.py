@@ -72,6 +72,11 @@ def num_bytes_of_a_replay() -> int:
         ({"devices": "0-1", "replay_device": "cuda:1"}, 1.0, "on cuda:1 for 2 learners, .*: use --replay-device cpu"),
         ({"devices": "0-1", "replay_device": "mps"}, 1.2, "replay_device='mps' must be auto, cpu or cuda:<number>"),
         ({"devices": "0-1", "replay_device": "cpu"}, 0.1, ""),
+        (
+            {"devices": "0-1", "replay_device": "cpu", "replay_size": 10**13},
+            0.1,
+            "on cpu for 2 .* that are free",
+        ),
     ],
 )
 def test_replays_on_one_gpu_need_room_for_all(

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from accel_rl.errors import UsageError
 from accel_rl.updates.flat import FlatParameters
 
 
@@ -114,7 +115,7 @@ def test_tied_weights_count_once():
 )
 def test_refuses_what_cannot_be_one_vector(module, message):
     """Parameters of several dtypes or devices are refused."""
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(UsageError, match=message):
         FlatParameters(module)
 
 
