@@ -7,10 +7,10 @@ python benchmarks/scores.py page
 `add` adds runs to benchmarks/results/scores/<setting>-<game>.json, a file for each setting and game. A run replaces the
 run of the same seed. A FILE comes from another framework's program on this machine. --how says what the minutes mean:
 the run had the machine to itself (alone), or one logical CPU of two while another run had the other (half), or shared
-the machine with other programs, so its own minutes mean nothing (shared). `pace` records a setting's steps per minute,
-from the last half of a short run that had the machine to itself. With a pace, shared runs have minutes, too. `page`
-writes the figures and tables of docs/results.md and, for trials, of benchmarks/results/scores/README.md. New settings
-appear there automatically.
+the machine with other programs, so its own minutes mean nothing (shared). `pace` records a setting's steps per minute
+on a machine, from the last half of a short run that had it to itself. With a pace, shared runs have minutes, too: those
+of the first machine that has one. `page` writes the figures and tables of docs/results.md and, for trials, of
+benchmarks/results/scores/README.md. New settings appear there automatically.
 """
 
 import json
@@ -72,8 +72,9 @@ def pace(paths: Sequence[Path], setting: str | None) -> None:
         if not file.exists():
             raise UsageError(f"{file} is not there; add a run of this setting first")
         rate = round(float(np.diff(steps)[0] / np.diff(minutes)[0]))
-        noted = {"steps_per_minute": rate, "machine": _machine(path), "command": _command(path)}
-        _write(file, json.loads(file.read_text()) | {"pace": noted})
+        kept: Values = json.loads(file.read_text())
+        kept["paces"] = kept.get("paces", {}) | {_machine(path): {"steps_per_minute": rate, "command": _command(path)}}
+        _write(file, kept)
         print(f"{file}: {rate:,} steps per minute")
 
 
@@ -151,6 +152,8 @@ def page() -> None:
     played = tables.games_of(kept, per_step, GAMES)
     finished = tables.games_of(kept, per_step, GAMES, steps=1e6)
     tuned = tables.games_of(kept, control["tuned"], control["games"])
+    limit = published["timed"]["minutes"]
+    reached = tables.timed_steps(kept, (chosen, per_step), **published["timed"])
     all_games = [
         ("1 M steps", chosen, 1e6, GAMES),
         ("2 M steps", chosen, 2e6, GAMES),
@@ -158,6 +161,7 @@ def page() -> None:
     ]
     if len(finished) < len(GAMES):
         all_games.insert(2, (f"1 M steps, {', '.join(finished)} only", chosen, 1e6, finished))
+    all_games += [(f"{limit} minutes", setting, steps, GAMES) for setting, steps in reached.items()]
     shown = [each for each in kept if not is_trial(each.setting)]
     trials = [each for each in kept if is_trial(each.setting)]
     paced = tables.read_kept(FOLDER, by_pace=True)
@@ -170,6 +174,7 @@ def page() -> None:
         "seeds": tables.seeds_table(winner) if winner else "No runs yet.\n",
         "games": tables.games_table(chosen, GAMES, kept, published, (1e6, 2e6)),
         "per step": tables.games_table(per_step, played, kept, published, (5e5, 1e6)),
+        "timed": tables.timed_table(reached, limit, GAMES, kept),
         "all games": tables.all_games_table(kept, all_games),
         "control": tables.games_table(control["setting"], control["games"], kept, control, (5e5, 1e6)),
         "tuned control": tables.games_table(control["tuned"], tuned, kept, control, (5e5, 1e6)),

@@ -39,13 +39,14 @@ class Kept:
     """A file of scores: runs of one setting on one game, and the notes on each run.
 
     A run's minutes are nan if they mean nothing: it shared the machine, and the setting's pace was not measured.
-    machines: those on which the minutes were measured."""
+    machines: those on which the minutes were measured. paces: steps per minute, by machine."""
 
     setting: str
     game: str
     runs: list[ScoredRun]
     noted: list[Values]
     machines: set[str]
+    paces: dict[str, float]
 
     @property
     def command(self) -> str:
@@ -80,19 +81,20 @@ class Kept:
 def read_kept(folder: Path, by_pace: bool = False) -> list[Kept]:
     """Reads a folder's files of scores.
 
-    The minutes of runs on a shared machine, and of all runs in the same file, follow from the setting's pace. by_pace:
-    so do those of every run whose setting has a pace, which makes settings comparable."""
+    The minutes of runs on a shared machine, and of all runs in the same file, follow from the setting's first pace.
+    by_pace: so do those of every run whose setting has a pace, which makes settings comparable."""
     kept = []
     for file in sorted(folder.glob("*.json")):
         content, runs = json.loads(file.read_text()), read_scores(file)
         shared = [noted["how"] == "shared" for noted in content["runs"]]
-        machines, rate = {noted["machine"] for noted in content["runs"]}, np.nan
-        if is_paced := "pace" in content and (by_pace or any(shared)):
-            machines, rate = {content["pace"]["machine"]}, content["pace"]["steps_per_minute"]
+        paces = {machine: each["steps_per_minute"] for machine, each in content.get("paces", {}).items()}
+        machine, rate = next(iter(paces.items()), ("", np.nan))
+        is_paced = bool(paces) and (by_pace or any(shared))
+        machines = {machine} if is_paced else {noted["machine"] for noted in content["runs"]}
         for run, is_shared in zip(runs, shared, strict=True):
             if is_shared or is_paced:
                 run.curve[:, MINUTES] = run.curve[:, STEPS] / rate
-        kept.append(Kept(content["setting"], content["game"], runs, content["runs"], machines))
+        kept.append(Kept(content["setting"], content["game"], runs, content["runs"], machines, paces))
     return kept
 
 
@@ -241,6 +243,25 @@ def games_table(
     links = [f"[{name}]({published['sources'][name]})" for name in names]
     first, humans = ("game", ["random; human"]) if with_humans else ("task", [])
     return table([first, *columns, *humans, *links], rows)
+
+
+def timed_steps(
+    kept: Sequence[Kept], settings: Iterable[str], minutes: float, machine: str, game: str
+) -> dict[str, float]:
+    """Returns the steps that each setting makes in some minutes on a machine, if its pace there is known for a game."""
+    found = {setting: find(kept, setting, game) for setting in settings}
+    return {setting: minutes * each.paces[machine] for setting, each in found.items() if each and machine in each.paces}
+
+
+def timed_table(reached: dict[str, float], minutes: float, games: Sequence[str], kept: Sequence[Kept]) -> str:
+    """Returns the scores of settings on each game after the same time. reached: the steps that each makes in it."""
+    rows = []
+    for game in games:
+        found = {setting: find(kept, setting, game) for setting in reached}
+        scores = [[score_at(run, reached[name]) for run in each.runs] if each else [] for name, each in found.items()]
+        rows.append([game, *map(cell, scores), "{:,}; {:,}".format(*human_scores()[game])])
+    columns = [f"`{setting}`, {minutes} minutes: {millions(steps)} steps" for setting, steps in reached.items()]
+    return table(["game", *columns, "random; human"], rows)
 
 
 def settings_table(kept: Sequence[Kept]) -> str:

@@ -76,6 +76,7 @@ def test_commands_of_folders(tmp_path):
 PUBLISHED = {
     "chosen": "ppo_small",
     "per_step": "busy",
+    "timed": {"minutes": 30, "machine": "Intel Xeon (instructions not noted)", "game": "pong"},
     "advice": [
         {"have": "an hour", "setting": "ppo_small", "game": "pong", "range": "at most 21"},
         {"have": "a robot", "setting": "ppo", "game": "Robot-v1", "range": "any"},
@@ -101,7 +102,7 @@ def write_marks(page, names):
 @pytest.fixture
 def pages(folder):
     scores.PUBLISHED.write_text(yaml.safe_dump(PUBLISHED))
-    names = "advice", "methods", "seeds", "games", "per step", "all games", "control", "tuned control"
+    names = "advice", "methods", "seeds", "games", "per step", "timed", "all games", "control", "tuned control"
     write_marks(scores.PAGE, (*names, "reference", "settings", "commands"))
     write_marks(scores.TRIALS, ["trials"])
 
@@ -119,11 +120,16 @@ def test_the_page_holds_what_is_kept(folder, pages):
     assert [scores_page.games_of(kept, "busy", ("qbert", "pong"), steps) for steps in (0, 2e6, 3e6)] == [
         ["pong"], ["pong"], []
     ]  # fmt: skip
+    assert scores_page.timed_table({"ppo_small": 1e6, "busy": 3e6}, 30, ["pong"], kept) == (
+        "| game | `ppo_small`, 30 minutes: 1 M steps | `busy`, 30 minutes: 3 M steps | random; human |\n"
+        "| --- | --- | --- | --- |\n"
+        "| pong | 9.0 (8.0 to 10.0) |  | -20.7; 14.6 |\n"
+    )
     text = scores.PAGE.read_text()
     assert "`trial_x` | pong | 0 | `python it" not in text
     assert "| `trial_x` | pong | 0 | `python it" in scores.TRIALS.read_text()
     assert text.startswith("before\n") and text.endswith("after\n") and "old" not in text
-    assert text.count("between") == 11
+    assert text.count("between") == 12
     assert "| an hour | `python it` | 19.0 (19.0 to 19.0) | 2 M steps, 40 minutes (AMD) | at most 21 |" in text
     assert "| a robot | `python it` | 700.0 (1 seed) | 2 M steps, 40 minutes (AMD) | any |" in text
     assert "| Robot-v1 | 1 | 125.0 (1 seed) | 250.0 (1 seed) | 40 minutes (AMD) | 700.0 (1 seed) | 1443 ± 46 |" in text
@@ -191,6 +197,15 @@ def test_a_pace_gives_minutes_to_shared_runs(folder, tmp_path):
     scores.pace([run], None)
     assert minutes() == ([40], {"AMD EPYC (instructions not noted)"})
     assert minutes(by_pace=True) == ([2000], {"Intel Xeon (instructions not noted)"})
+    (run / "machine.json").write_text('{"cpu": "Faster"}')
+    (run / "progress.csv").write_text(header + "1000,1,\n2000,2,\n3000,3,\n4000,4,\n5000,5,\n")
+    scores.pace([run], None)
+    kept = scores_page.read_kept(folder)
+    reached = [
+        scores_page.timed_steps(kept, ("a2c", "ppo"), 30, f"{machine} (instructions not noted)", "Robot-v1")
+        for machine in ("Intel Xeon", "Faster", "Other")
+    ]
+    assert reached == [{"a2c": 30_000}, {"a2c": 1_800_000}, {}]
     scores.add([driver_file(folder, "a2c", 1, 20, game="Robot-v1")], "shared", None, None)
     assert minutes() == ([2000, 2000], {"Intel Xeon (instructions not noted)"})
     scores.add([driver_file(folder, "a2c", 1, 20)], "shared", None, None)
