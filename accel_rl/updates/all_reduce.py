@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -15,7 +14,6 @@ from accel_rl.updates.cuda_graphs import Terms
 from accel_rl.updates.exchange import Exchange
 from accel_rl.updates.flat import FlatParameters
 from accel_rl.updates.optimizers import Optimizer
-from accel_rl.updates.recording import host_call
 from accel_rl.updates.shared_sum import SharedSum
 
 
@@ -61,7 +59,7 @@ class AllReduce(Exchange):
         scalars = {name: value for name, value in sums.items() if not value.dim()}
         tail = parameters.tail(len(scalars) + 1)
         torch.stack([value.to(tail) for value in (*scalars.values(), num_samples)], out=tail)
-        host_call(self._sum_up, parameters.shared[: len(parameters.gradient) + len(tail)])
+        self._sum_up(parameters.shared[: len(parameters.gradient) + len(tail)])
         *totals, count = tail.clone().unbind()
         count = count.clamp(min=1)
         parameters.gradient.div_(count)
@@ -87,12 +85,9 @@ class AllReduce(Exchange):
 
     def _reduce(self, value: Tensor, operation: Any) -> Tensor:
         result = value.clone()
-        host_call(partial(self._reduce_in_place, operation), result)
-        return result
-
-    def _reduce_in_place(self, operation: Any, tensor: Tensor) -> None:
         with self._clock:
-            self._call(dist.all_reduce, tensor, operation)
+            self._call(dist.all_reduce, result, operation)
+        return result
 
     def _call(self, collective: Callable[..., Any], tensor: Tensor, *arguments: Any) -> None:
         """Calls a collective of torch.distributed that replaces the tensor's values."""

@@ -1,8 +1,8 @@
-"""Compiles programs into machine code with PyTorch's compiler, Inductor, in a separate process:
+"""Compiles a program into machine code with PyTorch's compiler, Inductor, in a separate process:
 
-    python -m accel_rl.updates.compilation PARENT FILE COUNT
+    python -m accel_rl.updates.compilation PARENT FILE
 
-FILE holds COUNT pickled `Request`s. Machine code is kept only if it computes the same as its program."""
+FILE holds a pickled `Request`. Machine code is kept only if it computes the same as its program."""
 
 import contextlib
 import fcntl
@@ -144,16 +144,14 @@ def find_compiler() -> str:
         sys.exit(f"there is no C++ compiler (CXX={os.environ.get('CXX', 'g++')})")
 
 
-def main(parent: str, file: str, count: str) -> None:
+def main(parent: str, file: str) -> None:
     end_with_parent(int(parent))
     os.nice(10)
-    with Path(file).open("rb") as stream:
-        requests: list[Request] = [pickle.load(stream) for _ in range(int(count))]
-    cache = requests[0].path.parent
+    request: Request = pickle.loads(Path(file).read_bytes())
+    cache = request.path.parent
     with tempfile.TemporaryDirectory(dir=cache, prefix=".compiling-") as folder:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
-        for request in requests:
-            _compile_once(request, folder)
+        _compile_once(request, folder)
     for old in cache.iterdir():
         with contextlib.suppress(OSError):
             if time.time() - old.stat().st_mtime > KEPT_S:

@@ -35,7 +35,7 @@ from accel_rl.updates.compilation import (
     remember_failure,
 )
 from accel_rl.updates.cuda_graphs import PackedTerms, Terms, Work, unpacked
-from accel_rl.updates.recording import Made, Piece, Recording, Steps, pieces, record, view
+from accel_rl.updates.recording import Recording, record
 from accel_rl.updates.trees import dtype_of, leaves, map_leaves, structure
 
 logger = logging.getLogger("accel_rl")
@@ -141,7 +141,6 @@ class _Call:
         self.uses, self._owner, self._share_at_start = [*uses], owner, owner.share_done
         self._num_calls, self._seconds, self._fastest_s = 0, 0.0, math.inf
         self._recording: Recording | None = None
-        self._pieces: list[Piece] = []
         self._compiler: _Compiler | None = None
         self._code: RunCode | None = None
         self._is_checked = self._is_given_up = False
@@ -208,7 +207,6 @@ class _Call:
         if recording.problem:
             self._give_up(recording.problem)
         else:
-            self._pieces = pieces(recording)
             self._find_code(recording)
 
     def _check(self, first: Recording, second: Recording) -> None:
@@ -231,37 +229,27 @@ class _Call:
         is_needed = self._owner.when == "always"
         is_worth_it = self._seconds > LEAST_SPENT_S and self._left_s() > LEAST_LEFT_S
         if self._compiler is None and (is_needed or is_worth_it):
-            self._begin()
+            self._begin(recording)
         if self._compiler and self._compiler.has_ended(wait=is_needed):
             if not self._find_code(recording) and not self._is_given_up:
                 self._give_up(self._compiler.problem())
             self._compiler = None
 
-    def _begin(self) -> None:
+    def _begin(self, recording: Recording) -> None:
         try:
-            self._compiler = _Compiler([piece.recording for piece in self._compiled_pieces()])
+            self._compiler = _Compiler(recording)
         except (OSError, UsageError) as error:
             self._give_up(str(error))
         else:
             logger.info("the update is being compiled, which takes about half a minute")
 
-    def _compiled_pieces(self) -> list[Piece]:
-        """Returns all pieces but the one after the last exchange. Learners switch to machine code at different times,
-        and all must compute the same from the sum, to the last bit."""
-        return self._pieces[:-1] or self._pieces
-
     def _find_code(self, recording: Recording) -> bool:
         """Loads the machine code if it is complete on disk; returns whether there is any."""
         try:
-            codes = [self._owner.find_code(piece.recording) for piece in self._compiled_pieces()]
+            self._code = self._owner.find_code(recording)
         except (OSError, RuntimeError, UsageError) as error:
             self._give_up(first_line(error))
             return False
-        found = [code for code in codes if code]
-        if len(found) == len(codes):
-            last = self._pieces[-1].recording
-            found += [Steps(last.program, recording.bases)] if recording.host_calls else []
-            self._code = partial(run_pieces, self._pieces, found, recording.host_calls) if found[1:] else found[0]
         if self._code:
             logger.info("the update runs as machine code from here on")
         return self._code is not None
@@ -273,40 +261,21 @@ class _Call:
 
     def _give_up(self, reason: str) -> None:
         self._is_given_up, self._is_checked, self._code = True, True, None
-        logger.warning("the update cannot be compiled, and runs as it does without --compile: %s", reason)
-
-
-def run_pieces(
-    parts: Sequence[Piece],
-    codes: Sequence[RunCode],
-    host_calls: Sequence[Callable[[Tensor], None]],
-    bases: list[Tensor],
-    arguments: list[Tensor],
-) -> list[Tensor]:
-    """Runs the pieces of a program, and the host functions between them; see `RunCode`."""
-    made, results = dict(enumerate(arguments)), list[Tensor]()
-    for piece, code, call in zip(parts, codes, [*host_calls, None], strict=True):
-        results = code(bases, [made[number] for number in piece.inputs])
-        made.update(zip(piece.outputs, results, strict=False))
-        if call and piece.changed:
-            target = piece.changed
-            call(made[target.number] if isinstance(target, Made) else view(bases[target.base], *target[1:]))
-    return results
+        logger.warning("the update is not compiled and keeps running operation by operation: %s", reason)
 
 
 class _Compiler:
-    """A process that compiles recorded programs. Raises OSError if they cannot be passed to it."""
+    """A process that compiles a recorded program. Raises OSError if it cannot be passed to it."""
 
-    def __init__(self, recordings: Sequence[Recording]):
-        self._paths = [*map(path_of, recordings)]
-        self._paths[0].parent.mkdir(parents=True, exist_ok=True)
+    def __init__(self, recording: Recording):
+        self._path = path_of(recording)
+        self._path.parent.mkdir(parents=True, exist_ok=True)
         self._request, self._said = tempfile.NamedTemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115
-        threads = torch.get_num_threads()
-        for each, path in zip(recordings, self._paths, strict=True):
-            pickle.dump(Request(each.program, each.bases, each.arguments, threads, path), self._request)
+        request = Request(recording.program, recording.bases, recording.arguments, torch.get_num_threads(), self._path)
+        pickle.dump(request, self._request)
         self._request.flush()
         self._deadline = time.monotonic() + TIMEOUT_S
-        words = (os.getpid(), self._request.name, len(recordings))
+        words = os.getpid(), self._request.name
         self._process = spawn(COMPILATION, *words, stdout=subprocess.DEVNULL, stderr=self._said)
 
     def has_ended(self, wait: bool) -> bool:
@@ -315,7 +284,7 @@ class _Compiler:
             self._process.wait(self._deadline - time.monotonic() if wait else 0)
         if self._process.returncode is None and time.monotonic() > self._deadline:
             self.stop()
-            remember_failure(self._paths[0], f"it takes longer than {TIMEOUT_S / 60:.0f} minutes")
+            remember_failure(self._path, f"it takes longer than {TIMEOUT_S / 60:.0f} minutes")
         return self._process.returncode is not None
 
     def stop(self) -> None:

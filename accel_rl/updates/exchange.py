@@ -25,9 +25,7 @@ class Exchange:
     """
 
     is_capturable: ClassVar[bool] = True
-    """True if a CUDA graph can hold `apply`."""
-    is_recordable: ClassVar[bool] = True
-    """True if machine code can hold `apply`, which reaches other learners only by `recording.host_call`."""
+    """True if a CUDA graph, or machine code, can hold `apply`."""
     sums_gradients: ClassVar[bool] = False
     """True if `apply` sums gradients over learners, so that it needs the gradient of a sum of losses, not of a mean."""
 

@@ -4,7 +4,7 @@ A program is plain data. `replay` runs it; `compilation.py` compiles it into mac
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,16 +35,12 @@ class Held(NamedTuple):
 class Operation(NamedTuple):
     """An operation of PyTorch, such as aten.add.Tensor; tensors in its arguments are Made or Held.
 
-    results: the numbers of its results; None for an argument changed in place, and for a view of a base."""
+    results: the numbers of its results; None for an argument changed in place."""
 
     name: str
     arguments: Any
     keywords: dict[str, Any]
     results: tuple[int | None, ...]
-
-
-HOST_CALL = "host"
-"""The name of an operation that is not PyTorch's: a function that changes its argument, see `host_call`."""
 
 
 class Program(NamedTuple):
@@ -58,37 +54,13 @@ class Recording(NamedTuple):
     """A program and the call that it was recorded from.
 
     arguments: the tensors of the call. bases: the tensors [N] whose views the program holds, as they were before the
-    call. result: what the function returned. problem: why the program cannot be used, or "". host_calls: the functions
-    that it calls, in order."""
+    call. result: what the function returned. problem: why the program cannot be used, or ""."""
 
     program: Program
     arguments: list[Tensor]
     bases: list[Tensor]
     result: Any
     problem: str
-    host_calls: list[Callable[[Tensor], None]]
-
-
-class Piece(NamedTuple):
-    """A part of a program, between two calls of host functions.
-
-    recording: of this part. inputs, outputs: its arguments' and results' numbers in the whole program. changed: the
-    tensor that the next host function changes; None for the last piece."""
-
-    recording: Recording
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
-    changed: Made | Held | None
-
-
-def host_call(function: Callable[[Tensor], None], tensor: Tensor) -> None:
-    """Calls function(tensor), which changes the tensor in place, for example by a sum over processes.
-
-    A recording does not call it, but notes where a program must do so."""
-    if _Recorder.current:
-        _Recorder.current.note_host_call(function, tensor)
-    else:
-        function(tensor)
 
 
 def record(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Recording:
@@ -112,7 +84,7 @@ def record(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Recordin
     bases = [base[:end] for base, end in zip(recorder.bases, _ends(program, len(recorder.bases)), strict=True)]
     changed = {place: tensor[: len(bases[place])] for place, tensor in changed.items()}
     problem = recorder.problem or _check(program, bases, given, leaves(result), changed)
-    return Recording(program, given, bases, result, problem, recorder.host_calls)
+    return Recording(program, given, bases, result, problem)
 
 
 def _ends(program: Program, num_bases: int) -> list[int]:
@@ -129,64 +101,6 @@ def _ends(program: Program, num_bases: int) -> list[int]:
     return ends
 
 
-def pieces(recording: Recording) -> list[Piece]:
-    """Cuts a recorded program where it calls host functions."""
-    program = recording.program
-    starts = [0, *(at + 1 for at, each in enumerate(program.operations) if each.name == HOST_CALL)]
-    if len(starts) == 1:
-        return [Piece(recording, tuple(range(len(recording.arguments))), (), None)]
-    made, found = dict(enumerate(recording.arguments)), list[Piece]()
-    bases = [base.clone() for base in recording.bases]
-    for start, stop in zip(starts, [*(start - 1 for start in starts[1:]), len(program.operations)], strict=True):
-        operations, later = program.operations[start:stop], program.operations[stop:]
-        own = {number for each in operations for number in each.results if number is not None}
-        outputs = sorted(own & (_used(later) | _numbers(program.results)))
-        results = tuple(map(Made, outputs)) if later else program.results
-        inputs = sorted((_used(operations) | _numbers(results)) & made.keys())
-        part = _renumbered(Program(operations, results), inputs)
-        arguments = [made[number] for number in inputs]
-        copies = [base.clone() for base in bases]
-        with torch.no_grad():
-            made.update(zip(outputs, replay(part, bases, arguments), strict=False))
-        changed = later[0].arguments[0] if later else None
-        found.append(
-            Piece(Recording(part, arguments, copies, recording.result, "", []), (*inputs,), (*outputs,), changed)
-        )
-    return found
-
-
-def _used(operations: Sequence[Operation]) -> set[int]:
-    """Returns the numbers of the tensors that operations take."""
-    return _numbers([(each.arguments, each.keywords) for each in operations])
-
-
-def _numbers(tree: Any) -> set[int]:
-    """Returns the numbers of all tensors that are Made in a tree."""
-    found = set[int]()
-    _map(lambda each: found.add(each.number) if isinstance(each, Made) else None, tree)
-    return found
-
-
-def _renumbered(program: Program, inputs: list[int]) -> Program:
-    """Returns a program whose arguments, with these numbers, have the numbers 0, 1, ..."""
-    own = [number for each in program.operations for number in each.results if number is not None]
-    places = {number: place for place, number in enumerate([*inputs, *own])}
-
-    def rename(value: Any) -> Any:
-        return Made(places[value.number]) if isinstance(value, Made) else value
-
-    operations = tuple(
-        Operation(
-            each.name,
-            _map(rename, each.arguments),
-            _map(rename, each.keywords),
-            tuple(None if number is None else places[number] for number in each.results),
-        )
-        for each in program.operations
-    )
-    return Program(operations, _map(rename, program.results))
-
-
 def _check(
     program: Program, bases: list[Tensor], given: list[Tensor], results: list[Tensor], changed: dict[int, Tensor]
 ) -> str:
@@ -200,47 +114,23 @@ def _check(
 
 
 def replay(program: Program, bases: Sequence[Tensor], arguments: Sequence[Tensor]) -> list[Tensor]:
-    """Runs a program without its host calls, and changes bases [N] in place. Returns its results."""
-    return Steps(program, bases)(bases, arguments)
+    """Runs a program, and changes bases [N] in place. Returns its results."""
+    made: dict[int, Tensor] = dict(enumerate(arguments))
 
+    def find(value: Any) -> Any:
+        if isinstance(value, Made):
+            return made[value.number]
+        return view(bases[value.base], *value[1:]) if isinstance(value, Held) else value
 
-class Steps:
-    """Runs a program like `replay`, always on the same bases."""
-
-    def __init__(self, program: Program, bases: Sequence[Tensor]):
-        def resolve(value: Any) -> Any:
-            return view(bases[value.base], *value[1:]) if isinstance(value, Held) else value
-
-        self._results = [resolve(value) for value in program.results]
-        self._steps = [
-            (
-                None if each.name == "aten.detach.default" else operation(each.name),
-                _map(resolve, each.arguments),
-                _map(resolve, each.keywords),
-                bool(_used([each])),
-                each.results,
-            )
-            for each in program.operations
-            if each.name != HOST_CALL
-        ]
-
-    def __call__(self, bases: Sequence[Tensor], arguments: Sequence[Tensor]) -> list[Tensor]:
-        made: dict[int, Tensor] = dict(enumerate(arguments))
-
-        def find(value: Any) -> Any:
-            return made[value.number] if isinstance(value, Made) else value
-
-        with torch.no_grad():
-            for function, given, keywords, uses_made, numbers in self._steps:
-                if uses_made:
-                    given, keywords = _map(find, given), _map(find, keywords)
-                results = function(*given, **keywords) if function else given[0]
-                for number, result in zip(
-                    numbers, results if isinstance(results, list | tuple) else [results], strict=True
-                ):
-                    if number is not None:
-                        made[number] = result
-        return [find(value) for value in self._results]
+    with torch.no_grad():
+        for name, given, keywords, numbers in program.operations:
+            given, keywords = _map(find, given), _map(find, keywords)
+            results = given[0] if name == "aten.detach.default" else operation(name)(*given, **keywords)
+            flat = results if isinstance(results, list | tuple) else [results]
+            for number, result in zip(numbers, flat, strict=True):
+                if number is not None:
+                    made[number] = result
+        return [find(value) for value in program.results]
 
 
 def view(base: Tensor, shape: tuple[int, ...], stride: tuple[int, ...], offset: int) -> Tensor:
@@ -262,12 +152,9 @@ def operation(name: str) -> Callable[..., Any]:
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """A mode in which operations are recorded while they run."""
 
-    current: "ClassVar[_Recorder | None]" = None
-
     def __init__(self, given: list[Tensor]):
         super().__init__()  # type: ignore[no-untyped-call]
         self.operations: list[Operation] = []
-        self.host_calls: list[Callable[[Tensor], None]] = []
         self.bases: list[Tensor] = []
         self.saved: dict[int, Tensor] = {}  # copies of changed bases
         self.problem = ""
@@ -275,7 +162,6 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._alive = [*given]  # otherwise a new tensor could get the id of an old one
         self._given = {_address(tensor) for tensor in given if tensor.numel()}
         self._places: dict[int, int] = {}  # of bases, by their addresses
-        self._made_earlier: set[int] = set()  # addresses of tensors made before the last host call
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -285,28 +171,13 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         results = function(*args, **kwargs)
         unchanged = {id(tensor) for tensor in _tensors((args, kwargs))}
         flat = results if isinstance(results, list | tuple) else [results]
-        numbers = tuple(
-            None if id(result) in unchanged or self._is_held(result) else self._number(result) for result in flat
-        )
+        numbers = tuple(None if id(result) in unchanged else self._number(result) for result in flat)
         self.operations.append(Operation(str(function), *given, numbers))
         return results
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False  # otherwise PyTorch imports its tracer at the first operation, which takes a second
-
-    def __enter__(self) -> Self:
-        _Recorder.current = self
-        return super().__enter__()  # type: ignore[no-any-return, no-untyped-call]
-
-    def __exit__(self, *error: Any) -> None:
-        _Recorder.current = None
-        super().__exit__(*error)  # type: ignore[no-untyped-call]
-
-    def note_host_call(self, function: Callable[[Tensor], None], tensor: Tensor) -> None:
-        self.host_calls.append(function)
-        self.operations.append(Operation(HOST_CALL, (self.refer(tensor),), {}, ()))
-        self._made_earlier = {_address(each) for each in self._alive}
 
     def refer(self, tensor: Tensor) -> Made | Held:
         """Returns the reference by which a program names this tensor."""
@@ -322,10 +193,6 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self.bases[place].dtype != tensor.dtype:
             self.problem = f"it uses a tensor as {tensor.dtype} and as {self.bases[place].dtype}"
         return Held(place, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
-
-    def _is_held(self, result: Any) -> bool:
-        """Returns whether a result is a view of a base. It stays one on both sides of a host call."""
-        return isinstance(result, Tensor) and result.numel() > 0 and _address(result) in self._places
 
     def _encode(self, value: Any) -> Any:
         return self.refer(value) if isinstance(value, Tensor) else value
@@ -346,8 +213,6 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self.saved[place] = self.bases[place].clone()
             if _address(tensor) in self._given:
                 self.problem = "it changes an argument"
-            if _address(tensor) in self._made_earlier and place is None:
-                self.problem = "it changes a tensor that was made before learners exchanged values"
 
     def _find_problem(self, function: Any, args: Any, kwargs: Any) -> str:
         name = str(function)

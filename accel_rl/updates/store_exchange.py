@@ -37,7 +37,6 @@ class StoreExchange(Exchange):
     """
 
     is_capturable: ClassVar[bool] = False
-    is_recordable: ClassVar[bool] = False
 
     def __init__(
         self,

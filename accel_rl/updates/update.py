@@ -67,8 +67,7 @@ class Update:
         self.slice_elements, self.log_norms = slice_elements, log_norms
         self.device = self.parameters.values.device
         self._on_cpu = self.device.type == "cpu"
-        fits = self.exchange.is_recordable if self._on_cpu else self.exchange.is_capturable
-        self._graph_is_all = fits and optimizer.capturable
+        self._graph_is_all = self.exchange.is_capturable and optimizer.capturable
         self._graphs = CudaGraphs(self.device) if cuda_graphs and not self._on_cpu else None
         self.compiled = compiled if self._on_cpu and not log_norms else None
         self._is_in_graph = False  # True while this runs within a graph or machine code
@@ -139,11 +138,9 @@ class Update:
             return pack(body(self, part, learning_rate, *arguments))
 
         rate = torch.tensor(learning_rate, dtype=torch.float64)
-        # Learners that sum gradients must round alike, and others may already run machine code, which takes a tensor.
-        rate_or_number = rate if self.exchange.sums_gradients else learning_rate
 
         def eager(part: Any) -> Terms:
-            return body(self, part, rate_or_number, *arguments)
+            return body(self, part, learning_rate, *arguments)
 
         self._is_in_graph = True
         try:
@@ -223,8 +220,7 @@ class Update:
             if self._graphs:
                 terms = unpack(self._graphs(key, work, (batches, *arguments)))
             else:
-                rate_or_number = rate if self.exchange.sums_gradients else learning_rate  # see _as_a_whole
-                eager = partial(self._eager, losses, num_samples, rate_or_number)
+                eager = partial(self._eager, losses, num_samples, learning_rate)
                 (terms,) = self._by_machine_code(key, work, [batches], arguments, eager)
         else:
             terms = self._in_slices(losses, batches, num_samples)

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import accel_rl
-from accel_rl.updates import Exchange, Update, compilation, compiled_calls
+from accel_rl.updates import Update, compilation, compiled_calls
 from accel_rl.updates.compilation import (
     digest_path,
     failure_path,
@@ -31,7 +31,7 @@ from accel_rl.updates.compilation import (
 from accel_rl.updates.compiled_calls import MOST_CALLS, NUM_TIMED_CALLS, CompiledCalls, path_of, why_not_compiled
 from accel_rl.updates.cuda_graphs import Terms
 from accel_rl.updates.optimizers import Adam
-from accel_rl.updates.recording import Recording, host_call, record
+from accel_rl.updates.recording import Recording, record
 from tests.helpers.processes import Command
 from tests.helpers.recorded import replayed
 from tests.helpers.runs import rows
@@ -90,12 +90,10 @@ class Learner:
 
     count = 0
 
-    def __init__(
-        self, find_code: compiled_calls.FindCode | None, when: str = "always", exchange: Exchange | None = None
-    ):
+    def __init__(self, find_code: compiled_calls.FindCode | None, when: str = "always"):
         torch.manual_seed(1)
         self.layer = nn.Linear(3, 2)
-        self.update = Update(self.layer, Adam(), 0.5, exchange, compiled=CompiledCalls(when, find_code))
+        self.update = Update(self.layer, Adam(), 0.5, compiled=CompiledCalls(when, find_code))
 
     def loss(self, inputs: Tensor, weight: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         outputs = self.layer(inputs)
@@ -120,39 +118,6 @@ def test_numbers_of_a_program_change_with_each_update() -> None:
         assert all(torch.allclose(found[name], expected[name]) for name in expected)
         torch.testing.assert_close(ours.weights, direct.weights)
     assert ours.update.read_compiled_share() == 1 and direct.update.read_compiled_share() == 0
-
-
-class Doubling(Exchange):
-    """An exchange with an imaginary learner that has the same gradient and sums."""
-
-    calls = 0
-
-    def apply(self, sums: Terms, num_samples: Tensor, learning_rate: float | Tensor) -> Terms:
-        scale = self.sum(self.parameters.gradient.abs().max()).clamp(min=1)
-        host_call(self._double, self.parameters.gradient[:])  # a view, as in AllReduce
-        return super().apply(sums, num_samples, learning_rate) | {"scale": scale, "half": scale / 2}
-
-    def sum(self, value: Tensor) -> Tensor:
-        result = value.clone()
-        host_call(self._double, result)
-        return result
-
-    def _double(self, tensor: Tensor) -> None:
-        self.calls += 1
-        tensor.mul_(2)
-
-
-def test_learners_exchange_between_the_pieces_of_a_program() -> None:
-    """Compiled updates exchange as often and with the same values as others; recordings never exchange."""
-    exchanges = Doubling(), Doubling()
-    direct, ours = (Learner(replayed, exchange=exchange) for exchange in exchanges)
-    direct.update.compiled = None
-    for number in range(4):
-        expected, found = direct.learn(number=number), ours.learn(number=number)
-        assert found.keys() == expected.keys()
-        assert all(torch.allclose(found[name], expected[name]) for name in expected)
-        torch.testing.assert_close(ours.weights, direct.weights)
-    assert [exchange.calls for exchange in exchanges] == [8, 8] and ours.update.read_compiled_share() == 1
 
 
 def test_a_replaced_tensor_is_not_learned_from() -> None:
