@@ -1,21 +1,20 @@
 """Adds auxiliary tasks to any actor-critic: their shared replay, when they learn, and how updates include them.
 
-The algorithm does not know about them. The run stores rollouts for them (training/iteration.py), and the algorithm's
-update is an UpdateWithTasks.
+The algorithm does not know about them. The run stores rollouts for them (training/iteration.py), and its update adds
+their losses.
 """
 
 import logging
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from accel_rl.algos.auxiliary_settings import AuxiliarySettings
 from accel_rl.algos.auxiliary_tasks import TASKS, AuxiliaryTask
-from accel_rl.algos.base import Algo, RunInfo, Stats
+from accel_rl.algos.base import Algo, RunInfo
 from accel_rl.errors import UsageError
 from accel_rl.hardware.host_memory import check_all_fit
 from accel_rl.models.actor_critic import ActorCritic
@@ -24,8 +23,7 @@ from accel_rl.replay.replay import saves
 from accel_rl.replay.sequences import SequenceBatch, SequenceReplay, WindowBatch, sequence_bytes
 from accel_rl.replay.transitions import DrawnRows
 from accel_rl.rollout import Rollout
-from accel_rl.updates import Loss, LossPart, Update
-from accel_rl.updates.update import Body
+from accel_rl.updates import LossPart, Update
 
 logger = logging.getLogger("accel_rl")
 
@@ -161,36 +159,3 @@ class AuxiliaryTasks:
             return (envs,)
         elements = (self.sequence_steps + 1) * math.prod(self.algo.spec.observation_shape)
         return torch.split(envs, max(1, update.slice_elements // elements))
-
-
-class UpdateWithTasks(Update):
-    """An Update whose `minimize` adds the losses of auxiliary tasks, on batches that each call draws anew."""
-
-    def __init__(self, tasks: AuxiliaryTasks, module: nn.Module, *arguments: Any, **options: Any):
-        super().__init__(module, *arguments, **options)
-        self.tasks = tasks
-
-    def minimize(
-        self,
-        loss: Loss,
-        batch: tuple[Any, ...],
-        num_samples: Tensor,
-        learning_rate: float | Tensor,
-        *,
-        extra_losses: Sequence[LossPart] = (),
-    ) -> Stats:
-        extra = [*extra_losses, *self.tasks.draw(self)]
-        return super().minimize(loss, batch, num_samples, learning_rate, extra_losses=extra)
-
-    def repeat(self, body: Body, parts: Sequence[Tensor], learning_rate: float, *arguments: Any) -> list[Stats]:
-        """Makes the updates one by one: each draws on the host first, which one graph of several cannot contain."""
-        return [body(self, part, learning_rate, *arguments) for part in parts]
-
-    def once(self, body: Body, part: Any, learning_rate: float, *arguments: Any, uses: Sequence[Tensor] = ()) -> Stats:
-        """Makes one update by separate calls, since it draws on the host, too."""
-        return body(self, part, learning_rate, *arguments)
-
-
-def tasks_of(update: Update) -> AuxiliaryTasks | None:
-    """Returns the auxiliary tasks whose losses this update includes, if any."""
-    return update.tasks if isinstance(update, UpdateWithTasks) else None

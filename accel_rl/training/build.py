@@ -1,6 +1,6 @@
 """Builds a run's objects from its resolved settings."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from accel_rl.algos.auxiliary import AuxiliaryTasks, UpdateWithTasks, add_heads
+from accel_rl.algos.auxiliary import AuxiliaryTasks, add_heads
 from accel_rl.algos.base import Algo, RunInfo
 from accel_rl.algos.prepared_tasks import PreparedTasks
 from accel_rl.envs.make import import_name
@@ -227,15 +227,15 @@ def build_update(
         exchange = StoreExchange(store, own_state=own_state, updates_per_exchange=steps)
     if exchange is None:
         optimizer = for_one_learner(optimizer)
-    make: Callable[..., Update] = partial(UpdateWithTasks, tasks) if tasks else Update
     reason = why_not_compiled(config.run.compile, config.run.deterministic, module, store is not None)
-    return make(
+    return Update(
         module,
         optimizer,
         config.algo.clip_grad_norm,
         exchange,
         cuda_graphs=config.run.cuda_graphs,
         compiled=None if reason else CompiledCalls(config.run.compile),
+        extra_losses=tasks,
         log_norms=config.run.log_norms,
     )
 

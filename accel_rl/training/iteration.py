@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from accel_rl.algos.auxiliary import tasks_of
 from accel_rl.algos.base import Algo, Stats
 from accel_rl.hardware.placement import Plan
 from accel_rl.hardware.timers import DeviceTimer
@@ -45,7 +44,7 @@ class Iteration:
         pull_horizon: int | None = None,
         initial: InitialPolicy | None = None,
     ):
-        self.sampler, self.algo, self.update, self.tasks = sampler, algo, update, tasks_of(update)
+        self.sampler, self.algo, self.update, self.tasks = sampler, algo, update, update.extra_losses
         self.plan, self.pull_horizon = plan, pull_horizon
         self.skips_first_rollout = needs_first_rollout(algo, initial)
         self.timer = DeviceTimer(algo.device)  # measures learning

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from accel_rl.algos.auxiliary import tasks_of
 from accel_rl.algos.base import Algo
 from accel_rl.samplers.base import Sampler
 from accel_rl.settings.resolve import Config
@@ -62,8 +61,7 @@ class Learner:
     @property
     def replay(self) -> Any:
         """The replay that checkpoints include, of the algorithm or of its auxiliary tasks; None if there is none."""
-        tasks = tasks_of(self.update)
-        return tasks.replay if tasks else self.algo.replay
+        return (self.update.extra_losses or self.algo).replay
 
     def close(self) -> None:
         if self.progress:

@@ -45,6 +45,8 @@ class Update:
     cuda_graphs: on a GPU, `minimize` becomes one CUDA graph for each loss and shape of batch, and each `graphed`
         function one for each shape of its arguments.
     compiled: on a CPU, runs `minimize` and the updates of `repeat` and `once` as machine code.
+    extra_losses: an object, such as auxiliary tasks, whose draw(update) returns a LossPart for each loss that the next
+        `minimize` adds. It draws on the host, so updates are then made one by one, and not by machine code.
     log_norms: `minimize` also returns the norms of each parameter tensor, its gradient and its step, as "norm/...".
     """
 
@@ -58,18 +60,19 @@ class Update:
         slice_elements: int = LARGEST_KEPT // 4 - 2**10,  # less the header that the C library adds
         cuda_graphs: bool = True,
         compiled: CompiledCalls | None = None,
+        extra_losses: Any = None,
         log_norms: bool = False,
     ):
         self.module, self.parameters = module, FlatParameters(module)
         self._copies = keep_copies(module)
         self.exchange = exchange or Exchange()
         self.exchange.bind(self.parameters, optimizer, clip_grad_norm)
-        self.slice_elements, self.log_norms = slice_elements, log_norms
+        self.slice_elements, self.extra_losses, self.log_norms = slice_elements, extra_losses, log_norms
         self.device = self.parameters.values.device
         self._on_cpu = self.device.type == "cpu"
         self._graph_is_all = self.exchange.is_capturable and optimizer.capturable
         self._graphs = CudaGraphs(self.device) if cuda_graphs and not self._on_cpu else None
-        self.compiled = compiled if self._on_cpu and not log_norms else None
+        self.compiled = compiled if self._on_cpu and not (extra_losses or log_norms) else None
         self._is_in_graph = False  # True while this runs within a graph or machine code
 
     def graphed(self, function: Callable[..., Result], *arguments: Any, uses: Sequence[Tensor] = ()) -> Result:
@@ -107,7 +110,7 @@ class Update:
         parts = [*parts]
         is_even = len({len(part) for part in parts}) == 1 and len(parts) <= MAX_REPEATED
         calls = self._graphs or self.compiled
-        if not (is_even and calls and self._graph_is_all) or self.log_norms:
+        if not (is_even and calls and self._graph_is_all) or self.extra_losses or self.log_norms:
             return [body(self, part, learning_rate, *arguments) for part in parts]
         if self._graphs:
             self._refresh()
@@ -197,8 +200,6 @@ class Update:
         batch: tuple[Any, ...],
         num_samples: Tensor,
         learning_rate: float | Tensor,
-        *,
-        extra_losses: Sequence[LossPart] = (),
     ) -> Terms:
         """Makes one update: descends the gradient of loss(*batch)[0] / num_samples, both summed over all learners that
         update together. If the number of samples is 0 on all of them, neither the gradient nor the terms are divided.
@@ -206,14 +207,15 @@ class Update:
         loss: the same function at each update. batch: its arguments, tensors or NamedTuples of tensors, samples first
         [N, ...]. If they contain a Batch of sequences [T, B, ...], the loss sees the whole batch at once. Numbers are
         settings that change (clip range, entropy weight); they arrive as 0-d tensors. num_samples: the number of valid
-        samples. extra_losses: losses with their own batches, of any shapes; their sums are added.
+        samples.
 
         Returns the loss's terms divided by num_samples, both summed over these learners, and "grad_norm", the norm of
         the gradient before clipping. A term with an entry for each sample [N, ...] is returned unchanged."""
         self._refresh()
         values_before = self.parameters.values.clone() if self.log_norms else None
-        losses, batches = (loss, *(part.loss for part in extra_losses)), (batch, *(part.batch for part in extra_losses))
-        has_own_graph = bool(self._graphs or (self.compiled and not extra_losses)) and not self._is_in_graph
+        parts = [LossPart(loss, batch), *(self.extra_losses.draw(self) if self.extra_losses else ())]
+        losses, batches = zip(*parts, strict=True)
+        has_own_graph = bool(self._graphs or self.compiled) and not self._is_in_graph
         if has_own_graph:
             rate = torch.tensor(learning_rate, dtype=torch.float64)
             key, work, arguments = ("minimize", *losses), partial(self._in_graph, losses), (num_samples, rate)

@@ -9,7 +9,6 @@ import torch
 
 import accel_rl
 from accel_rl.algos.a2c import A2C
-from accel_rl.algos.auxiliary import tasks_of
 from accel_rl.algos.auxiliary_tasks import TASKS
 from accel_rl.envs import EnvConfig
 from accel_rl.errors import UsageError
@@ -120,7 +119,7 @@ def test_a_core_replays_the_rewards_that_it_was_given() -> None:
     settings = {"auxiliary": "value_replay", "core": "lstm", "previous_inputs": True, "normalize_returns": True}
     config = resolve({**CARTPOLE, **settings, "separate_value": False}, spec=spec_of(EnvConfig("CartPole-v1")))
     algo, update = build_algo_and_update(config)
-    tasks = tasks_of(update)
+    tasks = update.extra_losses
     assert tasks and algo.statistics
     with closing(build_training_sampler(config, algo)) as sampler:
         for index in range(6):

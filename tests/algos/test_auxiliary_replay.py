@@ -110,21 +110,15 @@ def test_each_update_learns_from_a_sequence_of_each_of_its_environments(
     settings |= {**TINY_SERIAL_RUN, "algo": name, "env": f"{TOYS}:Clock", "env_options": {"lengths": [7, -4]}}
     seen: list[list[tuple[str, Any, float]]] = []
     drawn_from: list[slice] = []
-    minimize, draw = Update.minimize, AuxiliaryTasks.draw
+    draw = AuxiliaryTasks.draw
 
-    def record(update: Update, *arguments: Any, extra_losses: Any, **options: Any) -> Any:
-        losses = (part.loss(*part.batch)[0].item() for part in extra_losses)
-        seen.append(
-            [(part.loss.__self__.name, part.batch[0], loss) for part, loss in zip(extra_losses, losses, strict=True)]
-        )
-        return minimize(update, *arguments, extra_losses=extra_losses, **options)
-
-    def record_envs(tasks: AuxiliaryTasks, update: Update) -> Any:
+    def record(tasks: AuxiliaryTasks, update: Update) -> Any:
         drawn_from.append(tasks.envs)
-        return draw(tasks, update)
+        parts = draw(tasks, update)
+        seen.append([(part.loss.__self__.name, part.batch[0], part.loss(*part.batch)[0].item()) for part in parts])
+        return parts
 
-    monkeypatch.setattr(Update, "minimize", record)
-    monkeypatch.setattr(AuxiliaryTasks, "draw", record_envs)
+    monkeypatch.setattr(AuxiliaryTasks, "draw", record)
     auxiliary = {"auxiliary": ",".join(TASKS), "auxiliary_replay_steps": 30, "auxiliary_sequence_steps": 7}
     network = "tests.helpers.samplers:Flat"
     accel_rl.train(

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor
 
 from accel_rl.algos.a2c import A2C
-from accel_rl.algos.auxiliary import AuxiliaryTasks, UpdateWithTasks, add_heads
+from accel_rl.algos.auxiliary import AuxiliaryTasks, add_heads
 from accel_rl.algos.categorical_dqn import CategoricalDQN
 from accel_rl.algos.dqn import DQN
 from accel_rl.algos.online_q import OnlineQ
@@ -91,8 +90,7 @@ class Run:
         self.algo.policy.to(device)
         self.algo.setup(1, lambda module: Update(module, RMSProp(), 0.5))
         self.tasks = AuxiliaryTasks.of(self.algo)
-        make = partial(UpdateWithTasks, self.tasks) if self.tasks else Update
-        self.update = make(self.algo.policy, RMSProp(), 0.5)
+        self.update = Update(self.algo.policy, RMSProp(), 0.5, extra_losses=self.tasks)
         if self.tasks:
             self.tasks.setup(1)
 

@@ -1,12 +1,11 @@
 """An update that records what algorithms ask of it."""
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from accel_rl.updates import Loss, LossPart, Update
+from accel_rl.updates import Loss, Update
 from accel_rl.updates.exchange import means
 from accel_rl.updates.optimizers import SGD, Optimizer
 from accel_rl.updates.trees import map_leaves, to_device
@@ -39,13 +38,11 @@ class RecordingUpdate(Update):
         batch: tuple[Any, ...],
         num_samples: Tensor,
         learning_rate: float | Tensor,
-        *,
-        extra_losses: Sequence[LossPart] = (),
     ) -> dict[str, Tensor]:
         batch = to_device(batch, self.device)
         self.calls.append(Call(loss, map_leaves(torch.clone, batch), num_samples.clone(), float(learning_rate)))
         if self.learns:
-            return super().minimize(loss, batch, num_samples, learning_rate, extra_losses=extra_losses)
+            return super().minimize(loss, batch, num_samples, learning_rate)
         return means(loss(*batch)[1], num_samples)
 
     def max(self, value: Tensor) -> Tensor:

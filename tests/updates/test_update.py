@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from copy import deepcopy
+from types import SimpleNamespace
 from typing import Any, ClassVar, NamedTuple
 
 import pytest
@@ -160,8 +161,9 @@ def test_further_losses_and_sums(how: str) -> None:
         norm = expected.update.step(loss_sum + other_sum, count.clamp(min=1), 1e-3)
         there, x = make_batch(index, device=actual.update.device), x.to(actual.update.device)
         extra = [LossPart(other, (x, weight))]
+        actual.update.extra_losses = SimpleNamespace(draw=lambda _, extra=extra: extra)
+        stats = actual.update.minimize(actual.loss, there, count.to(actual.update.device), 1e-3)
         count = count.to(actual.update.device)
-        stats = actual.update.minimize(actual.loss, there, count, 1e-3, extra_losses=extra)
         means = {name: term / max(1, int(count)) for name, term in {**terms, "other": other_sum.detach()}.items()}
         assert_close({name: value.cpu() for name, value in stats.items()}, means | {"grad_norm": norm})
     torch.testing.assert_close(actual.values.cpu(), expected.values, rtol=1e-3, atol=1e-4)
