@@ -6,7 +6,7 @@ from typing import Any, ClassVar, NamedTuple
 from torch import Tensor
 
 from accel_rl.algos.base import Algo, AlgoSettings, CoreSettings, MakeUpdate, Stats
-from accel_rl.algos.running_statistics import RunningMoments
+from accel_rl.algos.running_statistics import Normalizers
 from accel_rl.config.fields import basic_setting, setting
 from accel_rl.errors import UsageError
 from accel_rl.models.actor_critic import ActorCritic, Network
@@ -49,11 +49,11 @@ class ActorCriticAlgo(Algo):
     accepts_segments = True
     Settings: ClassVar[type[AlgoSettings]] = ActorCriticSettings
     policy: ActorCritic
-    statistics: RunningMoments | None
+    statistics: Normalizers | None
 
     def __init__(self, *arguments: Any, **options: Any):
         super().__init__(*arguments, **options)
-        self.statistics = RunningMoments.of(self)
+        self.statistics = Normalizers.of(self)
 
     def build_policy(self, network: Network | None) -> ActorCritic:
         settings, spec = self.settings, self.spec

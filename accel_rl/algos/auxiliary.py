@@ -49,8 +49,8 @@ def add_heads(policy: ActorCritic, settings: Any) -> None:
 class AuxiliaryTasks:
     """The auxiliary tasks of an algorithm. They store rollouts, and draw batches for each task's loss."""
 
-    replay: SequenceReplay | None = None
-    """The replay that tasks draw from, if the learner keeps one; `setup` makes it."""
+    replay: Any = None
+    """The SequenceReplay that tasks draw from, if the learner keeps one; `setup` makes it."""
 
     def __init__(self, algo: Algo):
         settings = algo.settings
@@ -123,24 +123,19 @@ class AuxiliaryTasks:
     @property
     def is_filling(self) -> bool:
         """True while the algorithm itself waits until the replay is full (auxiliary_start=all_when_full)."""
-        return self.settings.auxiliary_start == "all_when_full" and not self._drawable.is_full
-
-    @property
-    def _drawable(self) -> SequenceReplay:
-        assert self.replay, "setup comes first"
-        return self.replay
+        return self.settings.auxiliary_start == "all_when_full" and not self.replay.is_full
 
     def store(self, rollout: Rollout) -> Rollout:
         """Stores the next rollout; returns it without terminal frames, for the algorithm to learn from. Their number
         differs from rollout to rollout, which CUDA graphs do not allow."""
-        self._drawable.append(rollout)
+        self.replay.append(rollout)
         return replace(rollout, terminal_frames=None)
 
     def draw(self, update: Update) -> list[LossPart]:
         """Draws a sequence or window for each task and each of `envs`; returns the tasks' loss parts.
 
         They are valid until the next call."""
-        replay, parts = self._drawable, []
+        replay, parts = self.replay, []
         if self.settings.auxiliary_start != "at_once" and not replay.is_full:
             return []
         noise = [replay.draw_noise() for _ in self.tasks]

@@ -13,7 +13,6 @@ from torch import Tensor
 from accel_rl.algos.base import MakeUpdate, RunInfo, Stats, stack_stats, sum_terms
 from accel_rl.algos.q_base import QAlgo, td_error
 from accel_rl.algos.replay_settings import ReplayPlan, ReplaySettings
-from accel_rl.algos.running_statistics import ReplayMoments
 from accel_rl.config.fields import basic_setting
 from accel_rl.models.actor_critic import Network
 from accel_rl.models.q_network import QNetwork, of_action
@@ -41,7 +40,7 @@ class DQN(QAlgo):
     """Stores every rollout, and learns from the replay while the environments take the steps of the next one."""
 
     Settings = DQNSettings
-    Moments = ReplayMoments
+    scales_rollouts = False
     settings: DQNSettings
     replay: Replay | None
     _is_warm = False  # stays True if a run is resumed without its replay

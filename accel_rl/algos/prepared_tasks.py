@@ -23,10 +23,6 @@ class PreparedTasks(AuxiliaryTasks):
 
     If a rollout leads to several updates, as in PPO, each of them learns from all of its draws."""
 
-    @property
-    def is_filling(self) -> bool:
-        return False
-
     def validate(self, run: RunInfo) -> None:
         """Raises UsageError if sequences are longer than the replays, or if the run is too short to fill these."""
         self.check_sizes(run, auxiliary_sequence_steps=self.sequence_steps)

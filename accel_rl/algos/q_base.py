@@ -7,7 +7,7 @@ from torch import Tensor
 
 from accel_rl.algos.base import Algo, AlgoSettings, MakeUpdate, RunInfo, frozen_copy
 from accel_rl.algos.exploration import Exploration, ExplorationSettings
-from accel_rl.algos.running_statistics import RunningMoments
+from accel_rl.algos.running_statistics import Normalizers
 from accel_rl.config.fields import setting
 from accel_rl.models.actor_critic import Network
 from accel_rl.models.bf16_weights import refresh
@@ -26,17 +26,17 @@ class QAlgo(Algo):
 
     If a subclass's `setup` makes a `target`, checkpoints include it, and settings need target_interval_steps."""
 
-    Moments: ClassVar[type[RunningMoments]] = RunningMoments
+    scales_rollouts: ClassVar[bool] = True  # see Normalizers
     settings: Any
     policy: QNetwork
     target: Any = None
-    statistics: RunningMoments | None = None
+    statistics: Normalizers | None = None
 
     def __init__(self, *arguments: Any, **options: Any):
         super().__init__(*arguments, **options)
         if self.settings.normalize_observations:
             self.policy.subtract_background()
-        self.statistics = self.Moments.of(self)
+        self.statistics = Normalizers.of(self, self.scales_rollouts)
 
     def build_policy(self, network: Network | None) -> QNetwork:
         return QNetwork(self.spec, network, epsilon_eval=self.settings.epsilon_eval)

@@ -1,4 +1,4 @@
-"""Defines running moments of observations and returns, as the algorithms use them."""
+"""Normalizes observations and scales returns by their running moments, as the algorithms use them."""
 
 from dataclasses import replace
 from typing import Any, Self
@@ -12,18 +12,27 @@ from accel_rl.rollout import Rollout
 from accel_rl.updates import Update
 
 
-class RunningMoments:
-    """Normalizes observations (inside the policy) and scales returns; either may be absent."""
+class Normalizers:
+    """Normalizes observations (inside the policy) and scales returns; either may be absent.
 
-    def __init__(self, observation_norm: ObservationNorm | PixelNorm | None, return_scale: ReturnScale | None):
+    scales_rollouts: `normalize` scales rewards. False for an algorithm that stores unscaled ones in a replay and scales
+    what it draws, since the scale still changes."""
+
+    def __init__(
+        self,
+        observation_norm: ObservationNorm | PixelNorm | None,
+        return_scale: ReturnScale | None,
+        scales_rollouts: bool = True,
+    ):
         self.observation_norm, self.return_scale = observation_norm, return_scale
+        self.scales_rollouts = scales_rollouts
 
     @classmethod
-    def of(cls, algo: Algo) -> Self | None:
-        """Returns the moments that the settings of an algorithm ask for, or None."""
+    def of(cls, algo: Algo, scales_rollouts: bool = True) -> Self | None:
+        """Returns what the settings of an algorithm ask for, or None."""
         norm, settings = algo.policy.norm, algo.settings
         scale = ReturnScale(algo.local_envs, settings.discount) if settings.normalize_returns else None
-        return cls(norm, scale) if norm or scale else None
+        return cls(norm, scale, scales_rollouts) if norm or scale else None
 
     def to(self, device: torch.device) -> None:
         """Moves the return scale to a device; the observation norm is part of the policy."""
@@ -41,7 +50,9 @@ class RunningMoments:
                 self.return_scale.moments.update(return_.flatten(), update.sum, rollout.valid.flatten())
 
     def normalize(self, rollout: Rollout) -> Rollout:
-        return replace(rollout, reward=self.return_scale.scale(rollout.reward)) if self.return_scale else rollout
+        if not (self.return_scale and self.scales_rollouts):
+            return rollout
+        return replace(rollout, reward=self.return_scale.scale(rollout.reward))
 
     def shared_buffers(self) -> dict[str, Tensor]:
         modules = {"observation": self.observation_norm, "return": self.return_scale}
@@ -59,10 +70,3 @@ class RunningMoments:
     def load_local_state_dict(self, state: dict[str, Any]) -> None:
         if self.return_scale:
             self.return_scale.running.copy_(state["running_return"])
-
-
-class ReplayMoments(RunningMoments):
-    """Scales returns when they are drawn from a replay, which stores unscaled rewards since the scale still changes."""
-
-    def normalize(self, rollout: Rollout) -> Rollout:
-        return rollout

@@ -140,7 +140,9 @@ class ConvNet(nn.Module):
         elif not takes_bytes:
             modules.append(Scale(low, high))
         for index, (num_filters, kernel, stride, padding) in enumerate(layers):
-            sides = [_padding(n, kernel, stride, padding) for n in size]
+            sides = [
+                same_padding(n, kernel, stride) if padding == "same" else (int(padding), int(padding)) for n in size
+            ]
             if any(n + sum(pads) < kernel for n, pads in zip(size, sides, strict=True)):
                 raise UsageError(
                     f"this network's convolutions are too large for pictures of {shape[1]}x{shape[2]}; omit --network "
@@ -169,11 +171,6 @@ class ConvNet(nn.Module):
     def forward(self, image: Tensor) -> Tensor:
         x: Tensor = self.hidden(self.convolutions(image), relu=self.norm is None)
         return x if self.norm is None else torch.relu(self.norm(x))
-
-
-def _padding(size: int, kernel: int, stride: int, padding: int | str) -> tuple[int, int]:
-    """Returns the number of zeros before and after rows or columns of this size."""
-    return same_padding(size, kernel, stride) if padding == "same" else (int(padding), int(padding))
 
 
 def _half_size(spec: EnvSpec) -> bool:
@@ -216,24 +213,6 @@ def nature_cnn(spec: EnvSpec, filters: tuple[int, int, int] = (32, 64, 64), num_
     """
     padding, (first, second, third) = int(_half_size(spec)), filters
     return ConvNet(spec, [(first, 8, 4, 0), (second, 4, 2, padding), (third, 3, 1, padding)], num_features)
-
-
-def cule_net(spec: EnvSpec) -> ConvNet:
-    """Returns the trunk of CuLE's A2C, PPO and V-trace examples: 4x84x84 -> 32x20x20 -> 64x9x9 -> 32x7x7 -> 512."""
-    return ConvNet(spec, [(32, 8, 4, 0), (64, 4, 2, 0), (32, 3, 1, 0)], num_features=512)
-
-
-def ga3c_net(spec: EnvSpec) -> ConvNet:
-    """Returns A3C-Net with padded convolutions, as in the code of GA3C: 4x84x84 -> 16x21x21 -> 32x11x11 -> 256."""
-    return ConvNet(spec, [(16, 8, 4, "same"), (32, 4, 2, "same")], num_features=256)
-
-
-def ga3c_large_net(spec: EnvSpec, stride: int) -> ConvNet:
-    """Returns GA3C's larger network, whose first convolution has this stride (Babaeizadeh et al. 2017, footnote 2).
-
-    4x84x84 -> 32x21x21 -> 32x11x11 -> 64x6x6 -> 256 with stride 4, 32x84x84 -> 32x42x42 -> 64x21x21 with stride 1."""
-    layers = [(32, 8, stride, "same"), (32, 4, 2, "same"), (64, 4, 2, "same")]
-    return ConvNet(spec, layers, num_features=256)
 
 
 class MLP(nn.Module):
@@ -338,20 +317,25 @@ def to_images(rows: Tensor, shape: tuple[int, ...]) -> Tensor:
     return image.flatten(1, -3)
 
 
-# Trunks for state vectors: A3C's (Mnih et al. 2016, supplement, section 3), for Q-learning, for actor-critics
-a3c_mlp = partial(MLP, sizes=(200,), activation=nn.ReLU)
-wide_net = partial(MLP, sizes=(256, 256), activation=nn.ReLU)
-wide_tanh_net = partial(MLP, sizes=(256, 256), activation=nn.Tanh)
-
 NETWORKS: dict[str, Callable[[EnvSpec], nn.Module]] = {
     "a3c": a3c_net,
     "nature": nature_cnn,
     "nature_half": partial(nature_cnn, filters=(16, 32, 32), num_features=256),  # for machines with few cores
-    "cule": cule_net,
-    "a3c_mlp": a3c_mlp,
-    "wide": wide_net,
-    "wide_tanh": wide_tanh_net,
-    "ga3c": ga3c_net,
-    **{f"ga3c_large_{stride}": partial(ga3c_large_net, stride=stride) for stride in (4, 3, 2, 1)},
+    # CuLE's A2C, PPO and V-trace examples: 4x84x84 -> 32x20x20 -> 64x9x9 -> 32x7x7 -> 512
+    "cule": partial(ConvNet, layers=[(32, 8, 4, 0), (64, 4, 2, 0), (32, 3, 1, 0)], num_features=512),
+    # A3C-Net with padded convolutions, as in the code of GA3C: 4x84x84 -> 16x21x21 -> 32x11x11 -> 256
+    "ga3c": partial(ConvNet, layers=[(16, 8, 4, "same"), (32, 4, 2, "same")], num_features=256),
+    # GA3C's larger network with this first stride (Babaeizadeh et al. 2017, footnote 2): with 4,
+    # 4x84x84 -> 32x21x21 -> 32x11x11 -> 64x6x6 -> 256
+    **{
+        f"ga3c_large_{stride}": partial(
+            ConvNet, layers=[(32, 8, stride, "same"), (32, 4, 2, "same"), (64, 4, 2, "same")], num_features=256
+        )
+        for stride in (4, 3, 2, 1)
+    },
+    # For vectors: A3C's (Mnih et al. 2016, supplement, section 3), for Q-learning, for actor-critics
+    "a3c_mlp": partial(MLP, sizes=(200,), activation=nn.ReLU),
+    "wide": partial(MLP, sizes=(256, 256), activation=nn.ReLU),
+    "wide_tanh": partial(MLP, sizes=(256, 256), activation=nn.Tanh),
 }
 """The trunks that `--network` accepts by name."""

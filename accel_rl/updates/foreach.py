@@ -1,4 +1,4 @@
-"""Copies many tensors at once. PyTorch's operation for it is private and may be missing, so only this file uses it."""
+"""Copies many tensors at once. PyTorch's operation for it is private, so only this file uses it."""
 
 from collections.abc import Iterable
 
@@ -15,7 +15,7 @@ def copy_tensors(targets: Iterable[Tensor], sources: Iterable[Tensor]) -> None:
     for target, source in zip(targets, sources, strict=True):
         if not target.numel():
             continue
-        if _is_dense(target) and _is_alike(target, source) and hasattr(torch, "_foreach_copy_"):
+        if _is_dense(target) and _is_alike(target, source):
             together.setdefault(target.dtype, []).append((target, source))
         else:
             _copy(target, source)

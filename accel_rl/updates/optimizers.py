@@ -10,13 +10,14 @@ Notation: theta parameters, g gradient, lr learning rate; state starts at 0 unle
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
+
+from accel_rl.errors import unknown
 
 State = dict[str, Tensor]
 
@@ -286,9 +287,9 @@ def make_optimizer(name: str, **hyperparameters: Any) -> Optimizer:
             allowed = "a number, at least 0 and less than 1" if is_decay else "a finite number, at least 0"
             raise ValueError(f"optimizer_options: {option}={value!r} must be {allowed}")
     known = [field.name for field in fields(OPTIMIZERS[name])]
-    if unknown := sorted(hyperparameters.keys() - set(known)):
+    if others := sorted(hyperparameters.keys() - set(known)):
         known_names = ", ".join(known) or "a learning rate"
-        raise ValueError(f"optimizer {name!r} has no {', '.join(unknown)}, only {known_names}")
+        raise ValueError(f"optimizer {name!r} has no {', '.join(others)}, only {known_names}")
     optimizer = OPTIMIZERS[name](**hyperparameters)
     if getattr(optimizer, "epsilon", 1) + getattr(optimizer, "epsilon_outside", 0) < TINY:
         raise ValueError(f"optimizer_options: epsilon below {TINY:g} makes weights without gradients nan")
@@ -301,10 +302,8 @@ def for_one_learner(optimizer: Optimizer) -> Optimizer:
 
 
 def _unknown(name: str) -> ValueError:
-    names = {known.lower(): known for known in [*OPTIMIZERS, *(f"torch.{known}" for known in _torch_names())]}
-    nearest = [names[match] for match in difflib.get_close_matches(name.lower(), names)]
-    hint = f"did you mean {' or '.join(nearest)}?" if nearest else f"choose from {', '.join(names.values())}"
-    return ValueError(f"optimizer {name!r} is unknown; {hint}")
+    names = [*OPTIMIZERS, *(f"torch.{known}" for known in _torch_names())]
+    return unknown("optimizer", name, names, f"(choose from {', '.join(OPTIMIZERS)}, or torch.<class name>)")
 
 
 def _torch_names() -> list[str]:

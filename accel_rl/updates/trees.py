@@ -15,17 +15,9 @@ LEAF = (Tensor, float, int)
 
 def leaves(tree: Any) -> list[Any]:
     """Returns all tensors and numbers of a nested batch, in the order of its fields."""
-    found: list[Any] = []
-    _gather(tree, found)
-    return found
-
-
-def _gather(tree: Any, found: list[Any]) -> None:
     if isinstance(tree, LEAF):
-        found.append(tree)
-    elif tree is not None:
-        for part in _parts(tree):
-            _gather(part, found)
+        return [tree]
+    return [] if tree is None else [leaf for part in _parts(tree) for leaf in leaves(part)]
 
 
 def _parts(tree: Any) -> Iterable[Any]:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.models.actor_critic import ActorCritic
 from accel_rl.models.q_network import QNetwork
-from accel_rl.models.trunks import MLP, add_layer_norms, make_trunk, wide_net
+from accel_rl.models.trunks import MLP, NETWORKS, add_layer_norms, make_trunk
 from accel_rl.updates.flat import FlatParameters
 from tests.helpers.plain import disturbed
 
@@ -116,7 +116,7 @@ def test_every_action_space(name: str) -> None:
     assert_same(policy, observations(VECTOR))
 
 
-@pytest.mark.parametrize("network", [None, wide_net, lambda spec: add_layer_norms(make_trunk(spec))])
+@pytest.mark.parametrize("network", [None, NETWORKS["wide"], lambda spec: add_layer_norms(make_trunk(spec))])
 @pytest.mark.parametrize("records_value", [False, True])
 def test_q_networks(network: Any, records_value: bool) -> None:
     """Q-networks choose the actions that their modules choose."""

@@ -297,10 +297,11 @@ def test_a_flipped_bit_of_a_description_is_noticed(run: Path) -> None:
 
 CODE = """
 from pathlib import Path
-from accel_rl.models.trunks import wide_tanh_net as network
+from accel_rl.models.trunks import NETWORKS
 from accel_rl.algos.a2c import A2C
 from gymnasium.envs.classic_control import CartPoleEnv
 Path({mark!r}).mkdir()
+network = NETWORKS["wide_tanh"]
 
 def wrap(env):
     return env
