@@ -14,8 +14,8 @@ from accel_rl.errors import UsageError
 from accel_rl.rollout import Batch, RecurrentInputs, Rollout
 from accel_rl.updates.trees import map_leaves
 
-Targets = TypeVar("Targets", bound=tuple[Tensor, ...])
-"""A NamedTuple of tensors [T, B], one entry for each step of the rollout."""
+Targets = TypeVar("Targets", bound=Tensor | tuple[Tensor, ...])
+"""A tensor [T, B], or a NamedTuple of such, with one entry for each step of the rollout."""
 
 
 def check_minibatches(algo: Algo) -> None:

@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from accel_rl.algos.base import MakeUpdate, Stats, masked_sum
-from accel_rl.algos.batches import add_final_values
-from accel_rl.algos.q_base import QAlgo, QSettings, td_error
+from accel_rl.algos.base import MakeUpdate, Stats
+from accel_rl.algos.batches import add_final_values, whole_batch
+from accel_rl.algos.q_base import QAlgo, QSettings, squared_loss
 from accel_rl.algos.returns import discounted_return
 from accel_rl.config.fields import basic_setting
 from accel_rl.models.q_network import of_action
-from accel_rl.rollout import Rollout
+from accel_rl.rollout import Batch, Rollout
 from accel_rl.updates import Update
 
 
@@ -29,15 +29,6 @@ class OnlineQSettings(QSettings):
         choices=("n_step_q", "one_step_q", "one_step_sarsa"),
     )
     target_interval_steps: int = basic_setting(10_000, "agent steps between two copies of the target network", least=1)
-
-
-class QBatch(NamedTuple):
-    """Samples with their TD targets; all [N, ...]."""
-
-    observation: Tensor
-    action: Tensor
-    td_target: Tensor
-    valid: Tensor
 
 
 class _LastStep(NamedTuple):
@@ -68,25 +59,25 @@ class OnlineQ(QAlgo):
         if self.settings.target != "one_step_sarsa":
             stats = update.once(self.update_on, rollout, self.learning_rate(step))
         else:
-            batch, num_samples, self._last = update.graphed(self._sarsa, rollout, self._last)
+            batch, td_target, num_samples, self._last = update.graphed(self._sarsa, rollout, self._last)
             if len(batch.action):
-                stats = update.minimize(self.loss, batch, num_samples, self.learning_rate(step))
+                stats = update.minimize(self.loss, (batch, td_target), num_samples, self.learning_rate(step))
         self.sync_target(step, update)
         return stats
 
     def update_on(self, update: Update, rollout: Rollout, learning_rate: float | Tensor) -> Stats:
         """Makes a Q-learning update on a rollout."""
-        batch, num_samples = update.graphed(self._q, rollout)
-        return update.minimize(self.loss, batch, num_samples, learning_rate)
+        batch, td_target, num_samples = update.graphed(self._q, rollout)
+        return update.minimize(self.loss, (batch, td_target), num_samples, learning_rate)
 
-    def loss(self, observation: Tensor, action: Tensor, td_target: Tensor, valid: Tensor) -> tuple[Tensor, Stats]:
-        """Returns `squared_loss` of the current policy; all [N, ...]."""
-        return squared_loss(of_action(self.policy(observation), action), td_target, valid)
+    def loss(self, batch: Batch, td_target: Tensor) -> tuple[Tensor, Stats]:
+        """Returns `squared_loss` of the current policy, not halved (Mnih et al. 2016, supplement, Algorithm S1)."""
+        return squared_loss(of_action(self.policy(batch.observation), batch.action), td_target, batch.valid)
 
     # ---- targets ----
 
-    def _q(self, rollout: Rollout) -> tuple[QBatch, Tensor]:
-        """Returns all steps with n-step or one-step Q-learning targets, and the number of valid steps."""
+    def _q(self, rollout: Rollout) -> tuple[Batch, Tensor, Tensor]:
+        """Returns all steps [N, ...], their n-step or one-step Q-learning targets, and the number of valid steps."""
         T, discount = rollout.horizon, self.settings.discount
         if self.settings.target == "n_step_q":
             best = self.target.step(rollout.observations(T, T + 1)[0])[1]
@@ -95,12 +86,11 @@ class OnlineQ(QAlgo):
             after = rollout.observations(1, T + 1)
             best = self.target.step(after.flatten(0, 1))[1].view(T, -1)
             td_target = rollout.reward + discount * best * ~rollout.done
-        batch = QBatch(rollout.observations(0, T), rollout.action, td_target, rollout.valid)
-        return _flat(batch), rollout.valid.sum()
+        return whole_batch(rollout, td_target)
 
-    def _sarsa(self, rollout: Rollout, last: _LastStep | None) -> tuple[QBatch, Tensor, _LastStep]:
-        """Returns the last step before this rollout and all but the last step of this one, the number of valid steps
-        among them, and this rollout's last step."""
+    def _sarsa(self, rollout: Rollout, last: _LastStep | None) -> tuple[Batch, Tensor, Tensor, _LastStep]:
+        """Returns the last step before this rollout and all but the last step of this one [N, ...], their targets, the
+        number of valid steps among them, and this rollout's last step."""
         T = rollout.horizon
         seen = rollout.observations(0, T)
         values = self.target(seen.flatten(0, 1)).view(T, rollout.num_envs, -1)
@@ -116,8 +106,8 @@ class OnlineQ(QAlgo):
                 *(torch.cat([row.unsqueeze(0), rows[:-1]]) for row, rows in zip(last, steps, strict=True))
             )
         td_target = steps.reward + self.settings.discount * taken * ~steps.done
-        batch = _flat(QBatch(steps.observation, steps.action, td_target, steps.valid))
-        return batch, steps.valid.sum(), next_last
+        batch = Batch(steps.observation.flatten(0, 1), steps.action.flatten(0, 1), steps.valid.flatten())
+        return batch, td_target.flatten(), batch.valid.sum(), next_last
 
     def state_dict(self) -> dict[str, Any]:
         state = super().state_dict()
@@ -128,19 +118,3 @@ class OnlineQ(QAlgo):
         super().load_state_dict(state)
         if local := state.get("local"):
             self._last = local["last"] and _LastStep(*(rows.to(self.device) for rows in local["last"]))
-
-
-def _flat(batch: QBatch) -> QBatch:
-    """Returns steps [T, B, ...] as samples [T x B, ...]."""
-    return QBatch(*(value.flatten(0, 1) for value in batch))
-
-
-def squared_loss(value: Tensor, td_target: Tensor, valid: Tensor) -> tuple[Tensor, Stats]:
-    """Computes the sum over valid samples of (td_target - value)^2, not halved.
-
-    value, td_target, valid [N]; gradients flow through value only. Returns the sum, and its terms as sums, detached.
-    Source: Mnih et al. 2016, supplement, Algorithm S1.
-    """
-    loss_sum = td_error(value, td_target, valid).square().sum()
-    terms = {"loss": loss_sum, "value": masked_sum(value, valid)}
-    return loss_sum, {name: term.detach() for name, term in terms.items()}

@@ -5,13 +5,12 @@
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from torch import Tensor
 
-from accel_rl.algos.base import CoreSettings, RunInfo, Stats, masked_sum, stack_stats
+from accel_rl.algos.base import CoreSettings, RunInfo, Stats, stack_stats
 from accel_rl.algos.batches import add_final_values, bootstrap, check_minibatches, indexable, minibatch, random_orders
-from accel_rl.algos.q_base import QAlgo, QSettings, td_error
+from accel_rl.algos.q_base import QAlgo, QSettings, squared_loss
 from accel_rl.algos.returns import generalized_advantage
 from accel_rl.config.fields import basic_setting
 from accel_rl.models.actor_critic import Network
@@ -27,12 +26,6 @@ class PQNSettings(CoreSettings, QSettings):
     return_lambda: float = basic_setting(
         0.65, "lambda of the returns: 1: rewards until the rollout's end; 0: one reward", least=0, most=1
     )
-
-
-class PQNTargets(NamedTuple):
-    """PQN's targets: [T, B], or with the shape of the batch."""
-
-    return_: Tensor
 
 
 class PQN(QAlgo):
@@ -66,10 +59,10 @@ class PQN(QAlgo):
         rate = self.learning_rate(rollout.first_step)
         rollout = add_final_values(self.policy, rollout, self.settings.discount)
         orders = random_orders(rollout, self.settings.epochs)
-        source, targets = update.graphed(self.prepare, rollout)
+        source, td_target = update.graphed(self.prepare, rollout)
         stats: list[Stats] = []
         for order in orders:
-            stats += update.repeat(self.update_on, order.chunk(self.settings.minibatches), rate, source, targets)
+            stats += update.repeat(self.update_on, order.chunk(self.settings.minibatches), rate, source, td_target)
         return stack_stats(stats)
 
     def update_on(
@@ -78,13 +71,13 @@ class PQN(QAlgo):
         chosen: Tensor,
         learning_rate: float | Tensor,
         source: Rollout | Batch,
-        targets: PQNTargets,
+        td_target: Tensor,
     ) -> Stats:
         """Makes one update, on a minibatch. source, chosen: see `minibatch`."""
-        batch, part, num_samples = update.graphed(minibatch, source, targets, chosen)
+        batch, part, num_samples = update.graphed(minibatch, source, td_target, chosen)
         return update.minimize(self.loss, (batch, part), num_samples, learning_rate)
 
-    def prepare(self, rollout: Rollout) -> tuple[Rollout | Batch, PQNTargets]:
+    def prepare(self, rollout: Rollout) -> tuple[Rollout | Batch, Tensor]:
         """Returns the steps, which all minibatches find in one place on a GPU, and their targets:
 
             R_t = r_t + g (1 - done_t) [(1 - lambda) max_a Q(s_{t+1}, a) + lambda R_{t+1}],    R_T = max_a Q(s_T, a)
@@ -94,19 +87,8 @@ class PQN(QAlgo):
         settings, value = self.settings, rollout.policy_outputs["value"]
         reward, done, last = bootstrap(self.policy, rollout, settings.discount)
         _, return_ = generalized_advantage(reward, value, done, last, settings.discount, settings.return_lambda)
-        return indexable(rollout, PQNTargets(return_))
+        return indexable(rollout, return_)
 
-    def loss(self, batch: Batch, targets: PQNTargets) -> tuple[Tensor, Stats]:
+    def loss(self, batch: Batch, td_target: Tensor) -> tuple[Tensor, Stats]:
         q_values = self.policy.evaluate(batch.observation, batch.recurrent_inputs)
-        return half_squared_loss(of_action(q_values, batch.action), targets.return_, batch.valid)
-
-
-def half_squared_loss(value: Tensor, td_target: Tensor, valid: Tensor) -> tuple[Tensor, Stats]:
-    """Computes the sum over valid samples of (td_target - value)^2 / 2.
-
-    value, td_target, valid [...]; gradients flow through value only. Returns the sum, and its terms as sums, detached.
-    """
-    error = td_error(value, td_target, valid)
-    loss_sum = error.square().sum() / 2
-    terms = {"loss": loss_sum, "value": masked_sum(value, valid), "td_error": masked_sum(error.abs(), valid)}
-    return loss_sum, {name: term.detach() for name, term in terms.items()}
+        return squared_loss(of_action(q_values, batch.action), td_target, batch.valid, weight=0.5)

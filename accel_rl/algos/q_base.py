@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from accel_rl.algos.base import Algo, AlgoSettings, MakeUpdate, RunInfo, frozen_copy
+from accel_rl.algos.base import Algo, AlgoSettings, MakeUpdate, RunInfo, Stats, frozen_copy, masked_sum
 from accel_rl.algos.exploration import Exploration, ExplorationSettings
 from accel_rl.algos.running_statistics import Normalizers
 from accel_rl.config.fields import setting
@@ -82,3 +82,14 @@ def td_error(value: Tensor, td_target: Tensor, valid: Tensor) -> Tensor:
     """Returns  td_target - value  [...], 0 where a sample is not valid; gradients flow through value only."""
     # Mask before the sum: NaN inputs would make NaN gradients.
     return (td_target.detach() - value).masked_fill(~valid, 0.0)
+
+
+def squared_loss(value: Tensor, td_target: Tensor, valid: Tensor, weight: float = 1.0) -> tuple[Tensor, Stats]:
+    """Computes the sum over valid samples of  weight (td_target - value)^2.
+
+    value, td_target, valid [...]; gradients flow through value only. Returns the sum, and its terms as sums, detached.
+    """
+    error = td_error(value, td_target, valid)
+    loss_sum = weight * error.square().sum()
+    terms = {"loss": loss_sum, "value": masked_sum(value, valid), "td_error": masked_sum(error.abs(), valid)}
+    return loss_sum, {name: term.detach() for name, term in terms.items()}

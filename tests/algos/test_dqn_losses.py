@@ -1,6 +1,7 @@
 """The losses of the Q-learning family against plain arithmetic, and their targets from hand-made tables."""
 
 import math
+from functools import partial
 from typing import Any
 
 import pytest
@@ -9,8 +10,7 @@ from torch import Tensor
 
 from accel_rl.algos.categorical_dqn import CategoricalDQN, cross_entropy_loss
 from accel_rl.algos.dqn import DQN, huber_loss
-from accel_rl.algos.online_q import squared_loss
-from accel_rl.algos.pqn import half_squared_loss
+from accel_rl.algos.q_base import squared_loss
 from accel_rl.algos.qr_dqn import QRDQN, quantile_huber_loss
 from accel_rl.replay.transitions import TransitionBatch
 from tests.algos.q_tables import one_hot, set_table, table_gradient, table_spec, table_trunk
@@ -51,7 +51,7 @@ Q_LOSSES: dict[str, tuple[Any, Any, tuple[int, ...]]] = {
     "huber": (huber_loss, lambda value, td_target: huber(td_target - value), ()),
     "quantile": (quantile_huber_loss, quantile_loss, (5,)),
     "squared": (squared_loss, lambda value, td_target: (td_target - value) ** 2, ()),
-    "half": (half_squared_loss, lambda value, td_target: (td_target - value) ** 2 / 2, ()),
+    "half": (partial(squared_loss, weight=0.5), lambda value, td_target: (td_target - value) ** 2 / 2, ()),
     "cross-entropy": (cross_entropy, lambda logits, p: -sum(p * (logits.exp() / logits.exp().sum()).log()), (5,)),
 }
 IS_WEIGHTED = ("huber", "quantile", "cross-entropy")

@@ -73,7 +73,7 @@ def test_online_targets(algo: str) -> None:
     rows, allowed = random_rows(made.horizon + 1, 8)
     rollout = replace(random_rollout(SPEC, made.policy, made.horizon, 8, seed=0), observation_rows=rows)
     with torch.no_grad():
-        found = made._q(rollout)[0].td_target.view(made.horizon, 8)
+        found = made._q(rollout)[1].view(made.horizon, 8)
         best = made.target(rows.flatten(0, 1)).view(-1, 8, 6).masked_fill(~allowed, -torch.inf).amax(-1)
     following = best[-1] if algo == "n_step_q" else None
     expected = torch.empty_like(found)

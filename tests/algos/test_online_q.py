@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 import torch
 
-from accel_rl.algos.online_q import OnlineQ, OnlineQSettings, QBatch
+from accel_rl.algos.online_q import OnlineQ, OnlineQSettings
 from tests.algos.q_tables import table_trunk
 from tests.helpers.runs import assert_same
 from tests.helpers.streams import DISCOUNT, Env, make_spec, rollout_of, streams
-from tests.helpers.updates import RecordingUpdate
+from tests.helpers.updates import Call, RecordingUpdate
 
 NUM_ENVS = 4
 SPEC = make_spec(frame_stack=0)
@@ -52,8 +52,9 @@ def td_target_of(algo: OnlineQ, env: Env, t: int, end: int) -> float:
             return td_target + factor * best(algo, env.rows[t])
 
 
-def assert_learned(algo: OnlineQ, batch: QBatch, envs: list[Env], steps: list[int], end: int) -> None:
-    """Asserts that the batch holds these steps of all environments, in this order, with their targets."""
+def assert_learned(algo: OnlineQ, call: Call, envs: list[Env], steps: list[int], end: int) -> None:
+    """Asserts that an update's batch holds these steps of all environments, in this order, with their targets."""
+    batch, td_target = call.batch
     assert len(batch.action) == len(steps) * NUM_ENVS
     rows = iter(range(len(batch.action)))
     for t in steps:
@@ -63,7 +64,7 @@ def assert_learned(algo: OnlineQ, batch: QBatch, envs: list[Env], steps: list[in
             assert batch.valid[row] == env.steps[t]["valid"]
             assert torch.equal(batch.observation[row], torch.as_tensor(env.rows[t]))
             if env.steps[t]["valid"]:
-                assert batch.td_target[row].item() == pytest.approx(td_target_of(algo, env, t, end), rel=1e-4, abs=1e-5)
+                assert td_target[row].item() == pytest.approx(td_target_of(algo, env, t, end), rel=1e-4, abs=1e-5)
 
 
 @pytest.mark.parametrize("horizon", [1, 2, 5])
@@ -84,7 +85,7 @@ def test_targets_are_those_of_plain_loops(target: str, horizon: int) -> None:
             steps = [t - 1 for t in steps if t > 0]
         assert bool(stats) == bool(steps) and len(update.calls) == num_calls + bool(steps)
         if steps:
-            assert_learned(algo, QBatch(*update.calls[-1].batch), envs, steps, end)
+            assert_learned(algo, update.calls[-1], envs, steps, end)
             assert update.calls[-1].num_samples == sum(env.steps[t]["valid"] for env in envs for t in steps)
         learned += steps
     assert learned == list(range(len(learned))) and len(learned) >= 50
@@ -101,8 +102,7 @@ def test_sarsas_last_step_is_kept_in_a_checkpoint() -> None:
     for first in (5, 10):
         stats = [each.learn(rollout_of(envs, first, 5, SPEC), u) for each, u in ((algo, update), (other, other_update))]
         assert stats[0] == stats[1]
-        for name, value, same in zip(QBatch._fields, update.calls[-1].batch, other_update.calls[-1].batch, strict=True):
-            assert torch.equal(value, same), name
+        assert_same(update.calls[-1].batch, other_update.calls[-1].batch)
     assert torch.equal(update.parameters.values, other_update.parameters.values)
     is_first, _ = make("one_step_sarsa", 5)
     assert is_first.state_dict()["local"]["last"] is None
@@ -137,7 +137,7 @@ def test_sarsa_does_not_join_what_does_not_follow() -> None:
     algo, update = make("one_step_sarsa", 5)
     for first in (0, 5):
         algo.learn(rollout_of(envs, first, 5, SPEC), update)
-    assert QBatch(*update.calls[-1].batch).valid.view(5, NUM_ENVS).tolist() == [
+    assert update.calls[-1].batch[0].valid.view(5, NUM_ENVS).tolist() == [
         [True, False, True, True],
         *[[True] * 4] * 4,
     ]

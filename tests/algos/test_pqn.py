@@ -81,12 +81,12 @@ def test_targets_are_those_of_plain_loops(return_lambda: float, horizon: int) ->
             seen = [tuple(row.tolist()) for call in calls for row in call.batch[0].observation]
             assert sorted(seen) == sorted(samples)
             for call in calls:
-                batch, targets = call.batch
+                batch, td_target = call.batch
                 assert call.num_samples == batch.valid.sum()
                 for index, row in enumerate(batch.observation):
                     step, return_ = samples[tuple(row.tolist())]
                     assert (batch.action[index], batch.valid[index]) == (step["action"], step["valid"])
-                    assert targets.return_[index].item() == pytest.approx(return_, rel=1e-4, abs=1e-5)
+                    assert td_target[index].item() == pytest.approx(return_, rel=1e-4, abs=1e-5)
 
 
 def test_the_loss_is_of_the_action_taken() -> None:
