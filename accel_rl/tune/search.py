@@ -40,7 +40,7 @@ class Trial(NamedTuple):
 class Found:
     """A search's result. pick: the point to use. finalists: empty if none was likely to be faster than the default.
 
-    skipped: the reason, by point. unsearched: settings without time left."""
+    skipped: the reason, by point. unsearched: settings whose coarse values no time was left for."""
 
     pick: Point
     trials: dict[Point, Trial] = field(default_factory=dict)
@@ -85,7 +85,7 @@ class Search:
                     end = self.clock() + self._left_s() / (len(stages) - index)
                     if self._open_only([self._best, *points]):
                         self._best = self._play(name, MOST_ROUNDS, LEAST_ROUNDS, end)
-                elif points and name not in found.unsearched:
+                elif points and is_coarse:
                     found.unsearched.append(name)
             if not found.trials:
                 raise self._nothing_tried(point_s, rounds_s)

@@ -150,9 +150,13 @@ def test_it_takes_about_the_time_that_it_was_given() -> None:
 
 
 def test_what_time_was_left_out_is_said() -> None:
-    """Settings that no time was left for are named, and the minutes that an error advises are enough."""
+    """Settings that no time was left for are named, and the minutes that an error advises are enough.
+
+    A setting whose coarse values were tried is not named, even if no time was left for the values between."""
     found = Machine(wide_peak).search(LARGE, minutes=1.4)
-    assert found.trials and found.unsearched
+    assert found.trials and found.unsearched == ["more"]
+    found = Machine(wide_peak).search(LARGE, minutes=2.1)
+    assert found.trials.keys() <= {*grid(LARGE)} and found.unsearched == []
     with pytest.raises(UsageError, match=r"minutes=0.4 is too short: .* use --minutes [\d.]+ or more") as error:
         Machine(wide_peak).search(LARGE, minutes=0.4)
     assert Machine(wide_peak).search(LARGE, float(str(error.value).split("--minutes ")[1].split()[0])).trials
