@@ -87,7 +87,7 @@ def run(options: ScalingOptions) -> Result:
     create_parents(options.json)
     print(format_machine(describe_machine()))
     if not options.numbers:
-        print("only one logical CPU: there is nothing to compare a single learner with")
+        print("no number of learners above 1 to compare with")
     named = contestants(options)
     with ExitStack() as stack:
         runs = [stack.enter_context(closing(TrainingRun(name, os.environ, named[name]))) for name in named]
