@@ -302,7 +302,7 @@ def find_identity(options: SessionOptions) -> Row:
         raise UsageError(f"cannot write the folder {options.out}: {error.strerror}") from None
     status, reason, _ = run_process("probe", options.out, PROBE_LIMIT_S, options.dry_run, [], found.append)
     if status != "complete" or not found:
-        raise UsageError(f"PyTorch cannot be asked for its GPUs: {status} {reason}")
+        raise UsageError(f"cannot ask PyTorch for its GPUs: {status} {reason}")
     (options.out / "probe.log").unlink(missing_ok=True)
     if "no_gpu" in found[0]:
         raise UsageError(f"{found[0]['no_gpu']}. --dry-run rehearses the session on a fake GPU")

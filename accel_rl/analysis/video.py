@@ -102,7 +102,7 @@ def _render(env: gymnasium.Env[Any, Any], shape: tuple[int, ...] | None = None) 
     except gymnasium.error.DependencyNotInstalled as error:
         raise UsageError(f"{env} cannot render: {error}") from error
     except NotImplementedError:
-        raise UsageError(f"{env} cannot be filmed: it has no method render()") from None
+        raise UsageError(f"{env} cannot be recorded: it has no render() method") from None
     is_rgb = isinstance(picture, np.ndarray) and picture.ndim == 3 and picture.shape[2] == 3
     if not is_rgb or picture.dtype != np.uint8:
         raise UsageError(

@@ -45,7 +45,7 @@ def load() -> Finding:
     """Says how busy other programs keep this machine, since they slow the self-test down."""
     average, num_cpus = os.getloadavg()[0], len(available_cpus())
     text = f"{average:.1f} programs were running, on average over a minute"
-    what = f"{average:.1f} other programs want {count(num_cpus, 'logical CPU')}: the speeds above are too low"
+    what = f"{average:.1f} other programs compete for {count(num_cpus, 'logical CPU')}: the speeds above are too low"
     return Finding(text, (Problem("warning", what, "top"),) if average > num_cpus / 2 else ())
 
 

@@ -78,4 +78,4 @@ def _run(words: list[str], said: int) -> str:
 def _reason(lines: list[str]) -> str:
     """Returns the last line that names an error, or else the last line."""
     errors = [line for line in lines if re.match(r"accel-rl: |[\w.]*(Error|Exception)\b", line)]
-    return (errors or lines or ["it said nothing"])[-1].removeprefix("accel-rl: ")
+    return (errors or lines or ["it printed nothing"])[-1].removeprefix("accel-rl: ")

@@ -53,7 +53,7 @@ def packages(needed: Mapping[str, str] = PACKAGES, devices: Iterable[str] = (LLV
     if end:
         module = lines[-1][0] if lines else "Python"
         command = "nvidia-smi (it must answer; else restart the driver)" if module == CUDA else _install(module, needed)
-        what = f"{module} {end} while it is loaded"
+        what = f"loading {module} {end}"
         return Finding(what, (Problem("error", what, command, what),), is_fatal=True)
     errors = {module: error for module, error in lines if error and module in needed.values()}
     problems = [
@@ -71,7 +71,7 @@ def _load(modules: list[str]) -> tuple[list[tuple[str, str]], str]:
             command, stdin=subprocess.DEVNULL, capture_output=True, env=child_environment(), timeout=TIMEOUT_S
         )
         out, status = process.stdout, process.returncode
-        end = f"kills Python by {signal.Signals(-status).name}" if status < 0 else f"ends Python with status {status}"
+        end = f"kills Python with {signal.Signals(-status).name}" if status < 0 else f"ends Python with status {status}"
     except subprocess.TimeoutExpired as expired:
         out, status, end = expired.stdout or b"", None, f"hangs for {TIMEOUT_S:g} s"
     lines = [json.loads(line) for line in out.splitlines() if line.endswith(b"]")]

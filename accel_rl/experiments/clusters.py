@@ -231,7 +231,7 @@ class RayExecutor(ClusterExecutor):
         nodes: Any = ray.nodes()  # type: ignore[no-untyped-call]
         has = [node["Resources"] for node in nodes if node["Alive"]]
         fits = any(node.get("CPU", 0) >= cpus and node.get("GPU", 0) >= gpus for node in has)
-        waits = "" if fits else "; waits, since no machine of the cluster has as many"
+        waits = "" if fits else "; it waits: no machine of the cluster has that many"
         print_start(task, f"Ray ({cpus} logical CPUs, {gpus} GPUs{waits})")
         remote = self._remote.options(num_cpus=cpus, num_gpus=gpus, name=task.name)
         return RayJob(task, remote.remote(self.work(task), cpus))

@@ -44,7 +44,7 @@ class LocalJob:
 
 
 class LocalExecutor:
-    """An executor that starts runs on this machine's slots, each on as many as its learners fill.
+    """Starts each run on as many of this machine's slots as its learners fill.
 
     trust: continues even from another user's checkpoints."""
 

@@ -34,7 +34,7 @@ def fixed_shapes() -> Iterator[None]:
 
 
 class CaptureError(RuntimeError):
-    """An error for work that cannot be a CUDA graph: it reads a value, or copies from memory that is not pinned."""
+    """Raised for work that cannot be captured: it reads a value back, or copies from unpinned memory."""
 
 
 def capture(work: Callable[[], object], stream: "torch.cuda.Stream") -> Any:

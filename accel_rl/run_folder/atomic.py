@@ -14,8 +14,8 @@ from accel_rl.errors import RunError
 def write_file(
     path: Path, content: bytes | Callable[[BinaryIO], object], kind: str, previous: Path | None = None
 ) -> None:
-    """Replaces the file at path. content: of the file, or a function that writes it. previous: a path under which the
-    old content stays.
+    """Replaces the file at path. content: the new content, or a function that writes it to an open file. previous: a
+    path under which the old content stays.
 
     Once this returns, both survive a power cut. kind: the kind of file, for the message. Raises RunError if writing
     fails; both files are then unchanged."""

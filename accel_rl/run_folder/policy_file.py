@@ -264,7 +264,7 @@ def check_finite(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Raises UsageError if one of a file's tensors holds a nan or infinite value."""
     for name, value in tensors.items():
         if not value.isfinite().all():
-            raise UsageError(f"{path} is of no use: {name} holds values that are not finite{_other(path)}")
+            raise UsageError(f"{path} cannot be used: its tensor {name} holds values that are not finite{_other(path)}")
 
 
 def find_difference(shapes: Mapping[str, torch.Size], wanted: Mapping[str, Tensor]) -> str | None:

@@ -109,7 +109,7 @@ def make_app(folder: Path, port: int) -> Any:
             await send(message)
 
         if scope["type"] == "http" and dict(scope["headers"]).get(b"host") not in hosts:
-            await PlainTextResponse(f"ask for http://{HOST}:{port}/", 400)(scope, receive, send_guarded)
+            await PlainTextResponse(f"use http://{HOST}:{port}/", 400)(scope, receive, send_guarded)
         else:
             await app(scope, receive, send_guarded)
 

@@ -201,8 +201,8 @@ ENDING: dict[str, Fault] = {
     "the command is killed": signals("^command$", signal.SIGKILL),
     "a learner is killed": signals(r"^learner \d+$", signal.SIGKILL),
     "a learner is stopped": signals(r"^learner \d+$", signal.SIGSTOP),
-    "what forks the learners is killed": signals("learners' fork server", signal.SIGKILL),
-    "what forks the workers is killed": signals("workers' fork server", signal.SIGKILL),
+    "the learners' fork server is killed": signals("learners' fork server", signal.SIGKILL),
+    "the workers' fork server is killed": signals("workers' fork server", signal.SIGKILL),
     "the disk is full": full_disk,
     "a bit of the checkpoint flips": damage,
 }

@@ -131,7 +131,7 @@ def test_errors_name_what_is_wrong(tmp_path):
         record_video(Corridor(), lambda observation, reward, info: 1, tmp_path / "file" / "game.mp4")
     blind = Corridor()
     blind.render = lambda: gymnasium.Env.render(blind)
-    with pytest.raises(UsageError, match=r"no method render\(\)"):
+    with pytest.raises(UsageError, match=r"cannot be recorded: it has no render\(\) method"):
         record_video(blind, lambda observation, reward, info: 1, tmp_path / "game.mp4")
     blind.render = lambda: None
     with pytest.raises(UsageError, match="render_mode='rgb_array'"):

@@ -135,8 +135,8 @@ def test_packages_that_cannot_be_imported() -> None:
 @pytest.mark.parametrize(
     ("module", "what"),
     [
-        ("crashes", "crashes kills Python by SIGILL while it is loaded"),
-        pytest.param("hangs", "hangs hangs for 5 s while it is loaded", marks=pytest.mark.slow),
+        ("crashes", "loading crashes kills Python with SIGILL"),
+        pytest.param("hangs", "loading hangs hangs for 5 s", marks=pytest.mark.slow),
     ],
 )
 def test_a_package_that_crashes_or_hangs_ends_the_report(
@@ -308,7 +308,7 @@ def test_the_report_as_json(trials: dict[str, Trial], capsys: Any) -> None:
 def test_a_self_test_that_fails(trials: dict[str, Trial], capsys: Any) -> None:
     """A failed self-test exits with status 1, and a failure of both training runs is listed once."""
     for env in trials:
-        trials[env] = Trial(env, failure="its process was killed by SIGILL: it said nothing")
+        trials[env] = Trial(env, failure="its process was killed by SIGILL: it printed nothing")
     assert cli.main(["doctor", "--json"]) == 1
     said = capsys.readouterr()
     assert said.err.splitlines()[-1] == f"accel-rl: the self-test failed: {trials['pong'].failure}"

@@ -105,7 +105,7 @@ def test_only_runs_below_the_folder_are_served_to_this_machine(tmp_path: Path) -
         assert f"Not shown: {root / 'log' / 'log.txt'} is a link" in ask(port, "/run/")[1]
         assert ask(port, "/run/run")[0] == 200 and ask(port, "/video/run", Range="bytes=2-4") == (206, "234")
         for host in (f"evil.example:{port}", "127.0.0.1", f"127.0.0.1:{port}.evil.example", ""):
-            assert ask(port, "/", Host=host) == (400, f"ask for http://127.0.0.1:{port}/"), host
+            assert ask(port, "/", Host=host) == (400, f"use http://127.0.0.1:{port}/"), host
         assert ask(port, "/", Host=f"localhost:{port}")[0] == 200
         assert [ask(port, "/run/run", method)[0] for method in ("POST", "PUT", "DELETE")] == [405, 405, 405]
         for path in ("/", "/run/run", "/video/run", "/plotly.js", "/none"):
