@@ -10,7 +10,6 @@ from typing import Any, cast
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from accel_rl.config.learners import launched_rank_info
-from accel_rl.distributed.async_coordinator import AsyncCoordinator, Control
 from accel_rl.distributed.learner_process import learn
 from accel_rl.distributed.run_request import RunRequest
 from accel_rl.distributed.supervisor import supervise
@@ -97,14 +96,9 @@ def _train_here(
 def _learn_alone(
     config: Config, folder: Path, state: dict[str, Any] | None, stop: StopSignal, show: bool, callbacks: Callbacks
 ) -> None:
-    steps = state["steps"] if state else 0
-    if not config.is_central:
-        learn(LearnerJob(config, folder, SingleLearner(steps), stop, state, show, on_row=callbacks))
-        return
-    control, store = Control(1), build_store(config, state)
-    control.begin(steps)
-    try:
-        learn(LearnerJob(config, folder, AsyncCoordinator(0, 1, control), stop, state, show, store, callbacks))
-    finally:
-        store.close()
-        control.memory.close()
+    with contextlib.ExitStack() as stack:
+        store = build_store(config, state) if config.is_central else None
+        if store:
+            stack.callback(store.close)
+        coordinator = SingleLearner(state["steps"] if state else 0)
+        learn(LearnerJob(config, folder, coordinator, stop, state, show, store, callbacks))
