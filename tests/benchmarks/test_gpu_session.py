@@ -14,7 +14,6 @@ from typing import Any
 import psutil
 import pytest
 
-import gpu_peers
 import gpu_session
 from accel_rl.doctor.finding import Problem
 from accel_rl.doctor.survey import Report
@@ -243,13 +242,13 @@ def test_a_second_call_goes_on_with_what_is_missing(toys: None, tmp_path: Path, 
 
 
 @pytest.mark.multiprocess
-def test_a_part_with_a_program_of_its_own(toys: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """gpu_peers.py runs only its part, in the same folder; a session without named parts omits that part."""
+def test_a_part_that_only_its_name_runs(toys: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session without named parts omits a part that is not a default; a session that names it adds it."""
     parts = {"good": Part("", 20), "peers": Part("", 20, is_default=False)}
     monkeypatch.setattr(gpu_session, "PARTS", parts)
     assert gpu_session.main(["--out", str(tmp_path)]) == 0
     assert {*read(tmp_path)} == {"good"}
-    assert gpu_peers.main(["--out", str(tmp_path)]) == 0
+    assert gpu_session.main(["--out", str(tmp_path), "--parts", "peers"]) == 0
     (folder,) = (each for each in tmp_path.iterdir() if each.is_dir())
     assert {file.stem for file in folder.glob("*.json")} == {"good", "peers"}
 
