@@ -71,7 +71,7 @@ PARTS = {
     "learners": Part("two learners on one GPU: all-reduce through shared memory, the central store", 110),
     "scaling": Part("1, 2, 4 and 8 learners, one on each GPU: all-reduce by NCCL, the central store", 120, 2),
     "launch": Part("runs/launch_dgx.py on all GPUs", 60, 2),
-    "micro": Part("the cost of an act, an upload, a graph, and a small update, compiled or not", 80),
+    "micro": Part("the cost of an act, an upload and a graph", 80),
     "profile": Part("kernels, gaps and the busy share of PPO, PPO in float32, and Rainbow", 55),
     "switches": Part("PPO with each of its optimizations switched off, and with its network compiled", 100),
     "emulator": Part("Atari on the GPU: comparison with the CPU's emulator, and frames per second", 90),

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable
-from contextlib import closing
 from functools import partial
 from typing import Any
 
@@ -10,29 +9,22 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import HashStore  # type: ignore[attr-defined]
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.profiler import ProfilerActivity
 from torch.profiler import profile as profiler
 
 from accel_rl.hardware.capture import capture
-from accel_rl.settings.resolve import resolve
-from accel_rl.training.build import build_algo, check
-from accel_rl.tune.training import Training
-from accel_rl.updates.compiled_calls import CompiledCalls
-from accel_rl.updates.recording import Operation, Recording, Steps, replay
+from accel_rl.training.build import build_algo
 from gpu.rows import Row, Rows, longest
-from gpu.speed import BASE, GPU, PPO, TRAININGS, make_config, warm_training
+from gpu.speed import GPU, PPO, TRAININGS, make_config, warm_training
 
 PROFILES = {"ppo": PPO, "ppo, float32": {**PPO, "precision": "float32"}, "rainbow": TRAININGS["rainbow 32, batch 32"]}
 GROUP_SIZES = (8, 56, 112, 224, 448)  # environments that act together
 
 
 def micro(rows: Rows) -> None:
-    """Measures the action server's cost for groups of environments of several sizes, and the cost of a small network's
-    update."""
+    """Measures the action server's cost for groups of environments of several sizes."""
     for size in GROUP_SIZES[:1] if rows.is_dry else GROUP_SIZES:
         rows.add(f"{size} environments", cost_of_an_act, size, rows.is_dry)
-    rows.add("update of PPO on CartPole", cost_of_an_update, rows.is_dry)
 
 
 def cost_of_an_act(size: int, is_dry: bool) -> Row:
@@ -68,69 +60,6 @@ def cost_of_an_act(size: int, is_dry: bool) -> Row:
         "upload_stacks_us": microseconds(lambda: here.copy_(stacks, non_blocking=True), repeats),
         "upload_act_wait_us": microseconds(serve, repeats),
     }
-
-
-def cost_of_an_update(is_dry: bool) -> Row:
-    """Returns microseconds of an update of two small MLPs: single operations, a graph, and both compiled by Inductor.
-
-    A dry run compiles nothing, since Inductor cannot compile for a fake GPU."""
-    recording, repeats = record_update(), 3 if is_dry else 200
-    program = recording.program._replace(operations=tuple(map(on_gpu, recording.program.operations)))
-    bases, arguments = ([each.to(GPU) for each in tensors] for tensors in (recording.bases, recording.arguments))
-    steps, stream = Steps(program, bases), torch.cuda.Stream(GPU)  # type: ignore[no-untyped-call]
-    row = costs("", lambda: steps(bases, arguments), stream, repeats)
-    if not is_dry:
-
-        def run(*tensors: Tensor) -> list[Tensor]:
-            return replay(program, tensors[: len(bases)], tensors[len(bases) :])
-
-        with torch.no_grad():
-            compiled = compile_by_inductor(run, [*bases, *arguments])
-            row |= costs("compiled_", lambda: compiled(*bases, *arguments), stream, repeats)
-    return row
-
-
-def compile_by_inductor(function: Callable[..., list[Tensor]], tensors: list[Tensor]) -> Callable[..., Any]:
-    """Returns a function of these tensors as machine code."""
-    import torch._inductor
-    from torch._inductor.decomposition import select_decomp_table
-
-    pure = torch.func.functionalize(function, remove="mutations")
-    graph = make_fx(pure, decomposition_table=select_decomp_table(), tracing_mode="fake")(*tensors)
-    return torch._inductor.compile(graph, [*tensors])  # type: ignore[no-any-return]
-
-
-def costs(name: str, work: Callable[[], object], stream: Any, repeats: int) -> Row:
-    """Returns microseconds of work, and of a graph of it."""
-    with torch.cuda.stream(stream), torch.no_grad():
-        for _ in range(3):
-            work()
-    graph = capture(work, stream)
-    return {f"{name}us": microseconds(work, repeats), f"{name}graph_us": microseconds(graph.replay, repeats)}
-
-
-def record_update() -> Recording:
-    """Returns an update of PPO on CartPole, recorded on the CPU."""
-    found = []
-
-    def keep(recording: Recording) -> Any:
-        found.append(recording)
-        return partial(replay, recording.program)
-
-    settings = {"algo": "ppo", "env": "CartPole-v1", "device": "cpu", "sampler": "serial", "compile": "always"}
-    config = check(resolve({**BASE, **settings}))
-    with closing(Training("training", config)) as run:
-        update = run.iteration.update
-        update.compiled = CompiledCalls("always", keep)
-        while not found:
-            run.iterate()
-    return found[0]
-
-
-def on_gpu(operation: Operation) -> Operation:
-    """Returns an operation that makes its tensors on the GPU."""
-    keywords = {name: GPU if name == "device" else value for name, value in operation.keywords.items()}
-    return operation._replace(keywords=keywords)
 
 
 def microseconds(work: Callable[[], object], repeats: int) -> float:

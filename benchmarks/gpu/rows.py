@@ -128,7 +128,7 @@ COLUMNS: dict[str, tuple[Column, ...]] = {
         ("upload of frames", number("upload_frames_us")),
         ("of stacks", number("upload_stacks_us")),
         ("upload, act, wait", number("upload_act_wait_us")),
-        ("update us", number("us")),
+        ("update us", number("us")),  # committed results have these four; no row makes them now
         ("in a graph", number("graph_us")),
         ("compiled", number("compiled_us")),
         ("compiled, in a graph", number("compiled_graph_us")),
