@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import cache, partial
-from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
@@ -24,7 +23,7 @@ from accel_rl.emulator.cuda import agent_kernels, kernels
 from accel_rl.emulator.cuda.atari import CudaAtari
 from accel_rl.emulator.cuda.compilation import kernel_images
 from accel_rl.emulator.cuda.consoles import CudaConsoles, check_equal, compare
-from accel_rl.emulator.cuda.driver import Launcher, LoadedKernel, load, separate
+from accel_rl.emulator.cuda.driver import Launcher, load, separate
 from accel_rl.emulator.cuda.memory import LANES, Kernel
 from accel_rl.emulator.frame_making import FramePlan
 from accel_rl.emulator.machine_code import cache_folder
@@ -74,9 +73,6 @@ def emulator(rows: Rows) -> None:
         for game in SPEED_GAMES:
             rows.add(f"{game}, {size} consoles", measure, game, size)
     rows.add("pong, 16384 consoles in step", measure_frames, "pong", 16384, 1)
-    for path in sorted(cache_folder().glob("variant-*.cubin")):
-        for game, size in (("pong", 16384), ("seaquest", 16384), ("pong", 65536)):
-            rows.add(f"{game}, {size} consoles, {path.stem}", measure_variant, path, game, size)
     thread.join()
     rows.add("breakout, simulator=cuda", compare_games, "breakout")
     for size in SIZES[:3]:
@@ -199,12 +195,7 @@ def measure(game: str, num_envs: int, is_dry: bool = False) -> Row:
 
 
 def measure_frames(
-    game: str,
-    num_envs: int,
-    num_starts: int = NUM_STARTS,
-    num_painted: int = 0,
-    is_dry: bool = False,
-    variant: LoadedKernel | None = None,
+    game: str, num_envs: int, num_starts: int = NUM_STARTS, num_painted: int = 0, is_dry: bool = False
 ) -> Row:
     """Returns frames per second, and the time of a launch of FRAME_SKIP frames.
 
@@ -212,7 +203,6 @@ def measure_frames(
     batch, device = prepared(game), "cpu" if is_dry else "cuda"
     states = torch.as_tensor(batch.starts, device=device)[torch.arange(num_envs, device=device) % num_starts]
     consoles = CudaConsoles(batch.rom, batch.rules, batch.program, states, device=device)
-    consoles.launcher.loaded = variant
     frames = Frames(consoles, batch.height)
     numbers = torch.as_tensor(batch.action_numbers, device=device)
     columns = 1 if num_starts == 1 else num_envs
@@ -255,13 +245,6 @@ def measure_frames(
 def frame_count(consoles: CudaConsoles) -> int:
     """Returns the sum of all consoles' frames since they were switched on."""
     return int(consoles.states.view(-1, STATE_WORDS, LANES)[:, FRAME].sum(dtype=torch.int64))
-
-
-def measure_variant(path: Path, game: str, num_envs: int) -> Row:
-    """Measures a variant of play_frames that another compiler or other options have made."""
-    variant = LoadedKernel("play_frames", path.read_bytes())
-    row = measure_frames(game, num_envs, variant=variant)
-    return {**row, "registers": variant.registers, "local_bytes": variant.local_bytes}
 
 
 def measure_env(game: str, num_envs: int, uses_graph: bool) -> Row:
