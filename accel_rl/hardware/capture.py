@@ -15,9 +15,6 @@ OUT_OF_MEMORY = (
 )
 
 
-searches_convolutions = True  # False: `fixed_shapes` has no effect
-
-
 @contextlib.contextmanager
 def fixed_shapes() -> Iterator[None]:
     """Makes cuDNN search for the fastest convolution of each new shape in this block.
@@ -25,8 +22,8 @@ def fixed_shapes() -> Iterator[None]:
     Use it for work that repeats with the same shapes: a search takes longer than many convolutions. Has no effect if
     operations must be deterministic, since results of the search differ from run to run."""
     cudnn = torch.backends.cudnn
-    is_free = not (torch.are_deterministic_algorithms_enabled() or cudnn.deterministic)
-    before, cudnn.benchmark = cudnn.benchmark, searches_convolutions and is_free
+    before = cudnn.benchmark
+    cudnn.benchmark = not (torch.are_deterministic_algorithms_enabled() or cudnn.deterministic)
     try:
         yield
     finally:

@@ -15,16 +15,16 @@ import torch
 from torch import nn
 
 from accel_rl.envs.spec import EnvSpec
-from accel_rl.hardware import capture
 from accel_rl.hardware.placement import pinned
 from accel_rl.hardware.topology import available_cpus
 from accel_rl.models.trunks import Scale
+from accel_rl.samplers import gpu_action_server
 from accel_rl.samplers.base import Sampler
 from accel_rl.samplers.gpu_action_server import GpuActionServer
 from accel_rl.settings.resolve import Config, resolve
 from accel_rl.training.build import build_algo_and_update, build_training_sampler, check
 from accel_rl.tune.training import Training
-from accel_rl.updates import update
+from accel_rl.updates import cuda_graphs, update
 from gpu.rows import Row, Rows
 from gpu.runs import DRY
 
@@ -181,7 +181,7 @@ def act_and_wait(server: GpuActionServer, group: int, t: int) -> None:
 ACT = GpuActionServer.act
 PATCHES: dict[str, list[tuple[Any, str, Any]]] = {  # attributes to replace while a row is measured
     "cast in each call": [(update, "keep_copies", lambda module: None)],
-    "no search": [(capture, "searches_convolutions", False)],
+    "no search": [(module, "fixed_shapes", contextlib.nullcontext) for module in (gpu_action_server, cuda_graphs)],
     "no epochs": [(update, "MAX_REPEATED", 0)],
     "no polling": [(GpuActionServer, "act", act_and_wait)],
 }
