@@ -36,7 +36,7 @@ from accel_rl.envs.games.emulator_choice import GRID_TWIN
 from accel_rl.envs.games.native import NativeBatch
 from accel_rl.errors import RunError
 from gpu.rows import Row, Rows, longest
-from gpu.runs import train
+from gpu.runs import rate_of_run
 
 SPEED_GAMES = ("pong", "breakout", "space_invaders", "seaquest")
 EXACT_GAMES = (
@@ -297,12 +297,6 @@ TRAINED: dict[str, Row] = {
 
 def measure_training(settings: Row, is_dry: bool = False) -> Row:
     """Trains for some seconds on Pong on the same GPU; returns agent steps per second, of four frames each."""
-    seen: list[dict[str, float]] = []
-
-    def on_row(metrics: dict[str, float]) -> bool:
-        seen.append(metrics)
-        return len(seen) > 1 and seen[-1]["time/time_elapsed"] - seen[0]["time/time_elapsed"] >= TRAINED_S
-
     length: Row = {"steps": 10**9, "log_interval_steps": 100_000}
     if is_dry:
         length = {"steps": 64, "log_interval_steps": 16}
@@ -312,9 +306,8 @@ def measure_training(settings: Row, is_dry: bool = False) -> Row:
             small = {"frame_shape": [42, 42], "noop_max": 1, "batches": 2, "batch_steps": 4}
         settings |= small
     with patch.dict(os.environ, {GRID_TWIN: "1"} if is_dry else {}):
-        train({**length, **settings}, on_row)
-    seconds, steps = (seen[-1][name] - seen[0][name] for name in ("time/time_elapsed", "time/total_timesteps"))
-    return {"frames_per_s": round(FRAME_SKIP * steps / seconds), "steps_per_s": round(steps / seconds)}
+        rate, _ = rate_of_run({**length, **settings}, TRAINED_S)
+    return {"frames_per_s": round(FRAME_SKIP * rate), "steps_per_s": round(rate)}
 
 
 # ---- exactness ----

@@ -47,10 +47,10 @@ def pong(rows: Rows) -> None:
 
 def learners(rows: Rows) -> None:
     """Trains one and two learners on one GPU, with gradients by shared memory and Gloo, or with a central store."""
-    rows.add("1 learner", rate_of_run, rows.is_dry, 1, {"device": "cuda:0"})
+    rows.add("1 learner", train_learners, rows.is_dry, 1, {"device": "cuda:0"})
     for update in ("all_reduce", "central_store"):
         two = {"devices": "cuda:0", "learners_per_gpu": 2, "update": update}
-        rows.add(f"2 learners, {update}", rate_of_run, rows.is_dry, 1, two)
+        rows.add(f"2 learners, {update}", train_learners, rows.is_dry, 1, two)
 
 
 def scaling(rows: Rows) -> None:
@@ -58,24 +58,16 @@ def scaling(rows: Rows) -> None:
     for update in ("all_reduce", "central_store"):
         for number in [number for number in (1, 2, 4, 8) if number <= num_gpus()]:
             where = {"devices": f"0-{number - 1}" if number > 1 else "0", "update": update}
-            rows.add(f"{number} learners, {update}", rate_of_run, rows.is_dry, number, where)
+            rows.add(f"{number} learners, {update}", train_learners, rows.is_dry, number, where)
 
 
-def rate_of_run(is_dry: bool, times_envs: int, where: Row) -> Row:
-    """Returns the rate of A2C on Pong from the first row of its log to the last, some seconds later."""
-    seen: list[dict[str, float]] = []
-
-    def on_row(metrics: dict[str, float]) -> bool:
-        seen.append(metrics)
-        seconds = seen[-1]["time/time_elapsed"] - seen[0]["time/time_elapsed"]
-        return len(seen) > 1 and seconds >= (0 if is_dry else RATE_S)
-
+def train_learners(is_dry: bool, times_envs: int, where: Row) -> Row:
+    """Returns the rate of A2C, and the share of time that the exchange takes."""
     settings: Row = {"algo": "a2c", "envs": 224 * times_envs, "log_interval_steps": 5000, "steps": 10**9}
     if is_dry:
         settings |= {**DRY, "envs": 4 * times_envs, "workers": None, "log_interval_steps": 40}
-    train({**settings, **where}, on_row)
-    seconds, steps = (seen[-1][name] - seen[0][name] for name in ("time/time_elapsed", "time/total_timesteps"))
-    return {"steps_per_s": round(steps / seconds), "exchange_share": seen[-1].get("time/exchange_share")}
+    rate, last = rate_of_run({**settings, **where}, 0 if is_dry else RATE_S)
+    return {"steps_per_s": round(rate), "exchange_share": last.get("time/exchange_share")}
 
 
 def launch(rows: Rows) -> None:
@@ -91,6 +83,21 @@ def launch(rows: Rows) -> None:
             return dict(json.loads((Path(folder) / "run" / "summary.json").read_text()))
 
         rows.add("runs/launch_dgx.py", run)
+
+
+def rate_of_run(settings: Row, at_least_s: float) -> tuple[float, dict[str, float]]:
+    """Trains on Pong; returns the agent steps per second between the first row of the log and the last, and the last.
+
+    The run ends with its steps, or with the first row that is at_least_s after the first one."""
+    seen: list[dict[str, float]] = []
+
+    def on_row(metrics: dict[str, float]) -> bool:
+        seen.append(metrics)
+        return len(seen) > 1 and seen[-1]["time/time_elapsed"] - seen[0]["time/time_elapsed"] >= at_least_s
+
+    train(settings, on_row)
+    seconds, steps = (seen[-1][name] - seen[0][name] for name in ("time/time_elapsed", "time/total_timesteps"))
+    return steps / seconds, seen[-1]
 
 
 def train(settings: Row, on_row: Callable[[dict[str, float]], Any]) -> None:
