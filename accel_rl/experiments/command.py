@@ -74,7 +74,10 @@ def add_sweep(commands: Any) -> None:
 def _add_executor(group: Any) -> None:
     """Adds the flags that say where the runs of an experiment or a sweep are trained."""
     group.add_argument(
-        "--gpus", metavar="LIST", help="which GPUs, as in 0-3 (default: all); without GPUs, use --devices cpu,cpu"
+        "--gpus",
+        dest="devices",
+        metavar="LIST",
+        help="which GPUs, as in 0-3 (default: all); without GPUs, use --devices cpu,cpu",
     )
     group.add_argument(
         "--executor",
@@ -124,7 +127,6 @@ def _train(arguments: dict[str, Any]) -> None:
 def _launch(options: argparse.Namespace) -> None:
     arguments = given_settings(options)
     file, only_report = arguments.pop("experiment", None), arguments.pop("summary")
-    _take_gpus(arguments)
     if file is None:
         executor, job = arguments.pop("executor"), arguments.pop("job", None)
         given = {"--summary": only_report, "--executor": executor != "local", "--job": job}
@@ -145,20 +147,10 @@ def _launch(options: argparse.Namespace) -> None:
 
 def _sweep(options: argparse.Namespace) -> None:
     arguments = given_settings(options)
-    _take_gpus(arguments)
     make_executor = _take_executor(arguments)
     from accel_rl.experiments.sweep import run_sweep
 
     run_sweep(options.file, options.out, make_executor)
-
-
-def _take_gpus(arguments: dict[str, Any]) -> None:
-    """Moves the value of --gpus to the devices."""
-    gpus = arguments.pop("gpus", None)
-    if gpus is not None:
-        if "devices" in arguments:
-            raise UsageError(f"devices={arguments['devices']} and gpus={gpus} both name devices; omit one of them")
-        arguments["devices"] = gpus
 
 
 def _take_executor(arguments: dict[str, Any]) -> "MakeExecutor":

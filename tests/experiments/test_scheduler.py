@@ -140,7 +140,6 @@ BAD_PARTS: list[tuple[dict[str, Any], str]] = [
 BAD_FLAGS = [
     ("--devices cpu,tpu", "devices='cpu,tpu': learners are all on the CPU or all on GPUs"),
     ("--gpus 97", "devices='97', but there is no GPU"),
-    ("--devices cpu,cpu --gpus all", "devices=cpu,cpu and gpus=all both name devices; omit one of them"),
     ("--devices cpu --learners-per-gpu 2", "that is for GPUs; name cpu once for each learner, as in --devices cpu,cpu"),
     ("--algo dqn", "algo is varied by the grid; omit --algo"),
     ("--overwrite", "--overwrite is for a single run"),
