@@ -62,7 +62,7 @@ class Part:
 
 
 PARTS = {
-    "install": Part("required packages, compiling the emulator, the report of `accel-rl doctor`", 90),
+    "install": Part("optional packages, compiling the emulator, the report of `accel-rl doctor`", 90),
     "facts": Part("GPU, driver, CPUs, memory, versions, whether memory can be pinned", 40),
     "correctness": Part("`accel-rl doctor --gpu`, and the tests of the GPU code", 125),
     "training": Part("agent steps per second of thirteen settings, and where the time goes", 125),
