@@ -58,7 +58,6 @@ COMPARISON_S, ROW_S = 90.0, 14.0  # time for the comparison and for each row of 
 DEFAULT_FIGURE = Path("results/sampling.png")
 
 Row = dict[str, Any]
-Cores = list[list[int]]
 
 
 class Benchmark:
@@ -76,10 +75,8 @@ class Benchmark:
         self.device = find_device(options.device or "auto")
         self.cores = first_cores(options.cores)
         self.num_envs = options.envs_per_core * len(self.cores)
-        self.config = self._config(self.cores, self.num_envs, options.horizon, options.workers)
-
-    def _config(self, cores: Cores, num_envs: int, horizon: int, workers: int | None) -> SamplerConfig:
-        return SamplerConfig(num_envs, horizon, workers or default_workers(num_envs, sum(map(len, cores))))
+        workers = options.workers or default_workers(self.num_envs, sum(map(len, self.cores)))
+        self.config = SamplerConfig(self.num_envs, options.horizon, workers)
 
     def _sampling(
         self, name: str, config: SamplerConfig, device: str | None, server_cpus: Cpus | None = None
@@ -127,7 +124,7 @@ class Benchmark:
             self.random_contestant,
             self._sampling("random-barrier", barrier, None),
             self._sampling("inference-cpu", long, "cpu"),
-            *(builder for gpu in _gpus() for builder in self._on_gpu(gpu)),
+            *(builder for index in range(num_gpus()) for builder in self._on_gpu(f"cuda:{index}")),
             partial(network_alone, self.spec, self.num_envs),
         ]
         schedule = make_schedule(options.seconds, options.rounds, options.full, COMPARISON_S)
@@ -154,11 +151,11 @@ class Benchmark:
         options, cores = self.options, self.cores[:num_cores]
         whole = num_cores == len(self.cores)
         num_envs, workers = num_cores * per_core, options.workers if whole else None
-        if workers and not divides_evenly(num_envs, workers):
-            workers = None  # the default, which does
+        if not workers or not divides_evenly(num_envs, workers):
+            workers = default_workers(num_envs, sum(map(len, cores)))  # these do
         horizons = {"sync": BARRIER_STEPS, "async": options.horizon} if whole else {"async": options.horizon}
         builders: list[Builder] = [
-            self._sampling(name, self._config(cores, num_envs, horizon, workers), self.device)
+            self._sampling(name, SamplerConfig(num_envs, horizon, workers), self.device)
             for name, horizon in horizons.items()
         ]
         core = cores[0]
@@ -174,10 +171,6 @@ def core_counts(num_cores: int, full: bool) -> list[int]:
     """Returns the numbers of cores for curves: all cores and, if full, 1, 2, 4, ..."""
     powers = [2**i for i in range(num_cores.bit_length()) if 2**i < num_cores]
     return [*powers, num_cores] if full else [num_cores]
-
-
-def _gpus() -> list[str]:
-    return [f"cuda:{index}" for index in range(num_gpus())]
 
 
 def run(options: SamplingOptions) -> dict[str, Any]:

@@ -197,10 +197,8 @@ def learn(settings: Settings, device: str | torch.device, recorded: Sequence[Rec
 class Playback:
     """A sampler that returns recorded rollouts on a device."""
 
-    bytes_moved = num_restarts = 0
-
     def __init__(self, recorded: Sequence[Recorded], device: torch.device):
-        self.device, self.seconds = device, dict[str, float]()
+        self.device = device
         self._coming, self._recent = list(recorded), dict[int, Rollout]()
 
     def collect(self, hook: StepHook = NO_HOOK, first_step: int | None = None) -> Rollout:

@@ -203,7 +203,7 @@ def make_figure(experiment: Experiment, result: dict[str, Any], folder: Path) ->
     panels[1].sharey(panels[0])
     draw_curves(panels[0], panels[1], curves)
     if len(counts) > 1:
-        _draw_speed(panels[2], experiment, families, counts, result)
+        _draw_speed(panels[2], families, counts, result)
     figure.suptitle(experiment.title, fontsize=14, fontweight="bold", color="#222222")
     return figure
 
@@ -216,9 +216,7 @@ def _families(experiment: Experiment) -> list[list[Combination]]:
     return [sorted(family, key=lambda c: c.learners) for family in families.values()]
 
 
-def _draw_speed(
-    axes: "Axes", experiment: Experiment, families: list[list[Combination]], counts: list[int], result: dict[str, Any]
-) -> None:
+def _draw_speed(axes: "Axes", families: list[list[Combination]], counts: list[int], result: dict[str, Any]) -> None:
     """Draws hours over learners if the paper has hours, else steps per second; both axes are logarithmic."""
     from matplotlib.ticker import LogLocator, NullLocator
 

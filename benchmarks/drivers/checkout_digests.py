@@ -19,11 +19,7 @@ import numpy as np
 import torch
 
 import accel_rl
-
-try:
-    from accel_rl.run_folder.checkpoint import load
-except ModuleNotFoundError:  # a commit before 10e7f3e
-    from accel_rl.training.checkpoint import load  # type: ignore[import-not-found, no-redef]
+from accel_rl.run_folder.checkpoint import load
 
 
 def arrays(value: Any) -> Iterator[np.ndarray[Any, Any]]:

@@ -93,6 +93,11 @@ def ratio_to(peer: str) -> Callable[[Row], str]:
     return lambda row: format_ratio(row["over"][peer]) if peer in row.get("over", {}) else ""
 
 
+def top_kernels(row: Row) -> str:
+    """Returns the names and shares of the three kernels that take most of the GPU's time."""
+    return "; ".join(f"{100 * share:.0f} % {kernel}" for kernel, share in row.get("top", [])[:3])
+
+
 COMMON_RATES: tuple[Column, ...] = (
     ("steps/s", number("steps_per_s")),
     ("GPU busy", percent("gpu_use")),
@@ -142,14 +147,14 @@ COLUMNS: dict[str, tuple[Column, ...]] = {
         ("registers", number("registers")),
         ("local bytes", number("local_bytes")),
         ("steps/s", number("steps_per_s")),
-        ("top kernels", lambda row: top_kernels(row)),
+        ("top kernels", top_kernels),
     ),
     "profile": (
         ("ms", number("wall_ms", "{:.1f}")),
         ("kernels", number("kernels")),
         ("GPU busy", percent("gpu_busy_share")),
         ("longest gap ms", number("longest_gap_ms", "{:.2f}")),
-        ("top kernels", lambda row: top_kernels(row)),
+        ("top kernels", top_kernels),
     ),
     "peers": (
         ("steps/s", number("steps_per_s")),
@@ -178,11 +183,6 @@ def format_rows(part: str, rows: Sequence[Row]) -> str:
         cells = [f"error: {row['error']}"] if "error" in row else [show(row) for _, show in columns]
         lines.append(f"| {row['name']} | {' | '.join(one_line(cell) for cell in cells)} |")
     return "\n".join(lines)
-
-
-def top_kernels(row: Row) -> str:
-    """Returns the names and shares of the three kernels that take most of the GPU's time."""
-    return "; ".join(f"{100 * share:.0f} % {kernel}" for kernel, share in row.get("top", [])[:3])
 
 
 def show_all(row: Row) -> str:
