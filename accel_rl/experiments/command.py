@@ -125,6 +125,8 @@ def _train(arguments: dict[str, Any]) -> None:
 
 
 def _launch(options: argparse.Namespace) -> None:
+    from accel_rl.config.fields import flag_of
+
     arguments = given_settings(options)
     file, only_report = arguments.pop("experiment", None), arguments.pop("summary")
     if file is None:
@@ -137,7 +139,7 @@ def _launch(options: argparse.Namespace) -> None:
         return _train(arguments)
     for name in ("config", "resume", "overwrite", "show_affinity", "device"):
         if arguments.pop(name, None):
-            raise UsageError(f"--{name.replace('_', '-')} is for a single run; omit it with --experiment")
+            raise UsageError(f"{flag_of(name)} is for a single run; omit it with --experiment")
     folder = arguments.pop("out", None)
     make_executor = _take_executor(arguments)
     from accel_rl.experiments.scheduler import run_experiment
@@ -155,6 +157,8 @@ def _sweep(options: argparse.Namespace) -> None:
 
 def _take_executor(arguments: dict[str, Any]) -> "MakeExecutor":
     """Removes the flags of `_add_executor` from the arguments; returns a function that makes the executor."""
+    from accel_rl.config.fields import build, flag_of
+
     executor, job = arguments.pop("executor"), arguments.pop("job", None)
     if executor == "local" and job is not None:
         raise UsageError("--job is for a cluster; name it with --executor slurm or ray")
@@ -165,13 +169,12 @@ def _take_executor(arguments: dict[str, Any]) -> "MakeExecutor":
         from accel_rl.experiments.clusters import JobOptions, RayExecutor, SlurmExecutor
 
         for place in places:
-            flag, hint = f"--{place.replace('_', '-')}", "set a job's resources with --job '{cpus: 8, gpus: 1}'"
-            raise UsageError(f"{flag} is for this machine; with --executor {executor}, {hint}")
+            hint = "set a job's resources with --job '{cpus: 8, gpus: 1}'"
+            raise UsageError(f"{flag_of(place)} is for this machine; with --executor {executor}, {hint}")
         options = JobOptions.read(job or "{}")
         if executor == "slurm":
             return lambda folder, share: SlurmExecutor(folder, options, trust)
         return lambda folder, share: RayExecutor(options, trust)
-    from accel_rl.config.fields import build
     from accel_rl.config.learners import LearnerSettings
     from accel_rl.experiments.local import LocalExecutor, make_slots
     from accel_rl.hardware.devices import find_devices

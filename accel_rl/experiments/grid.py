@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from accel_rl.config.fields import flag_of
 from accel_rl.config.sources import overlay, read_yaml
 from accel_rl.errors import UsageError, unknown
 
@@ -117,7 +118,7 @@ def read_experiment(path: Path, overrides: dict[str, Any] | None = None) -> Expe
         blocks = [mapping("grid", block) for block in _list_of(dict, "grid", values.get("grid"))]
         for name in overrides or {}:
             if any(name in block for block in blocks):
-                raise UsageError(f"{name} is varied by the grid; omit --{name.replace('_', '-')}")
+                raise UsageError(f"{name} is varied by the grid; omit {flag_of(name)}")
         settings = overlay(mapping("settings", values.get("settings")), overrides or {})
         combinations = tuple(combination for block in blocks for combination in _combinations(settings, block))
         title, seeds = str(values.get("title", path.stem)), read_seeds(values)

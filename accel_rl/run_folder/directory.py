@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import yaml
 
-from accel_rl.config.fields import pick
+from accel_rl.config.fields import flag_of, pick
 from accel_rl.config.learners import launched_rank_info
 from accel_rl.config.run_settings import RunSettings
 from accel_rl.config.sources import overlay, read_settings
@@ -137,7 +137,7 @@ def reopen(
     if lacking := sorted(values.keys() - saved.keys()):
         raise UsageError(f"{folder / 'config.yaml'} lacks {', '.join(lacking)}: start a new run with --config")
     if changed := changed_settings(folder, saved, values):
-        flags = ", ".join(f"--{name.replace('_', '-')}" for name in changed)
+        flags = ", ".join(map(flag_of, changed))
         raise UsageError(
             f"{flags} would change the run; only --steps and where it executes may differ (docs/resume.md)"
         )
