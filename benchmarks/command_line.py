@@ -3,24 +3,40 @@
 import argparse
 import inspect
 import sys
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
+from accel_rl.bench.options import add_options, option, switch
 from accel_rl.bench.timing import FULL_ROUNDS, Schedule, make_schedule
 from accel_rl.errors import RunError, UsageError, unknown
 
+Options = TypeVar("Options")
 
-@dataclass(frozen=True)
+
+def seconds_option(default: float) -> Any:
+    """Returns the field of --seconds with this default."""
+    return option(default, f"length of a turn, in seconds ({default})", type=float, metavar="S")
+
+
+def json_option() -> Any:
+    """Returns the field of --json."""
+    return option(None, "write all figures to FILE", type=Path, metavar="FILE")
+
+
+@dataclass(frozen=True, kw_only=True)
 class TurnOptions:
     """Options of contests in turns. seconds: the length of a turn, which goes on until an iteration ends.
 
     Raises UsageError for a value out of range."""
 
-    seconds: float = 1.0
-    rounds: int | None = None
-    full: bool = False
-    json: Path | None = None
+    seconds: float = seconds_option(1.0)
+    rounds: int | None = option(
+        None, f"rounds (as many as fit into a few minutes; --full: {FULL_ROUNDS})", type=int, metavar="N"
+    )
+    full: bool = switch(f"{FULL_ROUNDS} rounds")
+    json: Path | None = json_option()
 
     def __post_init__(self) -> None:
         if not 0 < self.seconds < float("inf"):
@@ -46,18 +62,15 @@ def make_parser(doc: str | None) -> argparse.ArgumentParser:
     )
 
 
-def add_turns(parser: argparse.ArgumentParser, seconds: float = 1.0, budget: str = "4 minutes") -> None:
-    """Adds --seconds, --rounds and --full. budget: the program's default time, as text."""
-    parser.add_argument("--seconds", type=float, default=seconds, help=f"length of a turn, in seconds ({seconds})")
-    parser.add_argument(
-        "--rounds", type=int, metavar="N", help=f"rounds (as many as fit into {budget}; --full: {FULL_ROUNDS})"
-    )
-    parser.add_argument("--full", action="store_true", help=f"{FULL_ROUNDS} rounds")
+def parse(doc: str | None, options: type[Options], *checkouts: str, arguments: Sequence[str] | None = None) -> Options:
+    """Returns the options of the command line, or of `arguments`. checkouts: names of positional folders.
 
-
-def add_json(parser: argparse.ArgumentParser) -> None:
-    """Adds --json."""
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to FILE")
+    doc: the program's docstring, which is the help. Raises what the options raise for wrong values."""
+    parser = make_parser(doc)
+    for name in checkouts:
+        parser.add_argument(name, type=Path, metavar=f"{name.upper()}_CHECKOUT", help=f"folder of the {name} commit")
+    add_options(parser, options)
+    return options(**vars(parser.parse_args(arguments)))
 
 
 def run_program(program: Callable[[], object]) -> int:

@@ -25,11 +25,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from accel_rl.bench.options import option
 from accel_rl.bench.output import create_parents, describe_run, write_json
 from accel_rl.bench.timing import FULL_ROUNDS, Builder, Schedule, Shares, Turns, compare, format_ratio, ratio
 from accel_rl.hardware.description import describe_machine, format_machine
 from checkouts import check_checkout, describe_commit, environment_of
-from command_line import TurnOptions, add_json, check_names, make_parser, run_program
+from command_line import TurnOptions, check_names, parse, run_program, seconds_option
 from peer_process import PeerProcess, driver_command
 from training_run import START_TIMEOUT_S, TrainingRun, start_training
 
@@ -62,9 +63,12 @@ class CompareOptions(TurnOptions):
 
     old: Path
     new: Path
-    seconds: float = 2.5
-    rounds: int = FULL_ROUNDS
-    contests: Sequence[str] = CONTESTS
+    seconds: float = seconds_option(2.5)
+    rounds: int = option(FULL_ROUNDS, f"rounds of each contest ({FULL_ROUNDS})", type=int, metavar="N")
+    full: bool = False  # without a flag, since the default is 20 rounds anyway
+    contests: Sequence[str] = option(
+        CONTESTS, f"contests among {', '.join(CONTESTS)} (all)", nargs="+", metavar="CONTEST"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -145,17 +149,9 @@ def show(name: str, contest: Result) -> None:
     print(f"{name:13}{times:50}{format_ratio(contest['new / old'])}, should be at least {TARGET}", flush=True)
 
 
-def main() -> int:
-    parser = make_parser(__doc__)
-    parser.add_argument("old", type=Path, metavar="OLD_CHECKOUT", help="folder of the commit to compare with")
-    parser.add_argument("new", type=Path, metavar="NEW_CHECKOUT", help="folder of the commit to judge")
-    parser.add_argument("--seconds", type=float, default=2.5, help="length of a turn, in seconds (2.5)")
-    parser.add_argument("--rounds", type=int, default=FULL_ROUNDS, help=f"rounds of each contest ({FULL_ROUNDS})")
-    names = f"contests among {', '.join(CONTESTS)} (all)"
-    parser.add_argument("--contests", nargs="+", default=CONTESTS, metavar="CONTEST", help=names)
-    add_json(parser)
-    return run_program(lambda: run(CompareOptions(**vars(parser.parse_args()))))
+def main() -> None:
+    run(parse(__doc__, CompareOptions, "old", "new"))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_program(main))

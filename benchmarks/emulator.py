@@ -27,6 +27,7 @@ import ale_py
 import numpy as np
 
 from accel_rl.bench.limit import bare_steps
+from accel_rl.bench.options import option
 from accel_rl.bench.output import describe_run, write_json
 from accel_rl.bench.timing import Builder, Repeated, compare, ratio
 from accel_rl.emulator import BatchAtari
@@ -36,7 +37,7 @@ from accel_rl.envs.games.atari import games
 from accel_rl.hardware.description import describe_machine, format_machine
 from accel_rl.hardware.placement import pinned
 from accel_rl.hardware.topology import available_cpus
-from command_line import TurnOptions, add_json, add_turns, check_names, make_parser, run_program
+from command_line import TurnOptions, check_names, parse, run_program, seconds_option
 from sampling_peers import AtariVector, peer_builders
 
 VERSION = 3  # version of the JSON format
@@ -53,11 +54,11 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class EmulatorOptions(TurnOptions):
-    """Options of the benchmark. games: None for those of PARTS. Raises UsageError for a value out of range."""
+    """Options of the benchmark. Raises UsageError for a value out of range."""
 
-    seconds: float = 0.1
-    parts: Sequence[str] = tuple(PARTS)
-    games: Sequence[str] | None = None
+    seconds: float = seconds_option(0.1)
+    parts: Sequence[str] = option(tuple(PARTS), f"{', '.join(PARTS)} (all)", nargs="+", metavar="PART")
+    games: Sequence[str] | None = option(None, "as ale-py names them (ten; vector: three)", nargs="+", metavar="GAME")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -152,12 +153,7 @@ def random_actions(actions: Sequence[int]) -> Iterator[int]:
 
 
 def main() -> None:
-    parser = make_parser(__doc__)
-    parser.add_argument("--parts", nargs="+", default=tuple(PARTS), metavar="PART", help=f"{', '.join(PARTS)} (all)")
-    parser.add_argument("--games", nargs="+", metavar="GAME", help="as ale-py names them (ten; vector: three)")
-    add_turns(parser, seconds=0.1)
-    add_json(parser)
-    run(EmulatorOptions(**vars(parser.parse_args())))
+    run(parse(__doc__, EmulatorOptions))
 
 
 if __name__ == "__main__":

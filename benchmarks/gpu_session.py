@@ -32,12 +32,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from accel_rl.bench.options import option, switch
 from accel_rl.errors import RunError, UsageError
 from accel_rl.hardware.topology import loopback_interface
 from accel_rl.processes.spawning import describe_exit
 from accel_rl.run_folder.atomic import write_file
 from accel_rl.run_folder.lock import locked
-from command_line import check_names, make_parser, run_program
+from command_line import check_names, parse, run_program
 from gpu.rows import Row, format_rows
 
 RESULTS_VERSION = 1
@@ -82,12 +83,12 @@ PARTS = {
 
 @dataclass(frozen=True)
 class SessionOptions:
-    """Options of a session. minutes: for all parts together. parts: None runs all missing ones. Raises UsageError."""
+    """Options of a session. parts: None runs all missing ones. Raises UsageError."""
 
-    minutes: float = 8.0
-    parts: Sequence[str] | None = None
-    out: Path = Path("gpu_session")
-    dry_run: bool = False
+    parts: Sequence[str] | None = option(None, "run these, even if they are complete", nargs="+", metavar="PART")
+    minutes: float = option(8.0, "minutes for all parts together (8)", type=float)
+    out: Path = option(Path("gpu_session"), "folder for results (gpu_session)", type=Path, metavar="DIR")
+    dry_run: bool = switch("use a fake GPU and tiny settings")
 
     def __post_init__(self) -> None:
         if not 0 < self.minutes < float("inf"):
@@ -359,17 +360,10 @@ def read_part(folder: Path, name: str) -> Outcome:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     listed = "\n".join(f"    {name:12} {part.purpose} ({part.limit_s:.0f} s)" for name, part in PARTS.items())
-    parser = make_parser((__doc__ or "").format(parts=listed))
-    parser.add_argument("--parts", nargs="+", metavar="PART", help="run these, even if they are complete")
-    parser.add_argument("--minutes", type=float, default=8.0, help="minutes for all parts together (%(default)g)")
-    parser.add_argument(
-        "--out", type=Path, default=Path("gpu_session"), metavar="DIR", help="folder for results (%(default)s)"
-    )
-    parser.add_argument("--dry-run", action="store_true", help="use a fake GPU and tiny settings")
-    options = vars(parser.parse_args(arguments))
+    doc = (__doc__ or "").format(parts=listed)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that a part's processes end, too
     try:
-        return run_program(lambda: run(SessionOptions(**options)))
+        return run_program(lambda: run(parse(doc, SessionOptions, arguments=arguments)))
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
 

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from accel_rl.bench.limit import NUM_DRAWN
-from accel_rl.bench.options import SamplingOptions
+from accel_rl.bench.options import SamplingOptions, option
 from accel_rl.bench.output import create_parents, describe_run, write_json
 from accel_rl.bench.sampling import Benchmark
 from accel_rl.bench.timing import Builder, Shares, compare, format_ratio, ratio
@@ -35,7 +35,7 @@ from accel_rl.envs.games.atari import game_name, games, make_options
 from accel_rl.envs.spec import Array
 from accel_rl.hardware.description import format_machine
 from accel_rl.hardware.topology import available_cpus, physical_cores
-from command_line import TurnOptions, add_json, add_turns, make_parser, run_program
+from command_line import TurnOptions, parse, run_program
 
 VERSION = 1  # changes with the fields of the JSON
 BUDGET_S = 90.0  # without --full and --rounds
@@ -45,10 +45,10 @@ BUDGET_S = 90.0  # without --full and --rounds
 class PeerOptions(TurnOptions):
     """Options of the benchmark, as in `SamplingOptions`. Raises UsageError for a value out of range."""
 
-    env: str = "pong"
-    env_preset: str = "stooke"
-    simulator: str = "auto"
-    envs_per_core: int = 8
+    env: str = option("pong", "Atari game (pong)")
+    env_preset: str = option("stooke", "frames and episodes: stooke, dqn84 or v5 (stooke)")
+    simulator: str = option("auto", "our simulator: native, ale, or auto (auto)")
+    envs_per_core: int = option(8, "environments per core (8)", type=int, metavar="N")
 
 
 def run(options: PeerOptions) -> dict[str, Any]:
@@ -262,14 +262,7 @@ class GymnasiumAsync:
 
 
 def main() -> None:
-    parser = make_parser(__doc__)
-    parser.add_argument("--env", default="pong", help="Atari game (pong)")
-    parser.add_argument("--env-preset", default="stooke", help="frames and episodes: stooke, dqn84 or v5 (stooke)")
-    parser.add_argument("--simulator", default="auto", help="our simulator: native, ale, or auto (auto)")
-    parser.add_argument("--envs-per-core", type=int, default=8, metavar="N", help="environments per core (8)")
-    add_turns(parser, budget="90 seconds")
-    add_json(parser)
-    run(PeerOptions(**vars(parser.parse_args())))
+    run(parse(__doc__, PeerOptions))
 
 
 if __name__ == "__main__":

@@ -20,12 +20,13 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import Any
 
+from accel_rl.bench.options import option
 from accel_rl.bench.output import create_parents, describe_run, write_json
 from accel_rl.bench.timing import Turns, alternate, format_ratio, ratio
 from accel_rl.errors import UsageError
 from accel_rl.hardware.description import describe_machine, format_machine
 from accel_rl.hardware.topology import read_topology
-from command_line import TurnOptions, add_json, add_turns, make_parser, run_program
+from command_line import TurnOptions, parse, run_program, seconds_option
 from training_run import TrainingRun
 
 VERSION = 2  # version of the JSON format
@@ -41,15 +42,18 @@ Result = dict[str, Any]
 Settings = dict[str, Any]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ScalingOptions(TurnOptions):
-    """Options of the benchmark.
+    """Options of the benchmark. Raises UsageError for a value out of range."""
 
-    learners: numbers of learners to compare with one (None: 2, 4, 8, as far as there are logical CPUs).
-    Raises UsageError for a value out of range."""
-
-    seconds: float = 3.0
-    learners: Sequence[int] | None = None
+    seconds: float = seconds_option(3.0)
+    learners: Sequence[int] | None = option(
+        None,
+        f"numbers of learners to compare with one (2, 4, {MOST}, as far as there are logical CPUs)",
+        type=int,
+        nargs="+",
+        metavar="N",
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -126,14 +130,9 @@ def show(result: Result) -> None:
         print(f"{point['name']:18}{point['steps_per_second']:9,.0f}  {efficiency:40}{lost}")
 
 
-def main() -> int:
-    parser = make_parser(__doc__)
-    numbers = f"numbers of learners to compare with one (2, 4, {MOST}, as far as there are logical CPUs)"
-    parser.add_argument("--learners", nargs="+", type=int, metavar="N", help=numbers)
-    add_turns(parser, seconds=3.0)
-    add_json(parser)
-    return run_program(lambda: run(ScalingOptions(**vars(parser.parse_args()))))
+def main() -> None:
+    run(parse(__doc__, ScalingOptions))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_program(main))

@@ -35,12 +35,13 @@ from pathlib import Path
 from typing import Any
 
 from accel_rl.bench.limit import SimulationLimit
+from accel_rl.bench.options import add_options, option
 from accel_rl.bench.output import create_parents, describe_run, write_json
 from accel_rl.bench.timing import Contestant, Turns, alternate, format_ratio, ratio, two_resource_bound
 from accel_rl.envs.games.atari import game_name
 from accel_rl.errors import UsageError
 from accel_rl.hardware.description import describe_machine, format_machine
-from command_line import TurnOptions, add_json, add_turns, check_names, make_parser, run_program
+from command_line import TurnOptions, check_names, make_parser, run_program
 from peer_environments import install_peers, python_of
 from peer_process import PeerProcess, driver_command
 from training_contestants import Training
@@ -56,15 +57,18 @@ DEFAULT_CONTESTS = (*(name for name, each in CONTESTS.items() if not (each.again
 Result = dict[str, Any]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TrainingOptions(TurnOptions):
-    """Options of the benchmark.
+    """Options of the benchmark. Raises UsageError for a value out of range."""
 
-    peers: the folder of the peers' Python environments. Raises UsageError for a value out of range."""
-
-    env: str = "pong"
-    contests: Sequence[str] = DEFAULT_CONTESTS
-    peers: Path = Path(".peers")
+    env: str = option("pong", "Atari game (pong)")
+    contests: Sequence[str] = option(
+        DEFAULT_CONTESTS,
+        f"contests among {', '.join((*CONTESTS, *BOUNDS))} ({', '.join(DEFAULT_CONTESTS)})",
+        nargs="+",
+        metavar="CONTEST",
+    )
+    peers: Path = option(Path(".peers"), "folder of the peers' Python environments (.peers)", type=Path, metavar="DIR")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -167,15 +171,8 @@ def show(contest: Result) -> None:
 
 def main() -> None:
     parser = make_parser(__doc__)
-    parser.add_argument("--env", default="pong", help="Atari game (pong)")
-    names = f"contests among {', '.join((*CONTESTS, *BOUNDS))} ({', '.join(DEFAULT_CONTESTS)})"
-    parser.add_argument("--contests", nargs="+", default=DEFAULT_CONTESTS, metavar="CONTEST", help=names)
-    add_turns(parser)
-    parser.add_argument(
-        "--peers", type=Path, default=Path(".peers"), metavar="DIR", help="folder of the peers' environments (.peers)"
-    )
-    parser.add_argument("--install-peers", action="store_true", help="only create these environments, with pip")
-    add_json(parser)
+    add_options(parser, TrainingOptions)
+    parser.add_argument("--install-peers", action="store_true", help="only create the peers' environments, with pip")
     given: dict[str, Any] = vars(parser.parse_args())
     if given.pop("install_peers"):
         install_peers(given["peers"])

@@ -24,9 +24,10 @@ def switch(help_text: str) -> Any:
 
 
 def add_options(parser: argparse.ArgumentParser, options: type) -> None:
-    """Adds one argument for each field of the options of a benchmark."""
+    """Adds one argument for each field that is an `option` or a `switch`."""
     for each in fields(options):
-        parser.add_argument(f"--{each.name.replace('_', '-')}", default=each.default, **each.metadata)
+        if each.metadata:
+            parser.add_argument(f"--{each.name.replace('_', '-')}", default=each.default, **each.metadata)
 
 
 @dataclass(frozen=True)

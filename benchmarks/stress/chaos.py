@@ -30,6 +30,7 @@ import gymnasium
 import psutil
 import torch
 
+from accel_rl.bench.options import option
 from accel_rl.bench.output import write_json
 from accel_rl.errors import RunError
 from accel_rl.hardware.description import describe_machine, format_machine
@@ -38,7 +39,7 @@ from accel_rl.run_folder import checkpoint
 from run_processes import name_processes, processes_of
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the folder of the programs of benchmarks/
-from command_line import add_json, make_parser, run_program
+from command_line import json_option, parse, run_program
 
 LIMIT_S, LEARNER_LIMIT_S = 5, 20  # the run's own time limits for environments and learners
 WITHIN_S = 30.0  # a run must end or report within this time, also on a busy machine
@@ -66,6 +67,13 @@ class Unruly(gymnasium.Wrapper[Any, Any, Any, Any]):
                 time.sleep(3600)
             return self.env.observation_space.sample() * float("nan"), 0.0, False, False, {}
         return self.env.step(action)
+
+
+@dataclass(frozen=True)
+class Options:
+    minutes: float = option(60.0, "minutes during which faults occur (60)", type=float)
+    seed: int | None = option(None, "seed of the faults and their times (a random one, which is printed)", type=int)
+    json: Path | None = json_option()
 
 
 @dataclass
@@ -325,11 +333,7 @@ def train(exact: bool, draw: random.Random, reports: dict[str, Report], until: f
 
 
 def main() -> None:
-    parser = make_parser(__doc__)
-    parser.add_argument("--minutes", type=float, default=60.0, help="minutes during which faults occur (60)")
-    parser.add_argument("--seed", type=int, help="seed of the faults and their times (a random one, which is printed)")
-    add_json(parser)
-    options = parser.parse_args()
+    options = parse(__doc__, Options)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # else runs ignore it, like a shell's background programs
     seed = random.SystemRandom().randrange(10**6) if options.seed is None else options.seed
     draw, reports, runs, wrong = random.Random(seed), dict[str, Report](), [0, 0], list[str]()

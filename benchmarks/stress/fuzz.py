@@ -35,6 +35,7 @@ from hypothesis import strategies as st
 
 import fuzz_settings
 import fuzz_texts
+from accel_rl.bench.options import option
 from accel_rl.bench.output import describe_run, write_json
 from accel_rl.distributed.launch import trained
 from accel_rl.distributed.run_request import RunRequest
@@ -46,7 +47,7 @@ from accel_rl.run_folder import checkpoint
 from accel_rl.settings import resolve
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the folder of the programs of benchmarks/
-from command_line import add_json, make_parser
+from command_line import json_option, parse
 
 PART = 100  # examples per part
 LIMIT_S = 60.0  # time limit of an example
@@ -107,11 +108,11 @@ class Found:
 
 @dataclass(frozen=True)
 class Options:
-    resolve: int
-    train: int
-    texts: int
-    seed: int
-    json: Path | None
+    resolve: int = option(10_000, "runs to resolve (10000)", type=int, metavar="N")
+    train: int = option(1000, "runs to train (1000)", type=int, metavar="N")
+    texts: int = option(2000, "files and command lines (2000)", type=int, metavar="N")
+    seed: int = option(1, "decides what is drawn (1)", type=int)
+    json: Path | None = json_option()
 
 
 def attempt(trial: Try, example: Any, limit_s: float = 0) -> BaseException | None:
@@ -250,14 +251,9 @@ def fuzz(options: Options) -> bool:
 
 
 def main() -> int:
-    parser = make_parser(__doc__)
-    parser.add_argument("--resolve", type=int, default=10_000, metavar="N", help="runs to resolve (10000)")
-    parser.add_argument("--train", type=int, default=1000, metavar="N", help="runs to train (1000)")
-    parser.add_argument("--texts", type=int, default=2000, metavar="N", help="files and command lines (2000)")
-    parser.add_argument("--seed", type=int, default=1, help="decides what is drawn (1)")
-    add_json(parser)
+    options = parse(__doc__, Options)
     torch.set_num_threads(1)
-    return 0 if fuzz(Options(**vars(parser.parse_args()))) else 1
+    return 0 if fuzz(options) else 1
 
 
 if __name__ == "__main__":
