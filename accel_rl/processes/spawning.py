@@ -105,8 +105,11 @@ def _anonymous_file() -> BinaryIO:
 
 
 def describe_exit(status: int | None) -> str:
-    """Describes how a process has ended. status: its exit status, or minus the signal that killed it."""
-    if not status or status > 0:
+    """Describes how a process has ended. status: its exit status, or minus the signal that killed it; None if only its
+    connection has ended."""
+    if status is None:
+        return "has closed its connection but still runs"
+    if status >= 0:
         return f"exited with status {status}"
     hint = " (by the system, if memory ran out: see dmesg, and use fewer --envs)" if -status == signal.SIGKILL else ""
     return f"was killed by {signal.Signals(-status).name}{hint}"

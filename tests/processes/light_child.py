@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -34,6 +35,14 @@ def leave_behind(fd: int) -> None:
     shell = subprocess.run(["sh", "-c", "sleep 3600 >/dev/null & echo $!"], stdout=subprocess.PIPE, check=True)
     connection.send([*(process.pid for process in started), int(shell.stdout)])
     os._exit(connection.recv())
+
+
+def hang_up(fd: int) -> None:
+    """Closes its connection, but does not end."""
+    connection: Connection[Any, Any] = Connection(fd)
+    connection.recv()
+    connection.close()
+    time.sleep(3600)
 
 
 def fail(argument: Any) -> None:
