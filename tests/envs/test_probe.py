@@ -57,6 +57,14 @@ def test_environments_that_break(how, timeout_s, words):
     assert all(word in str(raised.value) for word in [f"{TOYS}:Broken", *words])
 
 
+@pytest.mark.parametrize(("mask_sources", "end"), [((), ""), (None, ", in two attempts")])
+def test_the_message_counts_both_attempts(mask_sources, end):
+    """An environment that hangs is built again without masks; the error says that the limit has passed twice."""
+    config = EnvConfig(f"{TOYS}:Broken", options={"how": "hang", "at_build": True}, mask_sources=mask_sources)
+    with pytest.raises(RunError, match=rf"was not built within 0\.1 s \(--env-build-timeout-s\){end}$"):
+        forks.probe_spec(config, 0.1)
+
+
 def test_usage_errors():
     """A user's mistake is raised as a UsageError."""
     with pytest.raises(UsageError, match="no_such_option"):
