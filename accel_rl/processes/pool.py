@@ -108,6 +108,6 @@ class SignsOfLife:
         """Restarts the time limit of these children."""
         self._last_s[which] = time.monotonic()
 
-    def silent_s(self, index: int, since_s: float = 0.0) -> float:
-        """Returns the seconds since the last sign of life that `look` noted, or since since_s, if that is later."""
-        return time.monotonic() - max(float(self._last_s[index]), since_s)
+    def silent_s(self, index: int) -> float:
+        """Returns the seconds since the last sign of life that `look` noted, or since the last `restart`."""
+        return time.monotonic() - float(self._last_s[index])

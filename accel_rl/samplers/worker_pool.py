@@ -54,7 +54,6 @@ class WorkerPool:
         self._acted = [-1] * NUM_GROUPS  # the last step whose actions each group has; -1: none of this rollout
         self._rows_read = [0] * NUM_GROUPS  # rows of this rollout
         self._in_rollout = False
-        self._woken_at = [time.monotonic()] * NUM_GROUPS  # when each group last received work
         self._next_check = 0.0
         fds = [memory.fd for memory in (train.memory, evaluation.memory, self.status.memory)]
         fds += [fd for group in semaphores for each in group.all() for fd in each.fds]
@@ -126,7 +125,7 @@ class WorkerPool:
         self._wake(group)
 
     def _wake(self, group: int) -> None:
-        self._woken_at[group] = time.monotonic()
+        self.status.restart_clocks(self._active.serves[:, group])
         semaphores, num_members = self._semaphores[group], len(self._members[group])
         if not num_members:  # all of them are lost, so the pool announces the next row itself
             self._ready[group] = True
@@ -158,7 +157,7 @@ class WorkerPool:
         if self._batch.restart_on_error:
             for worker, process in list(self._pool.children.items()):
                 if (status := process.poll()) is not None:
-                    self._lose(worker, f"{self._pool.describe(worker)} {describe_exit(status)}")
+                    self._lose(worker, RunError(f"{self._pool.describe(worker)} {describe_exit(status)}"))
             self._replace_lost()
         self.status.restart_clocks()
         for worker, process in enumerate(self.processes):
@@ -222,7 +221,7 @@ class WorkerPool:
             now = time.monotonic()
             if now > self._next_check:
                 self._next_check = now + POLL_INTERVAL_S
-                if hung := self._find_hung(self._late_workers(), self._timeout_s):
+                if hung := self.status.find_hung(self._late_workers(), self._timeout_s):
                     self._handle_hang(hung)
                     return []
             if ready or at_most_s is not None:
@@ -236,10 +235,6 @@ class WorkerPool:
                 return ready
             os.sched_yield()
         return self._poller.poll(0 if self._spin else timeout_s * 1000)
-
-    def _find_hung(self, late: list[int], timeout_s: float) -> list[int]:
-        woken_at = np.where(self._active.serves, self._woken_at, 0.0).max(axis=1)
-        return self.status.find_hung(late, woken_at, timeout_s)
 
     def _acquire_announcements(self, ready: list[int]) -> None:
         for fd in ready:
@@ -256,39 +251,36 @@ class WorkerPool:
             try:
                 return self._pool.receive(worker)
             except RunError as error:
-                if not (self._batch.restart_on_error and request in DONE_BY_NEW_WORKERS):
+                if request not in DONE_BY_NEW_WORKERS:
                     raise
-                self._lose(worker, str(error))
+                self._lose(worker, error)
                 self._replace_lost()
                 return "done", None
 
-        def watch(late: list[int]) -> None:
-            for worker in self._find_hung(late, self._build_timeout_s):
-                raise self._pool.hang_error(worker, self._build_timeout_s, "--env-build-timeout-s")
-
         workers = sorted(self._pool.children)
-        replies = self._pool.collect("done", workers, receive, watch, POLL_INTERVAL_S)
+        replies = self._pool.collect("done", workers, receive, self._watch, POLL_INTERVAL_S)
         return [replies[worker] for worker in workers]
+
+    def _watch(self, late: list[int]) -> None:
+        """Raises RunError if a worker hangs between rollouts, as when it builds environments."""
+        for worker in self.status.find_hung(late, self._build_timeout_s):
+            raise self._pool.hang_error(worker, self._build_timeout_s, "--env-build-timeout-s")
 
     # ---- workers that fail ----
 
     def _handle_hang(self, late: list[int]) -> None:
         errors = [self._pool.hang_error(worker, self._timeout_s, "--env-timeout-s") for worker in late]
-        if not self._batch.restart_on_error:
-            raise errors[0]
         for worker in late:  # kill all of them before looking at the semaphores
             self._pool.children[worker].kill()
         for worker, error in zip(late, errors, strict=True):
-            self._lose(worker, str(error))
+            self._lose(worker, error)
 
     def _handle_message(self, worker: int) -> None:
         """Handles a worker's message in a rollout: a warning, or the end of its connection if it has died."""
         try:
             kind, _ = self._pool.receive(worker)
         except RunError as error:
-            if not self._batch.restart_on_error:
-                raise
-            self._lose(worker, str(error))
+            self._lose(worker, error)
         else:
             if kind == "done":
                 raise RunError(f"worker {worker} sent a reply to no request")
@@ -307,13 +299,17 @@ class WorkerPool:
         counting."""
         return max(self.status.rows_announced(worker, group), self._rows_read[group])
 
-    def _lose(self, worker: int, reason: str) -> None:
-        """Kills a worker that has failed; in a rollout, its environments take no further step."""
+    def _lose(self, worker: int, error: RunError) -> None:
+        """Kills a worker that has failed; in a rollout, its environments take no further step.
+
+        Raises its error instead if environments are not restarted."""
+        if not self._batch.restart_on_error:
+            raise error
         self._lost[worker] = self._pool.children[worker].setup
         self._pool.remove(worker)
         for arrays in (self.train, self._evaluation):
             arrays.arrays["restarts"][arrays.envs_of(worker)] += 1
-        self._pool.report_loss(reason)
+        self._pool.report_loss(str(error))
         self._register_connections()
         if not self._in_rollout:
             return
@@ -349,13 +345,7 @@ class WorkerPool:
             self._pool.launch(worker, new)
         if lost:
             self._register_connections()
-        deadline = time.monotonic() + self._build_timeout_s
-
-        def watch(late: list[int]) -> None:
-            if late and time.monotonic() > deadline:
-                raise RunError(f"{self._pool.describe(late[0])} was not built within {self._build_timeout_s:g} s")
-
-        self._pool.collect("done", lost, self._pool.receive, watch, POLL_INTERVAL_S)
+        self._pool.collect("done", lost, self._pool.receive, self._watch, POLL_INTERVAL_S)
 
     def _place(self, worker: int) -> str:
         """Describes which environment a worker was stepping, and with which action."""

@@ -3,6 +3,8 @@
 Imports no torch.
 """
 
+from typing import Any
+
 import numpy as np
 
 from accel_rl.envs.spec import Array
@@ -41,16 +43,14 @@ class WorkerStatus:
         self._status[worker, ROWS_ANNOUNCED:] = self._rows_before[worker]
         self._signs.restart(worker)
 
-    def restart_clocks(self) -> None:
-        """Restarts the time limits of all workers."""
-        self._signs.restart()
+    def restart_clocks(self, workers: Any = slice(None)) -> None:
+        """Restarts the time limits of these workers, a mask or a slice, since they receive work."""
+        self._signs.restart(workers)
 
-    def find_hung(self, late: list[int], woken_at: Array, timeout_s: float) -> list[int]:
-        """Returns those of the late workers that have shown no sign of life for timeout_s.
-
-        woken_at [num_workers]: when each last received work, by the monotonic clock."""
+    def find_hung(self, late: list[int], timeout_s: float) -> list[int]:
+        """Returns those of the late workers that have shown no sign of life for timeout_s, nor received work."""
         self._signs.look()
-        return [worker for worker in late if self._signs.silent_s(worker, woken_at[worker]) > timeout_s]
+        return [worker for worker in late if self._signs.silent_s(worker) > timeout_s]
 
     @property
     def waited_s(self) -> float:

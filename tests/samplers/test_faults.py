@@ -320,6 +320,17 @@ def test_any_worker_may_be_killed_at_any_moment() -> None:
         assert len(sampler.evaluate(GamesToPlay(8), 0, False)) == 8
 
 
+@slow
+def test_a_new_worker_may_build_its_environments_one_by_one() -> None:
+    """The time limit of a worker that replaces another one starts again with each environment that it builds."""
+    env = EnvConfig(f"{TOYS}:Slow", options={"build_s": 0.2, "step_s": 0.0})
+    config = SamplerConfig(16, 1, 1, env_build_timeout_s=HANG_S)  # less than all builds together: 3.2 s
+    sampler = make(AlternatingSampler, env, config, restart_on_error=True)
+    with closing(sampler):
+        sampler.pool.processes[0].kill()
+        assert sampler.collect().valid.all() and sampler.num_restarts == 16
+
+
 @pytest.mark.parametrize("held", [None, slice(0, 2)], ids=["between two steps", "while group 0 is held"])
 def test_all_workers_may_be_killed_at_once(held: slice | None) -> None:
     """A rollout does not wait for a group whose workers have all died, and their steps are not valid."""
