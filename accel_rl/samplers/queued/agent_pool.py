@@ -4,7 +4,6 @@ Every wait of the sampler calls `watch`. If an agent has died or hangs, it raise
 it starts a new process in the agent's place.
 """
 
-import time
 from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -242,16 +241,19 @@ class AgentPool:
     def _collect_replies(
         self, expected: str, agents: Iterable[int], check: Callable[[], None] = lambda: None
     ) -> dict[int, Any]:
-        """Waits for a message of the expected kind from each agent; returns their contents, without retired agents."""
-        start = time.monotonic()
+        """Waits for a message of the expected kind from each agent; returns their contents, without retired agents.
+
+        Raises RunError for an agent that shows no sign of life."""
 
         def watch(late: list[int]) -> None:
             check()
+            self._signs.look()
             for agent in late:
-                limit, flag = self._limit(agent)
-                if time.monotonic() > start + limit:
-                    raise self._pool.hang_error(agent, limit, flag)
+                limit_s, flag = self._limit(agent)
+                if self._signs.silent_s(agent) > limit_s:
+                    raise self._pool.hang_error(agent, limit_s, flag)
 
+        self._signs.restart()
         replies = self._pool.collect(expected, agents, self._receive, watch, POLL_S)
         self._signs.restart()
         return replies

@@ -12,6 +12,8 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from accel_rl.errors import RunError
+from accel_rl.processes.pool import SignsOfLife
 from accel_rl.samplers.alternating import AlternatingSampler
 from accel_rl.samplers.base import GamesToPlay, StepHook
 from accel_rl.samplers.queued.agent_pool import AgentPool
@@ -147,6 +149,27 @@ def test_a_pause_is_left_out_of_the_waits_of_those_who_waited() -> None:
     assert pool.read_waited_s() == 3.5
     status[2, Status.WAITED_NS] += 1e9
     assert pool.read_waited_s() == 4.0
+
+
+def test_an_agent_that_starts_may_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time limit of an agent that starts counts from its last sign of life, not from the beginning."""
+    now_s, status = [0.0], np.zeros((1, len(Status)), np.int64)
+    monkeypatch.setattr("accel_rl.processes.pool.time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    pool = AgentPool.__new__(AgentPool)
+    pool._signs, pool.starting, pool._build_timeout_s = SignsOfLife(status[:, Status.HEARTBEAT]), {0}, 10.0
+
+    def collect(_: Any, agents: Any, __: Any, watch: Any, ___: Any) -> None:
+        for _ in range(3):
+            now_s[0] += 8.0
+            status[0, Status.HEARTBEAT] += 1
+            watch([*agents])
+        now_s[0] += 11.0
+        watch([*agents])
+
+    pool._pool = cast(Any, SimpleNamespace(collect=collect, hang_error=lambda *_: RunError("hangs")))
+    with pytest.raises(RunError, match="hangs"):
+        pool._collect_replies("done", [0])
+    assert now_s[0] == 35.0
 
 
 def test_threads_end_with_the_sampler() -> None:
