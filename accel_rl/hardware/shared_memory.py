@@ -23,6 +23,7 @@ class SharedArrays:
     fd: the descriptor of an existing piece; None: makes a new one, of zeros. Raises RunError if the system refuses."""
 
     def __init__(self, layout: Layout, fd: int | None = None):
+        self._layout = layout
         offsets, size = [], 0
         for shape, dtype in layout.values():
             offsets.append(size)
@@ -33,6 +34,10 @@ class SharedArrays:
             name: np.ndarray(shape, dtype, buffer=self._memory, offset=offset)
             for (name, (shape, dtype)), offset in zip(layout.items(), offsets, strict=True)
         }
+
+    def __reduce__(self) -> tuple[type["SharedArrays"], tuple[Layout, int]]:
+        """Pickles the layout and the descriptor, which the process that unpickles has inherited."""
+        return SharedArrays, (self._layout, self.fd)
 
     @property
     def size(self) -> int:

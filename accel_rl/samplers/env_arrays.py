@@ -1,7 +1,5 @@
 """Assigns environments to workers, and holds the shared arrays that they write. Imports no torch."""
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from accel_rl.envs.batches.env_batch import select_envs
@@ -14,48 +12,28 @@ EnvRange = tuple[int, int]
 """First environment and number of environments of one worker in one group."""
 
 
-@dataclass(frozen=True)
-class EnvArraysSetup:
-    """A description of the arrays for one worker: their file, and the worker's environments in each group."""
-
-    layout: Layout
-    fd: int
-    ranges: tuple[EnvRange, EnvRange]
-    window: int
-
-    def map_groups(self) -> dict[int, tuple[int, dict[str, Array]]]:
-        """Maps the arrays into this process.
-
-        Returns, for each group that the worker serves, its first environment and its columns without the window."""
-        arrays = SharedArrays(self.layout, self.fd).arrays
-        return {
-            group: (first_env, select_envs(arrays, slice(first_env, first_env + num_envs), self.window))
-            for group, (first_env, num_envs) in enumerate(self.ranges)
-            if num_envs
-        }
-
-
 class EnvArrays:
     """The shared arrays of num_envs environments, and the assignment of environments to workers.
 
-    window: rows of each array before the rollout's; only the learner uses them."""
+    window: rows of each array before the rollout's; only the learner uses them. Pickled for a worker, it refers to the
+    same memory."""
 
     def __init__(self, layout: Layout, num_workers: int, window: int = 0):
-        self.layout, self.window = layout, window
+        self.window = window
         self.memory = SharedArrays(layout)
-        self.arrays = self.memory.arrays
         self.num_envs = self.arrays["reward"].shape[1]
         self.horizon = len(self.arrays["reward"]) - window
         self.ranges = assign_envs(self.num_envs, num_workers)
         # serves [num_workers, NUM_GROUPS] bool: whether the worker has environments of that group.
         self.serves = np.array([[num > 0 for _, num in ranges] for ranges in self.ranges])
 
+    @property
+    def arrays(self) -> dict[str, Array]:
+        return self.memory.arrays  # an attribute would be pickled as a copy
+
     def members(self) -> list[list[int]]:
         """Returns the workers of each group."""
         return [np.flatnonzero(self.serves[:, group]).tolist() for group in range(NUM_GROUPS)]
-
-    def setup(self, worker: int) -> EnvArraysSetup:
-        return EnvArraysSetup(self.layout, self.memory.fd, self.ranges[worker], self.window)
 
     def envs_of(self, worker: int) -> list[int]:
         """Returns the worker's environments, by index."""

@@ -25,13 +25,15 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
+import numpy as np
+
 from accel_rl.envs.batches.env_batch import BatchConfig, EnvBatch
 from accel_rl.envs.batches.vector_batch import make_batch
 from accel_rl.envs.global_generators import only_simulate
 from accel_rl.errors import RunError
-from accel_rl.hardware.shared_memory import Layout, Semaphore, SharedArrays, make_poller
+from accel_rl.hardware.shared_memory import Semaphore, SharedArrays, make_poller
 from accel_rl.processes.child import reporting
-from accel_rl.samplers.env_arrays import NUM_GROUPS, EnvArraysSetup
+from accel_rl.samplers.env_arrays import NUM_GROUPS, EnvArrays
 from accel_rl.samplers.worker_status import CURRENT_ENV, HEARTBEAT, ROWS_ANNOUNCED, WAITED_NS
 
 # A worker that waits in a rollout yields its CPU repeatedly for this long before it sleeps. Actions usually arrive
@@ -73,10 +75,9 @@ class WorkerSetup:
     index: int
     cpu: int | None
     batch: BatchConfig
-    train: EnvArraysSetup
-    evaluation: EnvArraysSetup
-    status_layout: Layout
-    status_fd: int
+    train: EnvArrays
+    evaluation: EnvArrays
+    status: SharedArrays
     semaphores: tuple[GroupSemaphores, GroupSemaphores]
     turns: tuple[int, int] = (0, 0)
     replaces: bool = False
@@ -88,7 +89,7 @@ class Worker:
 
     def __init__(self, setup: WorkerSetup, control: "Connection[Any, Any]"):
         self._setup, self._control = setup, control
-        status = SharedArrays(setup.status_layout, setup.status_fd).arrays["status"][setup.index]
+        status = setup.status.arrays["status"][setup.index]
         self._status = memoryview(status)  # faster to write to than an array
         self._heartbeats, self._waited_ns = int(status[HEARTBEAT]), int(status[WAITED_NS])
         self._actions_ready = [semaphores.actions_ready for semaphores in setup.semaphores]
@@ -214,11 +215,12 @@ class Worker:
         # objects, so a worker would keep the environments of dozens of evaluations.
         gc.collect()
 
-    def _build(self, setup: EnvArraysSetup, config: BatchConfig) -> dict[int, EnvBatch]:
+    def _build(self, arrays: EnvArrays, config: BatchConfig) -> dict[int, EnvBatch]:
         """Builds this worker's environments of each group that it serves."""
+        index = self._setup.index
         return {
-            group: make_batch(config, arrays, first_env, self._heartbeat)
-            for group, (first_env, arrays) in setup.map_groups().items()
+            group: make_batch(config, arrays.arrays_of(index, group), arrays.ranges[index][group][0], self._heartbeat)
+            for group in np.flatnonzero(arrays.serves[index]).tolist()
         }
 
     def _heartbeat(self, env: int) -> None:

@@ -66,10 +66,9 @@ class WorkerPool:
                     index=worker,
                     cpu=cpu,
                     batch=batch,
-                    train=train.setup(worker),
-                    evaluation=evaluation.setup(worker),
-                    status_layout=self.status.layout,
-                    status_fd=self.status.memory.fd,
+                    train=train,
+                    evaluation=evaluation,
+                    status=self.status.memory,
                     semaphores=semaphores,
                 )
                 self._pool.launch(worker, setup)

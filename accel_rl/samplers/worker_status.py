@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from accel_rl.envs.spec import Array
-from accel_rl.hardware.shared_memory import Layout, SharedArrays
+from accel_rl.hardware.shared_memory import SharedArrays
 from accel_rl.processes.pool import SignsOfLife
 from accel_rl.samplers.env_arrays import NUM_GROUPS
 
@@ -20,8 +20,7 @@ class WorkerStatus:
     """The server's view of all workers' reports."""
 
     def __init__(self, num_workers: int):
-        self.layout: Layout = {"status": ((num_workers, ROWS_ANNOUNCED + NUM_GROUPS), "<i8")}
-        self.memory = SharedArrays(self.layout)
+        self.memory = SharedArrays({"status": ((num_workers, ROWS_ANNOUNCED + NUM_GROUPS), "<i8")})
         self._status = self.memory.arrays["status"]
         self._rows_before = np.zeros((num_workers, NUM_GROUPS), np.int64)  # announced before this rollout
         self._signs = SignsOfLife(self._status[:, HEARTBEAT])

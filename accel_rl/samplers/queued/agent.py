@@ -22,7 +22,7 @@ from accel_rl.envs.batches.batch_simulator import BatchSimulator
 from accel_rl.envs.batches.env_batch import BatchConfig, rollout_layout
 from accel_rl.envs.global_generators import only_simulate
 from accel_rl.envs.spec import EnvSpec
-from accel_rl.hardware.shared_memory import Layout, Semaphore, SharedArrays, make_poller
+from accel_rl.hardware.shared_memory import Semaphore, SharedArrays, make_poller
 from accel_rl.processes.child import reporting
 from accel_rl.samplers.queued.agent_replay import AgentReplay, AgentReplayConfig
 from accel_rl.samplers.queued.slots import Ending, IndexQueue, SlotState, Status, free_slots, request
@@ -41,8 +41,7 @@ class AgentSetup:
     index: int
     spec: EnvSpec
     batch: BatchConfig
-    layout: Layout
-    fd: int
+    memory: SharedArrays
     slots_per_agent: int
     horizon: int
     predictions: IndexQueue
@@ -60,7 +59,7 @@ class Agent:
 
     def __init__(self, setup: AgentSetup, control: "Connection[Any, Any]"):
         self._setup, self._control = setup, control
-        self._arrays = SharedArrays(setup.layout, setup.fd).arrays
+        self._arrays = setup.memory.arrays
         self._status = memoryview(self._arrays["status"][setup.index])
         self._request_number = request(setup.index, setup.generation)
         self._heartbeats, self._waited_ns = self._status[Status.HEARTBEAT], self._status[Status.WAITED_NS]

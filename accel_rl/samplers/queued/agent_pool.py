@@ -39,7 +39,7 @@ class AgentPool:
         slots_per_agent: int,
         replay: AgentReplayConfig | None = None,
     ):
-        self._spec, self._batch, self._layout, self._replay = spec, batch, layout, replay
+        self._spec, self._batch, self._replay = spec, batch, replay
         self._timeout_s, self._build_timeout_s = config.env_timeout_s, config.env_build_timeout_s
         self.slots_per_agent = slots_per_agent
         self.memory = SharedArrays(layout)
@@ -149,8 +149,7 @@ class AgentPool:
             index=agent,
             spec=self._spec,
             batch=self._batch,
-            layout=self._layout,
-            fd=self.memory.fd,
+            memory=self.memory,
             slots_per_agent=self.slots_per_agent,
             horizon=self.horizon,
             predictions=self.predictions,
