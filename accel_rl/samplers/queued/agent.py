@@ -42,15 +42,12 @@ class AgentSetup:
     spec: EnvSpec
     batch: BatchConfig
     memory: SharedArrays
-    slots_per_agent: int
-    horizon: int
     predictions: IndexQueue
     trainings: IndexQueue
     auxiliary: dict[str, IndexQueue]
     replay: AgentReplayConfig | None
     replies: Semaphore
     free: Semaphore
-    generation: int = 0
     starts: bool = False
 
 
@@ -60,8 +57,10 @@ class Agent:
     def __init__(self, setup: AgentSetup, control: "Connection[Any, Any]"):
         self._setup, self._control = setup, control
         self._arrays = setup.memory.arrays
+        self._horizon = self._arrays["reward"].shape[1]
+        self._slots_per_agent = len(self._arrays["state"]) // len(self._arrays["status"])
         self._status = memoryview(self._arrays["status"][setup.index])
-        self._request_number = request(setup.index, setup.generation)
+        self._request_number = request(setup.index, self._status[Status.GENERATION])
         self._heartbeats, self._waited_ns = self._status[Status.HEARTBEAT], self._status[Status.WAITED_NS]
         # One step of one environment: row 0 is the observation before it, row 1 the one after it.
         layout = rollout_layout(setup.spec, 1, 1)
@@ -120,7 +119,7 @@ class Agent:
     def _begin_segment(self) -> None:
         """Begins a segment in a free slot, with the current observation as first row, after its history."""
         arrays, before = self._arrays, self._slot
-        slot = free_slots(arrays["state"], self._setup.index, self._setup.slots_per_agent)[0]
+        slot = free_slots(arrays["state"], self._setup.index, self._slots_per_agent)[0]
         arrays["state"][slot] = SlotState.WRITING
         if self._history and before >= 0:
             seen = arrays["observation"][before, self._ended_at : self._ended_at + self._history].copy()
@@ -169,7 +168,7 @@ class Agent:
             arrays["reset"][slot, t + 1] = False
             self._stage = FINAL
             self._request(is_final=True)
-        elif t + 1 == self._setup.horizon:
+        elif t + 1 == self._horizon:
             self._write_row()
             self._previous = slot
             self._end_segment(Ending.FULL)
@@ -290,7 +289,7 @@ class Agent:
         step of a full segment that still lacks the value after it."""
         if self._previous >= 0:
             slot, stage = self._slot, self._stage
-            self._slot, self._t = self._previous, self._setup.horizon - 1
+            self._slot, self._t = self._previous, self._horizon - 1
             self._cut_segment()
             self._slot, self._stage, self._previous = slot, stage, -1
         if self._stage == ACT:

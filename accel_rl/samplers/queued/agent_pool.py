@@ -150,15 +150,12 @@ class AgentPool:
             spec=self._spec,
             batch=self._batch,
             memory=self.memory,
-            slots_per_agent=self.slots_per_agent,
-            horizon=self.horizon,
             predictions=self.predictions,
             trainings=self.trainings,
             auxiliary=self.auxiliary,
             replay=self._replay,
             replies=self.replies[agent],
             free=self.free[agent],
-            generation=int(status[Status.GENERATION]),
             starts=starts,
         )
         self._pool.launch(agent, setup)
