@@ -61,6 +61,6 @@ def missing_function(env_id: str, arguments: str = "") -> UsageError:
     name = env_id.removeprefix(FUNCTION)
     shown = name.rpartition(".")[2].replace("<lambda>", "lambda: ...")
     return UsageError(
-        f"the environment was made by {name}, a function of the program that started the run: give it again, as in "
+        f"the environment was made by {name}, a function of the program that started the run: pass it again, as in "
         f"accel_rl.train({arguments}env={shown})"
     )

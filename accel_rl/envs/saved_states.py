@@ -1,8 +1,8 @@
 """Saves and restores states of gymnasium environments, so a resumed run continues exactly.
 
 In order of preference, a state comes from: the environment's own `get_state` and `set_state`; MuJoCo's simulation data
-with the environment's other attributes (its pickle would start over); a pickle of the whole environment; a pickle of
-all attributes except functions, which wrappers may hold. The last three are tested before they are trusted.
+with the environment's other attributes (a pickled MuJoCo environment starts over); a pickle of the whole environment; a
+pickle of all attributes except functions, which wrappers may hold. The last three are tested before they are trusted.
 """
 
 import pickle

@@ -50,9 +50,10 @@ class ForkServer:
     """The parent's side of the forking process: starts, watches and ends children through it.
 
     program: "module:function", which each child calls with the descriptor of its connection to this process. prepare:
-    a function in the same format, which the forking process calls with `argument` before it forks. Without prepare, it
-    asserts that imports started no threads and no CUDA context. fds: the descriptors that children inherit. lost: the
-    text, with {how}, of the RunError that any method raises once the forking process has ended."""
+    a function in the same format, which the forking process calls with `argument` before it forks. Without prepare, the
+    forking process raises RuntimeError if imports have started threads or initialized CUDA. fds: the descriptors that
+    children inherit. lost: the text, with {how}, of the RunError that any method raises once the forking process has
+    ended."""
 
     def __init__(
         self,

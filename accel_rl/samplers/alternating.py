@@ -96,7 +96,8 @@ class ServingLoop:
         step = [0, 0]  # the row that each group announces next
         due, held = hook.next_call(0, T, server.groups)  # no group acts beyond step `due` before the hook
         while step != [T + 1, T + 1]:
-            if min(step) > due and not self._acting:  # no environment waits for the hook needlessly
+            # every row up to step `due` is in, and no group waits for actions that a GPU still computes
+            if min(step) > due and not self._acting:
                 self._count("inference")
                 hook.run(due)
                 server.learner_has_worked()

@@ -94,7 +94,7 @@ def test_what_a_name_is_not_enough_for_says_so(tmp_path: Path) -> None:
     policy = accel_rl.load(run)
     policy.predict(np.zeros(2, np.float32))
     again = {"config": run / "config.yaml", "out": tmp_path / "new"}
-    with pytest.raises(UsageError, match="<lambda>, a function of the program that started the run: give it again"):
+    with pytest.raises(UsageError, match="<lambda>, a function of the program that started the run: pass it again"):
         accel_rl.train(**again)
     for use in (policy.make_env, lambda: policy.evaluate(1)):
         with pytest.raises(UsageError, match="<lambda>, a function of the program that trained this policy: let the"):

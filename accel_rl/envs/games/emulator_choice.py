@@ -57,13 +57,13 @@ def choose_simulator(config: EnvConfig) -> tuple[str, str]:
     check_simulator(config)
     game, options = str(game_name(config.env_id)), make_options(config.preset, config.options)
     if config.simulator == "ale":
-        return "ale", "as asked for"
+        return "ale", "as requested"
     if problem := _find_large_number(options) or find_problem():
         if config.simulator == "auto":
             return "ale", problem
         raise UsageError(f"simulator={config.simulator}: {problem}, or use simulator=ale (--simulator ale)")
     if config.simulator in OWN:
-        return config.simulator, "as asked for"
+        return config.simulator, "as requested"
     if difference := find_difference(game):
         return "ale", f"native is not exact in {game}: {difference} (emulator/exactness.csv)"
     return "native", f"{game} is exact by emulator/exactness.csv"
@@ -91,8 +91,8 @@ def warn_if_inexact(config: EnvConfig) -> None:
         )
     elif (installed := importlib.metadata.version("ale-py")) != (compared := _table()[game]["ale_py"]):
         logger.warning(
-            "the native simulator is exact in %s with ale-py %s (emulator/exactness.csv), this is %s: "
-            "`python -m accel_rl.emulator.verify %s` compares them; --simulator ale plays on ale-py",
+            "the native simulator was verified in %s against ale-py %s, but %s is installed: "
+            "`python -m accel_rl.emulator.verify %s` verifies it again; --simulator ale uses ale-py",
             *(game, compared, installed, game),
         )
 

@@ -42,7 +42,7 @@ class Crew:
         self.complete: deque[SegmentBatch] = deque()
         self._open = deque([new_batch()])  # partly filled ones first; there is one batch more than trainers
         self._num_batches = 1
-        self._filled: dict[int, SegmentBatch] = {}  # in the hands of a trainer, by its thread
+        self._filled: dict[int, SegmentBatch] = {}  # batches that trainers are filling, by thread id
         self._changed = threading.Condition()  # guards all of the above
         self.gate = Gate()  # for trainers, and for predictors that choose actions
         self.auxiliary_gate = Gate()  # for the other predictors: agents may still draw for auxiliary tasks

@@ -96,7 +96,7 @@ class IndexQueue:
         return self.fds[0]
 
     def put(self, numbers: Iterable[int]) -> None:
-        """Appends numbers, in one piece."""
+        """Appends numbers with one write, so numbers of other processes cannot come between."""
         os.write(self.fds[1], np.fromiter(numbers, RECORD).tobytes())
 
     def get(self, most: int) -> list[int]:
