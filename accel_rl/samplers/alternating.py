@@ -13,10 +13,9 @@ from accel_rl.envs.batches.env_batch import rollout_layout
 from accel_rl.errors import UsageError
 from accel_rl.rollout import Game, Policy, Rollout
 from accel_rl.samplers.action_server import ActionServer
-from accel_rl.samplers.base import NO_HOOK, GamesToPlay, SamplerConfig, StepHook, noise_generator
+from accel_rl.samplers.base import NO_HOOK, GamesToPlay, SamplerConfig, ServedSampler, StepHook, noise_generator
 from accel_rl.samplers.env_arrays import EnvArrays
 from accel_rl.samplers.gpu_action_server import make_server
-from accel_rl.samplers.served import ServedSampler
 from accel_rl.samplers.worker_pool import WorkerPool
 
 

@@ -1,15 +1,20 @@
-"""Defines what samplers share: their interface and settings, noise generators, and evaluation games."""
+"""Defines what samplers share: their interface and settings, noise generators, evaluation games, and a base class."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
 
 from accel_rl.envs.batches.env_batch import BatchConfig
+from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import UsageError
-from accel_rl.rollout import Game, Rollout
+from accel_rl.rollout import Game, Policy, Rollout
+
+if TYPE_CHECKING:
+    from accel_rl.samplers.action_server import ActionServer  # which imports this module
 
 EVALUATION_HORIZON = 8  # steps between two checks for finished games
 MAX_GAME_STEPS = 27_100  # per game: Atari's limit of 27,000 and a margin; other environments may never end
@@ -188,3 +193,67 @@ class GamesToPlay:
                     played.append(game)
             steps += EVALUATION_HORIZON
         return played
+
+
+class ServedSampler(ABC):
+    """A sampler whose environments take their steps together, with actions from an ActionServer.
+
+    A subclass builds the environments of training, collects rollouts, and plays evaluations."""
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        batch: BatchConfig,
+        policy: Policy,
+        config: SamplerConfig,
+        device: str | torch.device = "cpu",
+    ):
+        self.spec, self.policy, self.config = spec, policy, config
+        self.batch = replace(batch, terminal_frames=config.terminal_frames)
+        self.device = torch.device(device)
+        self.seconds = {"env_wait": 0.0, "inference": 0.0, "action_wait": 0.0}
+        self._started = False
+        self._server, self._envs = self._build(noise_generator(self.batch, self.device))
+
+    @abstractmethod
+    def _build(self, generator: torch.Generator) -> "tuple[ActionServer, Any]":
+        """Builds what training needs: the server, whose policy draws noise from generator, and the environments, which
+        have `start`, `get_state` and `set_state` of an EnvBatch."""
+
+    @abstractmethod
+    def _collect(self, hook: StepHook) -> Rollout:
+        """Returns the next rollout of training."""
+
+    @property
+    def bytes_moved(self) -> int:
+        return self._server.bytes_moved
+
+    @property
+    def num_restarts(self) -> int:
+        return int(self._server.arrays["restarts"].sum())
+
+    def collect(self, hook: StepHook = NO_HOOK, first_step: int | None = None) -> Rollout:
+        if not self._started:
+            self._envs.start()
+            self._started = True
+        if first_step is not None:
+            self._server.steps_done = first_step
+        return self._collect(hook)
+
+    def recent(self, t: int, num_steps: int, envs: slice) -> Rollout:
+        return self._server.recent(t, num_steps, envs)
+
+    def read_metrics(self) -> dict[str, float]:
+        return {}
+
+    def get_state(self) -> dict[str, Any]:
+        return {"server": self._server.get_state(), "envs": self._envs.get_state() if self._started else None}
+
+    def set_state(self, state: dict[str, Any]) -> list[int]:
+        self._server.set_state(state["server"])
+        if state["envs"] is None:
+            return []
+        self._started = True
+        restarted = self._envs.set_state(state["envs"])
+        self._server.truncate_restarted(restarted)
+        return [self.batch.first_env + env for env in restarted]

@@ -10,9 +10,8 @@ from accel_rl.envs.batches.env_batch import BatchConfig, EnvBatch, rollout_layou
 from accel_rl.envs.batches.vector_batch import make_batch
 from accel_rl.rollout import Game, Policy, Rollout
 from accel_rl.samplers.action_server import ActionServer
-from accel_rl.samplers.base import NO_HOOK, GamesToPlay, SamplerConfig, StepHook, noise_generator
+from accel_rl.samplers.base import NO_HOOK, GamesToPlay, SamplerConfig, ServedSampler, StepHook, noise_generator
 from accel_rl.samplers.gpu_action_server import make_server
-from accel_rl.samplers.served import ServedSampler
 
 
 class SerialSampler(ServedSampler):
