@@ -4,10 +4,10 @@
 (empty, or partly filled), then in a trainer's hands, then complete, then with the learner, and then open again.
 """
 
+import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 
 import torch
@@ -16,7 +16,6 @@ from accel_rl.samplers.queued.agent_pool import AgentPool
 from accel_rl.samplers.queued.batches import SegmentBatch
 from accel_rl.samplers.queued.predictor import PredictionServer
 from accel_rl.samplers.queued.slots import agents_of, wait_for_any
-from accel_rl.samplers.queued.threads import Gate, Loop
 
 POLL_S = 0.1  # a waiting thread checks this often whether it must stop
 
@@ -72,7 +71,7 @@ class Crew:
                 self._open.append(self._new_batch())
                 self._num_batches += 1
 
-    @contextmanager
+    @contextlib.contextmanager
     def paused(self) -> Iterator[list[int]]:
         """Pauses all threads; yields the slots whose segments are not copied yet."""
         with self.gate.closed(), self.auxiliary_gate.closed():
@@ -83,7 +82,7 @@ class Crew:
         self._fail(RuntimeError("the sampler is closed"))
         self.set_numbers(0, 0)
 
-    def _resize(self, loops: list[Loop], number: int, name: str, work: Callable[[], None]) -> list[Loop]:
+    def _resize(self, loops: "list[Loop]", number: int, name: str, work: Callable[[], None]) -> "list[Loop]":
         """Starts loops until there are `number`; removes and returns those beyond it."""
         while len(loops) < number:
             loops.append(Loop(name, work, self._fail))
@@ -98,11 +97,12 @@ class Crew:
             self._changed.notify_all()
 
     def _predict(self) -> None:
-        """Serves the waiting requests: a predictor's work."""
+        """Serves waiting requests, at most prediction_batch: a predictor's work."""
         self._set_torch_threads()
         if self._pool.predictions.wait(POLL_S):
             with self.gate.working():
-                self.serve(self.take_requests())
+                requests = self._pool.predictions.get(self._prediction_batch)
+                self.serve(agents_of(requests, self._pool.arrays["status"]))
 
     def _predict_auxiliary(self, task: str) -> None:
         """Serves the waiting requests of an auxiliary task."""
@@ -137,10 +137,6 @@ class Crew:
             return self._filled.get(me)
 
     # ---- what threads do, piece by piece ----
-
-    def take_requests(self) -> list[int]:
-        """Takes waiting requests, at most prediction_batch; returns their agents."""
-        return agents_of(self._pool.predictions.get(self._prediction_batch), self._pool.arrays["status"])
 
     def serve(self, agents: list[int]) -> None:
         """Answers these agents' requests, in batches of at most prediction_batch."""
@@ -222,3 +218,58 @@ class Crew:
         self.complete.extend(complete)
         self._open.extendleft(reversed(partly_filled))
         self._num_batches += len(complete) + len(partly_filled)
+
+
+class Gate:
+    """A gate that lets threads work while it is open. `closed` waits until no thread works."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._is_open, self._num_working = True, 0
+
+    @contextlib.contextmanager
+    def working(self) -> Iterator[None]:
+        """Waits until the gate is open; `closed` waits for the end of this block."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_open)
+            self._num_working += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._num_working -= 1
+                self._changed.notify_all()
+
+    @contextlib.contextmanager
+    def closed(self) -> Iterator[None]:
+        """Closes the gate for a while."""
+        with self._changed:
+            self._is_open = False
+            self._changed.wait_for(lambda: not self._num_working)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._is_open = True
+                self._changed.notify_all()
+
+
+class Loop(threading.Thread):
+    """A thread that calls work() repeatedly, until `stop` or the first exception, which it passes to on_error."""
+
+    def __init__(self, name: str, work: Callable[[], None], on_error: Callable[[BaseException], None]):
+        super().__init__(name=name, daemon=True)
+        self._work, self._on_error = work, on_error
+        self._stops = threading.Event()
+        self.start()
+
+    def run(self) -> None:
+        try:
+            while not self._stops.is_set():
+                self._work()
+        except BaseException as error:
+            self._on_error(error)
+
+    def stop(self) -> None:
+        """Asks the thread to end after its current piece of work."""
+        self._stops.set()

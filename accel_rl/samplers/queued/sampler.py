@@ -67,9 +67,9 @@ class QueuedSampler:
         self.device = torch.device(device)
         self.seconds = {"env_wait": 0.0, "inference": 0.0, "action_wait": 0.0}
         self.bytes_moved = 0
-        # In a deterministic round, an agent may fill two slots before it asks for the action of a third.
         max_agents, slots_per_agent = queues.max_agents or config.num_envs, 1 + queues.training_queue
-        slots_per_agent = max(slots_per_agent, 3 if deterministic else 2)
+        if deterministic:  # in a round, an agent may fill two slots before it asks for the action of a third
+            slots_per_agent = max(slots_per_agent, 3)
         drawn = auxiliary_layout(spec, replay) if replay else None
         layout = shared_layout(spec, config.horizon, max_agents * slots_per_agent, max_agents, drawn)
         self.pool = AgentPool(spec, self.batch, layout, config, slots_per_agent, replay)
