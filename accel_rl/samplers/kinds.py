@@ -3,7 +3,7 @@
 Importing this module imports neither torch nor NumPy.
 """
 
-from abc import ABC, abstractmethod
+import importlib
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from accel_rl.config.run_settings import RunSettings
@@ -21,9 +21,11 @@ MOST_WORKERS_PER_CPU = 2  # limit of the tuner's search
 ENVS_FACTORS = (0.5, 1, 2, 4)  # the tuner tries these multiples of the run's number of environments
 
 
-class SamplerKind(ABC):
+class SamplerKind:
     """A kind of sampler. The methods defined here suit one that steps environments in the learner's process."""
 
+    sampler: ClassVar[str]
+    """The sampler's module in accel_rl.samplers and its class; `build` imports them, since they import torch."""
     Settings: ClassVar[Any] = None
     """A dataclass of the settings that only this kind has, if it has any. Every run has them as flags."""
     title: ClassVar[str] = ""
@@ -60,10 +62,6 @@ class SamplerKind(ABC):
     def check(self, config: "Config", algo: "Algo", tasks: "AuxiliaryTasks | None") -> None:
         """Raises UsageError for settings that this kind does not support. tasks: the run's auxiliary tasks."""
 
-    @abstractmethod
-    def sampler_class(self) -> Any:
-        """Imports and returns the sampler's class."""
-
     def own_arguments(self, config: "Config", tasks: "AuxiliaryTasks | None") -> dict[str, Any]:
         """Returns arguments that only this kind's constructor takes. tasks: the tasks that learn from its rollouts."""
         return {}
@@ -73,7 +71,9 @@ class SamplerKind(ABC):
     ) -> "Sampler":
         """Makes the sampler. tasks: the auxiliary tasks that learn from its rollouts."""
         own = self.own_arguments(config, tasks)
-        sampler: Sampler = self.sampler_class()(config.spec, config.batch, policy, settings, config.device, **own)
+        module, name = self.sampler.split(":")
+        make = getattr(importlib.import_module(f"accel_rl.samplers.{module}"), name)
+        sampler: Sampler = make(config.spec, config.batch, policy, settings, config.device, **own)
         return sampler
 
     # ---- how it is described ----
@@ -117,14 +117,13 @@ class SamplerKind(ABC):
 class Serial(SamplerKind):
     """A sampler whose environments are all stepped by the learner's process."""
 
-    def sampler_class(self) -> Any:
-        from accel_rl.samplers.serial import SerialSampler
-
-        return SerialSampler
+    sampler = "serial:SerialSampler"
 
 
 class Alternating(SamplerKind):
     """A sampler with workers, which step two groups of environments; the network serves the groups in turn."""
+
+    sampler = "alternating:AlternatingSampler"
 
     def requested_workers(self, run: RunSettings) -> int | None:
         if run.envs_per_worker is None:
@@ -138,11 +137,6 @@ class Alternating(SamplerKind):
                 f"envs={run.envs}; set one of them, or workers={workers}"
             )
         return workers
-
-    def sampler_class(self) -> Any:
-        from accel_rl.samplers.alternating import AlternatingSampler
-
-        return AlternatingSampler
 
     def simulated_in(self, config: "Config") -> str:
         return count(config.workers * config.rank_info.size, "worker")
@@ -158,6 +152,8 @@ class Alternating(SamplerKind):
 
 class Device(SamplerKind):
     """A sampler of environments that come as one batch: the learner's process steps it, on the policy's device."""
+
+    sampler = "device:DeviceSampler"
 
     def preset_changes(self, chosen: dict[str, Any]) -> dict[str, Any]:
         return {"sampling_threads": None}  # no simulators need the CPUs: 1,024 CartPoles gain 30 % on two
@@ -185,11 +181,6 @@ class Device(SamplerKind):
         for name, (value, why) in refused.items():
             if value:
                 raise UsageError(f"sampler=device steps one batch of environments, but {name}={value} {why}: omit it")
-
-    def sampler_class(self) -> Any:
-        from accel_rl.samplers.device import DeviceSampler
-
-        return DeviceSampler
 
     def simulated_in(self, config: "Config") -> str:
         return "one batch on the network's device"

@@ -30,6 +30,7 @@ AGENT_BYTES = 8 << 20  # memory of an agent's process alone, measured with Pong
 class Queued(SamplerKind):
     """A sampler with agents in separate processes, and queues to predictors and trainers (docs/queues.md)."""
 
+    sampler = "queued.sampler:QueuedSampler"
     Settings = QueueSettings
     title = "the queued sampler"
     left_to_the_machine = ("max_agents",)
@@ -86,11 +87,6 @@ class Queued(SamplerKind):
         if tasks:
             _check_tasks(tasks)
         _check_memory(config, agent_replay_config(tasks, run.envs, run.seed))
-
-    def sampler_class(self) -> Any:
-        from accel_rl.samplers.queued.sampler import QueuedSampler
-
-        return QueuedSampler
 
     def own_arguments(self, config: "Config", tasks: "AuxiliaryTasks | None") -> dict[str, Any]:
         return {
