@@ -7,7 +7,6 @@ host fetches what it must know: finished games, and whether all numbers are fini
 
 import traceback
 from collections.abc import Callable, Sequence
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import gymnasium
@@ -22,14 +21,13 @@ from accel_rl.envs.batches.env_batch import BatchConfig, rollout_layout
 from accel_rl.envs.closing import close_all
 from accel_rl.envs.games.atari import game_name
 from accel_rl.envs.global_generators import GlobalGenerators, with_own_generators
-from accel_rl.envs.gym import RESET, STEP
+from accel_rl.envs.gym import RESET, STEP, call
 from accel_rl.envs.make import make_device_env
 from accel_rl.envs.spaces.masks import KEY, nums_choices
 from accel_rl.envs.spaces.observations import LARGEST
 from accel_rl.envs.spaces.pictures import is_channels_last
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import RunError
-from accel_rl.hardware.signals import Stopped
 from accel_rl.models.bf16_weights import refresh
 from accel_rl.models.distributions import make_distribution
 from accel_rl.models.masks import allowed_actions, disallow, to_rows
@@ -49,10 +47,9 @@ class DeviceSampler(SerialSampler):
 
     Evaluations use separate environments, which are made once and reset for each evaluation."""
 
-    @cached_property
-    def _instances(self) -> dict[bool, Any]:
-        """The user's objects, by whether they are for evaluations."""
-        return {}
+    def _build(self, generator: torch.Generator) -> tuple[ActionServer, Any]:
+        self._instances: dict[bool, Any] = {}  # the user's objects, by whether they are for evaluations
+        return super()._build(generator)
 
     def _make_arrays(self, config: SamplerConfig) -> dict[str, Any]:
         layout = rollout_layout(self.spec, config.horizon, config.num_envs, config.window)
@@ -262,14 +259,11 @@ class DeviceBatch:
     def _call(self, method: str, parts: tuple[str, ...], *arguments: Any, **options: Any) -> tuple[Any, ...]:
         """Calls a method of the environment, which must return a tuple of these parts; returns that."""
         try:
-            returned = getattr(self._env, method)(*arguments, **options)
-        except (Exception, SystemExit) as error:
-            if isinstance(error, Stopped):
-                raise
+            return call(self._env, method, parts, *arguments, **options)  # type: ignore[no-any-return]
+        except RunError as error:
+            raise self._error(str(error)) from None
+        except Exception as error:
             raise self._error(f"{method}() failed:\n{traceback.format_exc()}") from error
-        if not isinstance(returned, tuple) or len(returned) != len(parts):
-            raise self._error(f"{method}() did not return ({', '.join(parts)}); return exactly these")
-        return returned
 
     def _to_env(self, action: Tensor) -> Tensor:
         """Returns a copy of actions in the environment's numbering and bounds (see `to_env_action`)."""

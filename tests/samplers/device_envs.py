@@ -1,5 +1,6 @@
 """Environments on a device, in torch, and the same ones singly, in numpy. Every number is the same, bit for bit."""
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -116,6 +117,8 @@ class Drifts:
                 info = {}
             case "no choice":
                 info["action_mask"][1] = False
+            case "exit":
+                sys.exit(7)
             case "four":
                 return observation, reward, terminated, info
         return observation, reward, terminated, truncated, info

@@ -211,6 +211,7 @@ SPOILT = {
     "nan observation": r"the observation of environment 1 at step 1 of a rollout is not finite: \[.*inf\]",
     "no final": r"without info\['final_obs'\].*NEXT_STEP",
     "four": r"step\(\) did not return \(observation, reward",
+    "exit": r"step\(\) called sys\.exit\(7\)",
 }
 
 
