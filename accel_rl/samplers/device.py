@@ -16,7 +16,7 @@ from gymnasium.vector.utils import batch_space
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
-from accel_rl.envs.batches.device_env import array_library, final_observation, resets_in_next_step
+from accel_rl.envs.batches.device_env import array_library, final_observation, resets_in_next_step, row_views
 from accel_rl.envs.batches.env_batch import BatchConfig, rollout_layout
 from accel_rl.envs.closing import close_all
 from accel_rl.envs.games.atari import game_name
@@ -133,9 +133,7 @@ class DeviceBatch:
     def __init__(self, config: BatchConfig, spec: EnvSpec, arrays: dict[str, Any], env: Any):
         self.config, self.spec, self.arrays, self._env = config, spec, arrays, env
         (horizon, self.num_envs), self.device = arrays["reward"].shape, arrays["reward"].device
-        rows = {name: array.unbind() for name, array in arrays.items() if name != "restarts"}
-        # Views of each row, by name, are made once: making one costs as much as using it.
-        self._views = [{name: views[t] for name, views in rows.items() if t < len(views)} for t in range(horizon + 1)]
+        self._views = row_views(arrays, horizon)
         self._resets_in_next_step = resets_in_next_step(env, config.env.env_id)
         self.generators = GlobalGenerators(_seed_sequence(config))
         self._space = spec.action_space

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from accel_rl.emulator.steps import GAME_OVER, TERMINATED, TRUNCATED
+from accel_rl.envs.batches.device_env import row_views
 from accel_rl.envs.batches.env_batch import BatchConfig
 from accel_rl.envs.games.atari import game_name, make_options
 from accel_rl.envs.games.cuda import NO_ACTION, CudaGames
@@ -23,20 +24,14 @@ class CudaBatch:
     def __init__(self, config: BatchConfig, spec: EnvSpec, arrays: dict[str, Tensor]):
         self.config, self.spec, self.arrays = config, spec, arrays
         (horizon, self.num_envs), device = arrays["reward"].shape, arrays["reward"].device
-        history = spec.history
-        frames = arrays["observation"][history:].unbind()
-        rows = {name: array.unbind() for name, array in arrays.items() if name not in ("restarts", "observation")}
-        # Views of each row, by name, are made once: making one costs as much as using it.
-        self._views = [{name: views[t] for name, views in rows.items() if t < len(views)} for t in range(horizon + 1)]
-        for views, row in zip(self._views, frames, strict=True):
-            views["observation"] = row
+        self._views = row_views(arrays, horizon, spec.history)
         options = make_options(config.env.preset, config.env.options)
         seeds = [config.seed_of(env) for env in range(self.num_envs)]
         self.games = CudaGames(str(game_name(config.env.env_id)), options, seeds, device)
         self._actions = torch.zeros(self.num_envs, dtype=torch.int32, device=device)
         # Games that start with the next rollout, and their first frames
         self._waiting: Tensor | None = None
-        self._pending = torch.zeros_like(frames[0])
+        self._pending = torch.zeros_like(self._views[0]["observation"])
         self._score, self._length = torch.zeros(2, self.num_envs, dtype=torch.int64, device=device)
         # False if the game began with random actions: no score
         self._counts = torch.ones(self.num_envs, dtype=torch.bool, device=device)

@@ -129,3 +129,14 @@ def to_numpy(array: Any) -> Array:
     from torch.utils.dlpack import from_dlpack
 
     return np.array(from_dlpack(array).cpu().numpy())
+
+
+def row_views(arrays: dict[str, Any], horizon: int, history: int = 0) -> list[dict[str, Any]]:
+    """Returns views of rows 0 to horizon of a rollout's tensors, by name. Make them once: making one costs as much as
+    using it. history: rows of observations before row 0."""
+    rows = {
+        name: (array[history:] if name == "observation" else array).unbind()
+        for name, array in arrays.items()
+        if name != "restarts"
+    }
+    return [{name: views[t] for name, views in rows.items() if t < len(views)} for t in range(horizon + 1)]
