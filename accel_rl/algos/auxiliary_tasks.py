@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from accel_rl.algos.base import Stats, masked_sum
-from accel_rl.envs.spaces.pixel_cells import cell_grid
+from accel_rl.envs.spaces.pictures import cell_grid
 from accel_rl.errors import UsageError
 from accel_rl.models.actor_critic import ActorCritic
 from accel_rl.models.auxiliary import PixelControlHead, RewardPredictionHead

@@ -20,7 +20,7 @@ from accel_rl.algos.auxiliary_tasks import (
     replayed_return,
     reward_class,
 )
-from accel_rl.envs.spaces.pixel_cells import cell_grid
+from accel_rl.envs.spaces.pictures import cell_grid
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.models.auxiliary import PixelControlHead
 from accel_rl.replay.sequences import SequenceBatch, WindowBatch

@@ -2,6 +2,7 @@
 
 Pictures are arrays of three axes, [H, W, C] or [C, H, W], of uint8 or floating-point numbers; gray arrays [H, W] of
 uint8; and stacks of pictures, [S, H, W, C] or [S, C, H, W], whose S x C channels become those of one picture.
+Imports no torch, since agents count the cells of pixel control, too.
 """
 
 import math
@@ -11,6 +12,8 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
+
+from accel_rl.errors import UsageError
 
 SMALL = 20  # pixels: pictures are small if a side is shorter
 LARGE = 36  # pixels: pictures are large, for every network of the papers, if no side is shorter
@@ -54,3 +57,17 @@ def value_range(space: gymnasium.Space[Any]) -> tuple[float, float] | None:
     assert isinstance(space, spaces.Box)
     low, high = float(space.low.min()), float(space.high.max())
     return (low, high) if np.isfinite([low, high]).all() and low < high else None
+
+
+def cell_grid(frame: tuple[int, ...], cell: int) -> tuple[int, int]:
+    """Returns how many cells (h, w) of cell x cell pixels pixel control divides a frame (H, W) into.
+
+    Both numbers are even, for the deconvolution. Half of the rest is cropped at each side, an odd pixel at the bottom
+    or right: 84x84 pixels have 20x20 cells, 104x80 have 26x20. Raises UsageError for fewer than 4x4 cells."""
+    cells = tuple(size // (2 * cell) * 2 for size in frame)
+    if min(cells) < 4:
+        raise UsageError(
+            f"pixel_control needs frames of at least {4 * cell}x{4 * cell} pixels, 4x4 cells of pixel_control_cell="
+            f"{cell}, but these have {frame[0]}x{frame[1]}; take it out of --auxiliary"
+        )
+    return cells[0], cells[1]

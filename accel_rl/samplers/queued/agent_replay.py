@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from accel_rl.envs.spaces.pixel_cells import cell_grid
+from accel_rl.envs.spaces.pictures import cell_grid
 from accel_rl.envs.spec import Array, EnvSpec
 from accel_rl.hardware.shared_memory import Layout
 
