@@ -11,8 +11,8 @@ import numpy as np
 
 from accel_rl.envs.batches.env_batch import BatchConfig, EnvBatch, select_envs, stand_still
 from accel_rl.envs.closing import close_all
-from accel_rl.envs.games.atari import game_name
-from accel_rl.envs.games.emulator_choice import is_native, make_atari, make_native_batch
+from accel_rl.envs.games.atari import game_name, make_options
+from accel_rl.envs.games.emulator_choice import is_native, make_atari
 from accel_rl.envs.games.native import NativeBatch
 from accel_rl.envs.global_generators import with_own_generators
 from accel_rl.envs.gym import GymSimulator
@@ -101,10 +101,10 @@ class BatchSimulator(EnvBatch):
 
     def _make_native(self) -> NativeBatch:
         """Returns all environments as one object that a compiled call steps."""
+        env, reserve = self.config.env, self.config.reset_mode == "reserve"
+        game, options = str(game_name(env.env_id)), make_options(env.preset, env.options)
         seeds = [self._seed(column, 0) for column in range(self.num_envs)]
-        native: NativeBatch = self._guarded(
-            0, lambda _: make_native_batch(self.config.env, seeds, self.config.reset_mode == "reserve")
-        )
+        native: NativeBatch = self._guarded(0, lambda _: NativeBatch(game, options, seeds, reserve))
         self._waiting = np.ones(self.num_envs, np.bool_)
         self._score, self._length, self._age = native.counters
         observation = self.arrays["observation"][self._history :]

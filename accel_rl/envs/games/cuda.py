@@ -103,7 +103,7 @@ class CudaGames:
         self._start_games(frames)
 
     def get_states(self) -> Iterator[dict[str, Any]]:
-        """Yields each console's state, as NativeBatch.get_env_state returns it."""
+        """Yields each console's state, as NativeSimulator.get_state returns it."""
         consoles = separate(self._states, self.num_envs).cpu().numpy()
         with ThreadPoolExecutor() as pool:  # most of the time is spent in zlib, without Python's lock
             for at in range(0, self.num_envs, CHUNK):

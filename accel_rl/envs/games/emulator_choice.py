@@ -6,7 +6,6 @@ import functools
 import importlib.metadata
 import logging
 import os
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from accel_rl.config.atari_options import AtariOptions
 from accel_rl.emulator.exactness import TABLE, read_table
 from accel_rl.emulator.machine_code import check_numba
 from accel_rl.envs.games.atari import AtariSimulator, game_name, games, make_options
-from accel_rl.envs.games.native import NativeBatch, NativeSimulator, make_native
+from accel_rl.envs.games.native import NativeSimulator, make_native
 from accel_rl.envs.spec import EnvConfig
 from accel_rl.errors import UsageError, unknown
 
@@ -105,11 +104,6 @@ def make_atari(
     reserve: it starts from prepared states. Raises UsageError for an unknown option."""
     make = make_native if is_native(config) else AtariSimulator
     return make(str(game_name(config.env_id)), make_options(config.preset, config.options), seed, reserve)
-
-
-def make_native_batch(config: EnvConfig, seeds: Sequence[np.random.SeedSequence], reserve: bool) -> NativeBatch:
-    """Returns one environment of an Atari game per seed; the native simulator steps them together."""
-    return NativeBatch(str(game_name(config.env_id)), make_options(config.preset, config.options), seeds, reserve)
 
 
 def describe_native() -> str:

@@ -118,15 +118,6 @@ class NativeBatch(Consoles):
             self._last_frames[env] if event & steps.LIFE_ENDED else None,
         )
 
-    def step_one(self, env: int, action: Any, row: Array) -> Outcome:
-        """Plays a step in one environment; raises IndexError if there is no such action."""
-        self._choose(env)
-        self._numbers[env] = min(operator.index(action), len(self.actions))
-        self._call_single(AGENT_STEP)
-        outcome = self.outcome(env, float(self._single_rewards[env]))
-        row[...] = self._frames[env]
-        return outcome
-
     def reset_one(self, env: int, row: Array) -> None:
         """Starts the next game in one environment."""
         if self._starts is None:
@@ -156,16 +147,6 @@ class NativeBatch(Consoles):
         rng = np.random.default_rng(seed)
         self._power_on(np.arange(self.num_envs) == env, int(rng.integers(2**31 - 1)))
         self._states[env, GENERATOR] = to_words(rng)
-
-    def get_env_state(self, env: int) -> dict[str, Any]:
-        """Returns everything that decides an environment's future."""
-        return pack(self.rules.md5, self._states[env], self._screens[env, : 2 * steps.PICTURE])
-
-    def set_env_state(self, env: int, state: dict[str, Any]) -> None:
-        """Continues from a state of get_env_state, or of AtariSimulator's get_state.
-
-        Raises UsageError for another game's state, or if AtariSimulator's does not continue exactly here."""
-        self._states[env], self._screens[env, : 2 * steps.PICTURE] = read_state(state, self.rules)
 
     def _start_game(self, env: int, noops: int) -> Array:
         """Resets one environment; returns its frame."""
@@ -226,7 +207,7 @@ class NativeBatch(Consoles):
 
 
 def read_state(state: dict[str, Any], rules: GameRules) -> tuple[Array, Array]:
-    """Returns a console and its two pictures from a state of get_env_state, or of AtariSimulator's get_state.
+    """Returns a console and its two pictures from a state of NativeSimulator or AtariSimulator.
 
     Raises UsageError for another game's state, or if AtariSimulator's does not continue exactly here."""
     rom, console, pictures = unpack(state if is_native_state(state) else to_native(state))
@@ -250,17 +231,30 @@ class NativeSimulator:
         self._batch.reset_one(self._env, row)
 
     def step(self, action: Any, row: Array) -> Outcome:
-        return self._batch.step_one(self._env, action, row)
+        """Plays a step; raises IndexError if there is no such action."""
+        batch, env = self._batch, self._env
+        batch._choose(env)
+        batch._numbers[env] = min(operator.index(action), len(batch.actions))
+        batch._call_single(AGENT_STEP)
+        outcome = batch.outcome(env, float(batch._single_rewards[env]))
+        row[...] = batch._frames[env]
+        return outcome
 
     def render(self) -> Array:
         """Returns the screen in color [210, 160, 3]."""
         return self._batch.screen(self._env)
 
     def get_state(self) -> Any:
-        return self._batch.get_env_state(self._env)
+        """Returns everything that decides the environment's future."""
+        batch, env = self._batch, self._env
+        return pack(batch.rules.md5, batch._states[env], batch._screens[env, : 2 * steps.PICTURE])
 
     def set_state(self, state: Any) -> None:
-        self._batch.set_env_state(self._env, state)
+        """Continues from a state of this class, or of AtariSimulator.
+
+        Raises UsageError for another game's state, or if AtariSimulator's does not continue exactly here."""
+        batch, env = self._batch, self._env
+        batch._states[env], batch._screens[env, : 2 * steps.PICTURE] = read_state(state, batch.rules)
 
     def close(self) -> None:
         pass
