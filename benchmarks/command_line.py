@@ -33,7 +33,7 @@ class TurnOptions:
 
     seconds: float = seconds_option(1.0)
     rounds: int | None = option(
-        None, f"rounds (as many as fit into a few minutes; --full: {FULL_ROUNDS})", type=int, metavar="N"
+        None, f"rounds (as many as fit into the program's time; --full: {FULL_ROUNDS})", type=int, metavar="N"
     )
     full: bool = switch(f"{FULL_ROUNDS} rounds")
     json: Path | None = json_option()

@@ -8,8 +8,8 @@ python benchmarks/scores.py page
 run of the same seed. A FILE comes from another framework's program on this machine. --how says what the minutes mean:
 the run had the machine to itself (alone), or one logical CPU of two while another run had the other (half), or shared
 the machine with other programs, so its own minutes mean nothing (shared). `pace` records a setting's steps per minute
-on a machine, from the last half of a short run that had it to itself. With a pace, shared runs have minutes, too: those
-of the first machine that has one. `page` writes the figures and tables of docs/results.md and, for trials, of
+on a machine, from the last half of a short run that had it to itself. Shared runs get their minutes from the first pace
+in the file. `page` writes the figures and tables of docs/results.md and, for trials, of
 benchmarks/results/scores/README.md. New settings appear there automatically.
 """
 

@@ -76,7 +76,7 @@ class AuxiliaryTasks:
         """Raises UsageError for settings that do not fit together, or a replay that does not fit into memory."""
         self.check_sizes(run, horizon=self.algo.horizon, auxiliary_sequence_steps=self.sequence_steps)
         size = self.settings.auxiliary_replay_steps
-        check_all_fit(self._num_bytes, size, "auxiliary_replay_steps", run.devices, self.algo.device)
+        check_all_fit(self._num_bytes, size, "auxiliary_replay_steps", run.devices, self.algo.device.type == "cpu")
 
     def check_sizes(self, run: RunInfo, **lengths: int) -> None:
         """Raises UsageError if any of the lengths, named after their settings, exceeds the replay, or if tasks would

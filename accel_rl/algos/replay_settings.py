@@ -135,7 +135,8 @@ class ReplayPlan:
         places = run.devices
         if settings.replay_device != "auto":
             places = (str(self.replay_device),) * len(places)
-        check_all_fit(self.num_bytes, settings.replay_size, "replay_size", places, self.device, CPU_INSTEAD)
+        of_others = self.device.type == "cpu" and {*run.devices} != {"cpu"}
+        check_all_fit(self.num_bytes, settings.replay_size, "replay_size", places, of_others, CPU_INSTEAD)
 
     def _validate_warmup(self, run: RunInfo) -> None:
         settings = self.settings
@@ -153,8 +154,8 @@ class ReplayPlan:
         if num_rollouts * rollout_steps * num_replays >= run.steps:
             of_each = f" of each of {num_replays} learners" if num_replays > 1 else ""
             raise UsageError(
-                f"warmup_steps={settings.warmup_steps}{of_each} last until the end of a run of "
-                f"{run.steps} steps, so nothing would be learned; make the run longer or the warm-up shorter"
+                f"warmup_steps={settings.warmup_steps}{of_each} leave no rollout of the run's {run.steps} steps "
+                "to learn from; make the run longer or the warm-up shorter"
             )
 
 

@@ -62,23 +62,18 @@ def check_fits(
 
 
 def check_all_fit(
-    num_bytes: int, size: int, setting: str, places: Sequence[str], own: torch.device, way_out: str = ""
+    num_bytes: int, size: int, setting: str, places: Sequence[str], of_others: bool, way_out: str = ""
 ) -> None:
-    """Raises UsageError if num_bytes for each of these devices, which may repeat, do not fit there (see check_fits).
+    """Raises UsageError unless each device has room for num_bytes, as often as it occurs in places (see check_fits).
 
-    own: this process's device; if it is a CPU, GPUs belong to other processes. way_out: advice for GPUs."""
+    of_others: GPUs belong to other processes. way_out: advice for GPUs."""
     import torch
 
     for place, num_learners in Counter(places).items():
         device, is_gpu = torch.device(place), torch.device(place).type != "cpu"
+        advice, untouched = way_out if is_gpu else "", of_others and is_gpu
         check_fits(
-            num_bytes * num_learners,
-            size,
-            setting,
-            device,
-            way_out if is_gpu else "",
-            num_learners=num_learners,
-            untouched=is_gpu and own.type == "cpu",
+            num_bytes * num_learners, size, setting, device, advice, num_learners=num_learners, untouched=untouched
         )
 
 

@@ -235,7 +235,7 @@ def build_update(
         exchange,
         cuda_graphs=config.run.cuda_graphs,
         compiled=None if reason else CompiledCalls(config.run.compile),
-        extra_losses=tasks,
+        tasks=tasks,
         log_norms=config.run.log_norms,
     )
 

@@ -3,7 +3,6 @@
 import math
 
 import numpy as np
-import torch
 
 from accel_rl.emulator.cuda.driver import most_consoles
 from accel_rl.emulator.cuda.kernels import most_threads_each
@@ -30,7 +29,7 @@ def check(config: Config, settings: SamplerConfig, devices: tuple[str, ...]) -> 
     check_options(config.env.env_id, frame_shape, height)
     if settings.num_envs > (most := most_consoles(most_threads_each(height, math.prod(frame_shape)))):
         raise UsageError(f"envs={config.run.envs}: a launch takes {most} consoles; use --envs {most * size} or less")
-    check_all_fit(needs(config, settings)[1], config.run.envs, "envs", devices, torch.device(config.device))
+    check_all_fit(needs(config, settings)[1], config.run.envs, "envs", devices, config.device == "cpu")
 
 
 def describe(config: Config, settings: SamplerConfig) -> str:

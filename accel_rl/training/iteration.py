@@ -44,7 +44,7 @@ class Iteration:
         pull_horizon: int | None = None,
         initial: InitialPolicy | None = None,
     ):
-        self.sampler, self.algo, self.update, self.tasks = sampler, algo, update, update.extra_losses
+        self.sampler, self.algo, self.update, self.tasks = sampler, algo, update, update.tasks
         self.plan, self.pull_horizon = plan, pull_horizon
         self.skips_first_rollout = needs_first_rollout(algo, initial)
         self.timer = DeviceTimer(algo.device)  # measures learning

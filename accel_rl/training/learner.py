@@ -61,7 +61,7 @@ class Learner:
     @property
     def replay(self) -> Any:
         """The replay that checkpoints include, of the algorithm or of its auxiliary tasks; None if there is none."""
-        return (self.update.extra_losses or self.algo).replay
+        return (self.update.tasks or self.algo).replay
 
     def close(self) -> None:
         if self.progress:

@@ -40,7 +40,7 @@ class Trial(NamedTuple):
 class Found:
     """A search's result. pick: the point to use. finalists: empty if none was likely to be faster than the default.
 
-    skipped: the reason, by point. unsearched: settings whose coarse values no time was left for."""
+    skipped: the reason, by point. unsearched: settings that were not tried for lack of time."""
 
     pick: Point
     trials: dict[Point, Trial] = field(default_factory=dict)

@@ -22,7 +22,7 @@ class FlatParameters:
 
     Move the module to its device first: `module.to(...)` would give it new tensors. For the same reason, clear
     gradients with `zero_gradient()`, not with `module.zero_grad()`. `module.load_state_dict` is safe.
-    Raises ValueError for a module without parameters, with parameters other than float32 (or all float64, as in tests),
+    Raises UsageError for a module without parameters, with parameters other than float32 (or all float64, as in tests),
     or on several devices.
     """
 
@@ -96,10 +96,14 @@ def _check(module: nn.Module) -> None:
     parameters = dict(module.named_parameters())
     if not parameters:
         raise UsageError(f"{type(module).__name__} has no parameters; pass a module with at least one")
-    first = next(iter(parameters.values()))
+    first_name, first = next(iter(parameters.items()))
     for name, parameter in parameters.items():
-        if parameter.dtype not in (torch.float32, torch.float64) or parameter.dtype != first.dtype:
+        if parameter.dtype not in (torch.float32, torch.float64):
             raise UsageError(f"{name} is {parameter.dtype}, not torch.float32; call module.float() first")
+        if parameter.dtype != first.dtype:
+            raise UsageError(
+                f"{first_name} is {first.dtype}, but {name} is {parameter.dtype}; call module.float() first"
+            )
     devices = sorted({str(parameter.device) for parameter in parameters.values()})
     if len(devices) > 1:
         raise UsageError(f"parameters are on {' and '.join(devices)}; call module.to(device) first")

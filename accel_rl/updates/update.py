@@ -44,9 +44,10 @@ class Update:
         (128 samples by 5 %), since each adds once to the gradient of all weights.
     cuda_graphs: on a GPU, `minimize` becomes one CUDA graph for each loss and shape of batch, and each `graphed`
         function one for each shape of its arguments.
-    compiled: on a CPU, runs `minimize` and the updates of `repeat` and `once` as machine code.
-    extra_losses: an object, such as auxiliary tasks, whose draw(update) returns a LossPart for each loss that the next
-        `minimize` adds. It draws on the host, so updates are then made one by one, and not by machine code.
+    compiled: on a CPU, runs `minimize` and the updates of `repeat` and `once` as machine code; with several learners,
+        only the gradient.
+    tasks: auxiliary tasks (algos/auxiliary.py). `minimize` adds the losses that their draw(update) returns. They draw
+        on the host, so updates are then made one by one, and not by machine code.
     log_norms: `minimize` also returns the norms of each parameter tensor, its gradient and its step, as "norm/...".
     """
 
@@ -60,19 +61,19 @@ class Update:
         slice_elements: int = LARGEST_KEPT // 4 - 2**10,  # less the header that the C library adds
         cuda_graphs: bool = True,
         compiled: CompiledCalls | None = None,
-        extra_losses: Any = None,
+        tasks: Any = None,
         log_norms: bool = False,
     ):
         self.module, self.parameters = module, FlatParameters(module)
         self._copies = keep_copies(module)
         self.exchange = exchange or Exchange()
         self.exchange.bind(self.parameters, optimizer, clip_grad_norm)
-        self.slice_elements, self.extra_losses, self.log_norms = slice_elements, extra_losses, log_norms
+        self.slice_elements, self.tasks, self.log_norms = slice_elements, tasks, log_norms
         self.device = self.parameters.values.device
         self._on_cpu = self.device.type == "cpu"
         self._graph_is_all = self.exchange.is_capturable and optimizer.capturable
         self._graphs = CudaGraphs(self.device) if cuda_graphs and not self._on_cpu else None
-        self.compiled = compiled if self._on_cpu and not (extra_losses or log_norms) else None
+        self.compiled = compiled if self._on_cpu and not (tasks or log_norms) else None
         self._is_in_graph = False  # True while this runs within a graph or machine code
 
     def graphed(self, function: Callable[..., Result], *arguments: Any, uses: Sequence[Tensor] = ()) -> Result:
@@ -104,13 +105,13 @@ class Update:
     def repeat(self, body: Body, parts: Sequence[Tensor], learning_rate: float, *arguments: Any) -> list[Terms]:
         """Returns body(self, part, learning_rate, *arguments) for each part in order; each call makes an update.
 
-        On a GPU, one graph runs all calls, if there is one learner and the parts [N] have one size; on a CPU, machine
-        code makes each. body: uses only `minimize` and `graphed`, and follows the rules for functions of
+        If there is one learner and the parts [N] have one size, one graph runs all calls on a GPU, and machine code
+        makes each on a CPU. body: uses only `minimize` and `graphed`, and follows the rules for functions of
         `graphed`. arguments: as in `graphed`."""
         parts = [*parts]
         is_even = len({len(part) for part in parts}) == 1 and len(parts) <= MAX_REPEATED
         calls = self._graphs or self.compiled
-        if not (is_even and calls and self._graph_is_all) or self.extra_losses or self.log_norms:
+        if not (is_even and calls and self._graph_is_all) or self.tasks or self.log_norms:
             return [body(self, part, learning_rate, *arguments) for part in parts]
         if self._graphs:
             self._refresh()
@@ -119,7 +120,8 @@ class Update:
         return self._as_a_whole(body, parts, learning_rate, arguments)
 
     def once(self, body: Body, part: Any, learning_rate: float, *arguments: Any, uses: Sequence[Tensor] = ()) -> Terms:
-        """Returns body(self, part, learning_rate, *arguments), which makes one update; on a CPU, machine code makes it.
+        """Returns body(self, part, learning_rate, *arguments), which makes one update; with one learner, machine code
+        makes it on a CPU.
 
         body: as in `repeat`. On a GPU, its calls of `graphed` and `minimize` are a graph each. part: as an argument of
         `graphed`. uses: as in `graphed`."""
@@ -213,7 +215,7 @@ class Update:
         the gradient before clipping. A term with an entry for each sample [N, ...] is returned unchanged."""
         self._refresh()
         values_before = self.parameters.values.clone() if self.log_norms else None
-        parts = [LossPart(loss, batch), *(self.extra_losses.draw(self) if self.extra_losses else ())]
+        parts = [LossPart(loss, batch), *(self.tasks.draw(self) if self.tasks else ())]
         losses, batches = zip(*parts, strict=True)
         has_own_graph = bool(self._graphs or self.compiled) and not self._is_in_graph
         if has_own_graph:

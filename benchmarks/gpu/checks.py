@@ -46,9 +46,12 @@ def install(rows: Rows) -> None:
 
 
 def find_packages() -> Row:
-    """Returns the versions of packages that accel_rl can do without."""
-    names = ("numba", "llvmlite", "triton", "pytest", "pytest-xdist")
-    return {name: package_version(name) or "not installed" for name in names}
+    """Returns the versions of packages that accel_rl can do without. Raises RuntimeError without pytest, which a later
+    part needs."""
+    found = {name: package_version(name) for name in ("numba", "llvmlite", "triton", "pytest", "pytest-xdist")}
+    if not found["pytest"]:
+        raise RuntimeError("pytest is not installed")
+    return {name: version or "not installed" for name, version in found.items()}
 
 
 def ask_doctor(is_dry: bool) -> Row:

@@ -119,7 +119,7 @@ def test_a_core_replays_the_rewards_that_it_was_given() -> None:
     settings = {"auxiliary": "value_replay", "core": "lstm", "previous_inputs": True, "normalize_returns": True}
     config = resolve({**CARTPOLE, **settings, "separate_value": False}, spec=spec_of(EnvConfig("CartPole-v1")))
     algo, update = build_algo_and_update(config)
-    tasks = update.extra_losses
+    tasks = update.tasks
     assert tasks and algo.statistics
     with closing(build_training_sampler(config, algo)) as sampler:
         for index in range(6):

@@ -90,7 +90,7 @@ class Run:
         self.algo.policy.to(device)
         self.algo.setup(1, lambda module: Update(module, RMSProp(), 0.5))
         self.tasks = AuxiliaryTasks.of(self.algo)
-        self.update = Update(self.algo.policy, RMSProp(), 0.5, extra_losses=self.tasks)
+        self.update = Update(self.algo.policy, RMSProp(), 0.5, tasks=self.tasks)
         if self.tasks:
             self.tasks.setup(1)
 

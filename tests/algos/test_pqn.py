@@ -5,7 +5,9 @@ from typing import Any
 import pytest
 import torch
 
+from accel_rl.algos.online_q import OnlineQ, OnlineQSettings
 from accel_rl.algos.pqn import PQN, PQNSettings
+from accel_rl.rollout import Batch
 from tests.algos.q_tables import table_trunk
 from tests.helpers.streams import DISCOUNT, Env, make_spec, rollout_of, streams
 from tests.helpers.updates import RecordingUpdate
@@ -97,3 +99,16 @@ def test_the_loss_is_of_the_action_taken() -> None:
         q_values = algo.policy(rollout.observations(0, 2).flatten(0, 1)).view(2, NUM_ENVS, -1).tolist()
     taken = [q_values[t][b][rollout.action[t, b]] for t in range(2) for b in range(NUM_ENVS) if rollout.valid[t, b]]
     assert algo.learn(rollout, update)["value"].item() == pytest.approx(sum(taken) / len(taken), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("algo_class", "settings", "factor"), [(PQN, PQNSettings(), 0.5), (OnlineQ, OnlineQSettings(), 1.0)]
+)
+def test_only_pqn_halves_the_square(algo_class: Any, settings: Any, factor: float) -> None:
+    """PQN's loss is half the squared error (Gallici et al. 2025), that of n-step Q the whole one (Mnih et al. 2016)."""
+    algo = algo_class(SPEC, settings, 1000, NUM_ENVS, 2, table_trunk)
+    batch = Batch(torch.zeros(3, *SPEC.observation_shape), torch.zeros(3, dtype=torch.int64), torch.ones(3) > 0)
+    with torch.no_grad():
+        value = algo.policy(batch.observation)[0, 0]
+        loss_sum, _ = algo.loss(batch, value + torch.tensor([1.0, 2.0, 3.0]))
+    assert loss_sum.item() == pytest.approx(factor * 14)

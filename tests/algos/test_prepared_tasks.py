@@ -146,7 +146,7 @@ def test_each_update_learns_from_what_came_with_its_rollout(name: str) -> None:
     """Each update learns from the sequences of its own rollout; one without sequences has no task losses."""
     tasks = make_tasks(name)
     assert tasks.replay is None, "the learner keeps none"
-    update = Update(tasks.algo.policy, SGD(), extra_losses=tasks)
+    update = Update(tasks.algo.policy, SGD(), tasks=tasks)
     with_tasks = tasks.algo.learn(tasks.store(make_rollout(tasks, drawn_by_agents(tasks))), update)
     assert all(bool((with_tasks[f"{task}_loss"] > 0).all()) for task in NAMES)
     nothing = drawn_by_agents(tasks, tuple(range(NUM_SEGMENTS)))
@@ -161,7 +161,7 @@ def test_on_a_gpu_it_learns_the_same() -> None:
     drawn = drawn_by_agents(make_tasks())
     for device in ("cpu", "cuda:0"):
         tasks = make_tasks(device=device)
-        algo, update = tasks.algo, Update(tasks.algo.policy, SGD(), extra_losses=tasks)
+        algo, update = tasks.algo, Update(tasks.algo.policy, SGD(), tasks=tasks)
         for seed, scale in enumerate((1.0, 0.5, -1.0, 2.0, 0.0)):
             rollout = make_rollout(make_tasks(), {name: dict(arrays) for name, arrays in drawn.items()}, seed)
             assert rollout.auxiliary

@@ -242,7 +242,7 @@ def test_a_second_call_goes_on_with_what_is_missing(toys: None, tmp_path: Path, 
 
 
 @pytest.mark.multiprocess
-def test_a_part_that_only_its_name_runs(toys: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_that_runs_only_if_named(toys: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A session without named parts omits a part that is not a default; a session that names it adds it."""
     parts = {"good": Part("", 20), "peers": Part("", 20, is_default=False)}
     monkeypatch.setattr(gpu_session, "PARTS", parts)

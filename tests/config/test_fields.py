@@ -33,8 +33,9 @@ def test_a_number_may_begin_with_zeros() -> None:
 
 def test_numbers_in_lists_may_have_exponents_without_a_point() -> None:
     """1e-2 is a number in lists and mappings, too; YAML alone would read text."""
-    run = pick(RunSettings, {"env_options": "{low: [1e-2, 0.5], high: 2e3}"})
-    assert run.env_options == {"low": [0.01, 0.5], "high": 2000.0}
+    run = pick(RunSettings, {"env_options": "{low: [1e-2, 0.5], high: 2e3, more: {step: 1e-1}}"})
+    assert run.env_options == {"low": [0.01, 0.5], "high": 2000.0, "more": {"step": 0.1}}
+    assert pick(RunSettings, {"env_options": {"ids": ["1e5"]}}).env_options == {"ids": ["1e5"]}, "a program's text"
     assert pick(DQN.Settings, {"epsilon_final": "1e-2,0.1"}).epsilon_final == (0.01, 0.1)
 
 

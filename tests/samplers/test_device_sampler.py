@@ -282,7 +282,7 @@ def test_it_is_chosen_by_itself_and_one_of_it_is_a_single_environment() -> None:
                 over = terminated or truncated
         assert env.render().shape == (8, 8, 3)
         env.close()
-    with pytest.raises(UsageError, match=rf"^{HERE}:Shows cannot be filmed: .* render\(\)$"):
+    with pytest.raises(UsageError, match=rf"^{HERE}:Shows cannot be recorded: .* render\(\) method$"):
         make_env(f"{HERE}:Shows", kind="number").render()
 
 

@@ -120,6 +120,11 @@ def test_numbers_of_a_program_change_with_each_update() -> None:
     assert ours.update.read_compiled_share() == 1 and direct.update.read_compiled_share() == 0
 
 
+def test_updates_with_tasks_are_not_compiled() -> None:
+    """Machine code would repeat what tasks draw on the host, so updates with tasks do without."""
+    assert Update(nn.Linear(3, 2), Adam(), compiled=CompiledCalls("always", replayed), tasks=object()).compiled is None
+
+
 def test_a_replaced_tensor_is_not_learned_from() -> None:
     """A program reads the tensors that its update names, even after one of them is replaced."""
     direct, ours = Learner(replayed), Learner(replayed)
@@ -541,7 +546,7 @@ def test_a_run_goes_on_without_a_compiler(what: str, tmp_path: Path) -> None:
     else:
         cache.write_text("")
         log, _ = train(tmp_path / "run", cache, "--steps", 200)
-    assert log.count("cannot be compiled, and runs as it does without --compile") == 1
+    assert log.count("is not compiled and keeps running operation by operation") == 1
     assert not [*cache.rglob("*.failed")]  # the next run may have both
 
 

@@ -108,7 +108,10 @@ def test_tied_weights_count_once():
     ("module", "message"),
     [
         (nn.ReLU(), "ReLU has no parameters"),
-        (nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double()), "1.weight is torch.float64, not torch.float32"),
+        (
+            nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double()),
+            "0.weight is torch.float32, but 1.weight is torch.float64",
+        ),
         (nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).half()), "1.weight is torch.float16"),
         (nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, device="meta")), "cpu and meta"),
     ],

@@ -161,7 +161,7 @@ def test_further_losses_and_sums(how: str) -> None:
         norm = expected.update.step(loss_sum + other_sum, count.clamp(min=1), 1e-3)
         there, x = make_batch(index, device=actual.update.device), x.to(actual.update.device)
         extra = [LossPart(other, (x, weight))]
-        actual.update.extra_losses = SimpleNamespace(draw=lambda _, extra=extra: extra)
+        actual.update.tasks = SimpleNamespace(draw=lambda _, extra=extra: extra)
         stats = actual.update.minimize(actual.loss, there, count.to(actual.update.device), 1e-3)
         count = count.to(actual.update.device)
         means = {name: term / max(1, int(count)) for name, term in {**terms, "other": other_sum.detach()}.items()}

@@ -99,7 +99,7 @@ class OneOfBatch(gymnasium.Env[Any, Any]):
 
     def render(self) -> Any:
         if not hasattr(self._env, "render"):
-            raise UsageError(f"{self._env_id} cannot be filmed: the batch that it returns has no method render()")
+            raise UsageError(f"{self._env_id} cannot be recorded: the batch that it returns has no render() method")
         picture = to_numpy(self._env.render())
         return picture[0] if picture.ndim == 4 else picture
 
