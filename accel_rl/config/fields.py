@@ -103,9 +103,9 @@ def _convert(name: str, value: Any, to: Any) -> Any:
     if origin is tuple and isinstance(value, int | float) and not isinstance(value, bool):
         return (value,)
     if origin is tuple and isinstance(value, list | tuple):
-        return tuple(map(_number, value) if typing.get_args(wanted)[:1] == (float,) else value)
+        return tuple(value)
     if origin is dict and isinstance(value, dict):
-        return {key: _number(item) for key, item in value.items()}
+        return dict(value)
     if isinstance(value, origin) and not (origin is int and isinstance(value, bool)):
         return value
     raise UsageError(f"{name}={shown(value)} must be of type {getattr(wanted, '__name__', wanted)}")
@@ -134,7 +134,7 @@ def _parse(text: str, kind: type) -> Any:
     if kind in (int, float) and ":" in text:  # YAML would read 1:30 as 90
         return text
     try:
-        return _numbers(parse_yaml(text))
+        return parse_yaml(text)
     except ValueError:
         return text
 
@@ -154,19 +154,6 @@ def as_mapping(text: str) -> str:
     pairs = [re.split("[=:]", pair, maxsplit=1) for pair in re.split(r"[,\s]+(?=\w+[=:])", bare)]
     words = [": ".join(word.strip() for word in pair) for pair in pairs if len(pair) == 2] or ["NAME: VALUE"]
     return shlex.quote("{" + ", ".join(words) + "}")
-
-
-def _number(value: Any) -> Any:
-    """Converts text such as 1e-6 to a number, since YAML recognizes only numbers with a decimal point, as in 1.0e-6."""
-    is_number = isinstance(value, str) and re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)e[-+]?\d+", value, re.IGNORECASE)
-    return float(value) if is_number else value
-
-
-def _numbers(value: Any) -> Any:
-    """Does the same at any depth of lists and mappings."""
-    if isinstance(value, list):
-        return [_numbers(item) for item in value]
-    return {key: _numbers(item) for key, item in value.items()} if isinstance(value, dict) else _number(value)
 
 
 def _check(name: str, value: Any, rule: Any) -> None:

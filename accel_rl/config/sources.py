@@ -1,5 +1,6 @@
 """Sources of settings: YAML files, and the settings that override them."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,22 @@ ALTERNATIVES = ({"workers", "envs_per_worker"}, {"device", "devices"})
 """Pairs of settings that exclude each other; the higher source decides which of them counts."""
 
 MOST_ALIASES = 16  # in a YAML file: a few that refer to each other can expand past any memory
+
+
+# YAML 1.1 recognizes numbers with an exponent only if they also have a decimal point, as in 1.0e-6.
+_EXPONENT = "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), [*"-+.0123456789"]
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads 1e-6 as a number, and "1e-6" as text."""
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes the text 1e-6 in quotes."""
+
+
+_Loader.add_implicit_resolver(*_EXPONENT)
+_Dumper.add_implicit_resolver(*_EXPONENT)
 
 
 def read_yaml(path: Path, kind: str) -> dict[str, Any]:
@@ -31,11 +48,16 @@ def parse_yaml(text: str) -> Any:
     try:
         aliases = sum(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader))
         if aliases <= MOST_ALIASES:
-            return yaml.safe_load(text)
+            return yaml.load(text, _Loader)
     # `!!bool x`, `!!int ''`, `!!timestamp x` and the like raise Python's errors, not YAML's.
     except (yaml.YAMLError, LookupError, AttributeError, TypeError, RecursionError) as error:
         raise ValueError(str(error)) from None
     raise ValueError(f"more than {MOST_ALIASES} aliases (*name)")
+
+
+def dump_yaml(values: dict[str, Any]) -> str:
+    """Returns a mapping as YAML, in its order; `parse_yaml` returns equal values."""
+    return yaml.dump(values, Dumper=_Dumper, sort_keys=False)
 
 
 def read_settings(folder: Path) -> dict[str, Any]:

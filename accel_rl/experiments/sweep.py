@@ -16,7 +16,7 @@ import yaml
 
 from accel_rl.config.fields import build
 from accel_rl.config.run_settings import RunSettings
-from accel_rl.config.sources import read_yaml
+from accel_rl.config.sources import dump_yaml, read_yaml
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import RunError, UsageError
 from accel_rl.experiments.study import Study, Trial
@@ -190,6 +190,6 @@ def write_results(sweep: Sweep, trials: Sequence[Trial], folder: Path) -> None:
     lines += ["", f"{len(trials)} trials, {len(best)} of them with all {steps:,} steps, {failed} failed."]
     (folder / "summary.md").write_text("\n".join(lines) + "\n")
     settings = {**sweep.settings, "env": next(iter(sweep.envs)), **best[0].params}
-    (folder / "best.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
+    (folder / "best.yaml").write_text(dump_yaml(settings))
     others = " --env " + " or ".join(sweep.envs) if len(sweep.envs) > 1 else ""
     print("\n" + "\n".join(lines) + f"\n\nbest    accel-rl train --config {folder / 'best.yaml'}{others}")

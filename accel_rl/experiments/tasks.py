@@ -13,10 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-import yaml
-
 from accel_rl.config.fields import flag_of
-from accel_rl.config.sources import read_settings
+from accel_rl.config.sources import dump_yaml, read_settings
 from accel_rl.errors import UsageError
 from accel_rl.hardware.signals import StopSignal
 from accel_rl.processes.child import stop_with_parent
@@ -84,7 +82,7 @@ class Task:
             settings = self.resume_settings
         else:
             file = self.folder.with_name(f"{self.folder.name}.yaml")
-            file.write_text(yaml.safe_dump(self.settings, sort_keys=False))
+            file.write_text(dump_yaml(self.settings))
             arguments = ["--config", str(file), "--out", str(self.folder), "--overwrite"]
             settings = {"steps": self.steps}  # a sweep's file has the steps of its last rung
         for name, value in {**settings, **placement}.items():

@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import yaml
 
 from accel_rl.config.fields import flag_of, pick
 from accel_rl.config.learners import launched_rank_info
 from accel_rl.config.run_settings import RunSettings
-from accel_rl.config.sources import overlay, read_settings
+from accel_rl.config.sources import dump_yaml, overlay, read_settings
 from accel_rl.envs.function_transfer import FUNCTION, MakeEnv, as_setting, missing_function
 from accel_rl.envs.games.emulator_choice import is_ale_state, runs_grid_twin
 from accel_rl.errors import RunError, UsageError
@@ -224,7 +223,7 @@ def keep_simulator(config: Config, folder: Path) -> None:
 
 
 def _write_settings(folder: Path, settings: dict[str, Any]) -> None:
-    text = yaml.safe_dump(settings, sort_keys=False)
+    text = dump_yaml(settings)
     write_file(folder / "config.yaml", text.encode(), "settings")
 
 

@@ -7,9 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from accel_rl.bench.timing import Contestant, format_ratio
+from accel_rl.config.sources import dump_yaml
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import UsageError
 from accel_rl.hardware.description import describe_machine, format_machine
@@ -50,7 +49,7 @@ def run(chosen: Settings, minutes: float, seconds: float, tune_envs: bool, out: 
     print(*table(space, found), sep="\n")
     path.parent.mkdir(parents=True, exist_ok=True)
     comments = [f"found by `accel-rl tune` on {machine[0]}", machine[1], result(space, found)]
-    settings = yaml.safe_dump(settings_to_write(config, chosen, found.pick), sort_keys=False)
+    settings = dump_yaml(settings_to_write(config, chosen, found.pick))
     path.write_text("".join(f"# {line}\n" for line in comments) + settings)
     print(f"{path}: {found.pick}\naccel-rl train --config {shlex.quote(str(path))}")
     return path

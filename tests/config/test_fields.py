@@ -10,7 +10,7 @@ from accel_rl.algos.dqn import DQN
 from accel_rl.config.atari_options import AtariOptions
 from accel_rl.config.fields import pick
 from accel_rl.config.run_settings import RunSettings
-from accel_rl.config.sources import read_yaml
+from accel_rl.config.sources import dump_yaml, parse_yaml, read_yaml
 from accel_rl.errors import UsageError
 
 
@@ -31,11 +31,16 @@ def test_a_number_may_begin_with_zeros() -> None:
     assert pick(RunSettings, {"seed": "010"}).seed == 10
 
 
-def test_numbers_in_lists_may_have_exponents_without_a_point() -> None:
-    """1e-2 is a number in lists and mappings, too; YAML alone would read text."""
-    run = pick(RunSettings, {"env_options": "{low: [1e-2, 0.5], high: 2e3, more: {step: 1e-1}}"})
-    assert run.env_options == {"low": [0.01, 0.5], "high": 2000.0, "more": {"step": 0.1}}
-    assert pick(RunSettings, {"env_options": {"ids": ["1e5"]}}).env_options == {"ids": ["1e5"]}, "a program's text"
+def test_numbers_may_have_exponents_without_a_point(tmp_path: Path) -> None:
+    """1e-2 is a number at any depth, in files and flags; in quotes it is text, also after it was written again."""
+    options = "{low: [1e-2, 0.5], high: 2E3, more: {step: .1e0, ids: ['1e5', -x]}}"
+    expected = {"low": [0.01, 0.5], "high": 2000.0, "more": {"step": 0.1, "ids": ["1e5", "-x"]}}
+    file = tmp_path / "run.yaml"
+    file.write_text(f"env_options: {options}\nlearning_rate: 1e-3\n")
+    for given in ({"env_options": options}, read_yaml(file, "settings"), {"env_options": expected}):
+        run = pick(RunSettings, given)
+        assert run.env_options == expected
+        assert parse_yaml(dump_yaml({"env_options": run.env_options})) == {"env_options": expected}
     assert pick(DQN.Settings, {"epsilon_final": "1e-2,0.1"}).epsilon_final == (0.01, 0.1)
 
 

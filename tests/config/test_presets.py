@@ -152,7 +152,7 @@ def test_value_replay_shapes_what_the_policy_sees(preset: str, env: str) -> None
         (
             {"algo": "dqn", "env": "pong", "normalize_observations": True, "envs": 8, "horizon": 4, "batch_size": 32}
             | {"warmup_steps": 160, "steps": 192},
-            "leave no rollout of the run",
+            "leaves none of the run",
         ),
         ({"algo": "vtrace", "envs": 18, "workers": 1}, "do not divide into batches"),
         ({"algo": "vtrace", "rho_bar": 0.5}, "at most rho_bar"),
