@@ -37,6 +37,7 @@ class SharedArrays:
 
     def __reduce__(self) -> tuple[type["SharedArrays"], tuple[Layout, int]]:
         """Pickles the layout and the descriptor, which the process that unpickles has inherited."""
+        assert self.fd >= 0, "these arrays are closed"
         return SharedArrays, (self._layout, self.fd)
 
     @property

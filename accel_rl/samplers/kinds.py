@@ -25,7 +25,7 @@ class SamplerKind:
     """A kind of sampler. The methods defined here suit one that steps environments in the learner's process."""
 
     sampler: ClassVar[str]
-    """The sampler's module in accel_rl.samplers and its class; `build` imports them, since they import torch."""
+    """The sampler as "module:Class" within accel_rl.samplers; only `build` imports it, since it imports torch."""
     Settings: ClassVar[Any] = None
     """A dataclass of the settings that only this kind has, if it has any. Every run has them as flags."""
     title: ClassVar[str] = ""

@@ -54,6 +54,7 @@ class WorkerPool:
         self._acted = [-1] * NUM_GROUPS  # the last step whose actions each group has; -1: none of this rollout
         self._rows_read = [0] * NUM_GROUPS  # rows of this rollout
         self._in_rollout = False
+        self._woken_at = [time.monotonic()] * NUM_GROUPS  # when each group last received work
         self._next_check = 0.0
         fds = [memory.fd for memory in (train.memory, evaluation.memory, self.status.memory)]
         fds += [fd for group in semaphores for each in group.all() for fd in each.fds]
@@ -124,7 +125,7 @@ class WorkerPool:
         self._wake(group)
 
     def _wake(self, group: int) -> None:
-        self.status.restart_clocks(self._active.serves[:, group])
+        self._woken_at[group] = time.monotonic()
         semaphores, num_members = self._semaphores[group], len(self._members[group])
         if not num_members:  # all of them are lost, so the pool announces the next row itself
             self._ready[group] = True
@@ -220,7 +221,8 @@ class WorkerPool:
             now = time.monotonic()
             if now > self._next_check:
                 self._next_check = now + POLL_INTERVAL_S
-                if hung := self.status.find_hung(self._late_workers(), self._timeout_s):
+                woken_at = np.where(self._active.serves, self._woken_at, 0.0).max(axis=1)
+                if hung := self.status.find_hung(self._late_workers(), self._timeout_s, woken_at):
                     self._handle_hang(hung)
                     return []
             if ready or at_most_s is not None:
@@ -254,6 +256,7 @@ class WorkerPool:
                     raise
                 self._lose(worker, error)
                 self._replace_lost()
+                self.status.restart_clocks()  # the others may have replied long ago
                 return "done", None
 
         workers = sorted(self._pool.children)
@@ -269,6 +272,8 @@ class WorkerPool:
 
     def _handle_hang(self, late: list[int]) -> None:
         errors = [self._pool.hang_error(worker, self._timeout_s, "--env-timeout-s") for worker in late]
+        if not self._batch.restart_on_error:
+            raise errors[0]
         for worker in late:  # kill all of them before looking at the semaphores
             self._pool.children[worker].kill()
         for worker, error in zip(late, errors, strict=True):

@@ -3,7 +3,7 @@
 Imports no torch.
 """
 
-from typing import Any
+import time
 
 import numpy as np
 
@@ -42,14 +42,17 @@ class WorkerStatus:
         self._status[worker, ROWS_ANNOUNCED:] = self._rows_before[worker]
         self._signs.restart(worker)
 
-    def restart_clocks(self, workers: Any = slice(None)) -> None:
-        """Restarts the time limits of these workers, a mask or a slice, since they receive work."""
-        self._signs.restart(workers)
+    def restart_clocks(self) -> None:
+        """Restarts the time limits of all workers."""
+        self._signs.restart()
 
-    def find_hung(self, late: list[int], timeout_s: float) -> list[int]:
-        """Returns those of the late workers that have shown no sign of life for timeout_s, nor received work."""
+    def find_hung(self, late: list[int], timeout_s: float, woken_at: Array | None = None) -> list[int]:
+        """Returns those of the late workers that have shown no sign of life for timeout_s, nor received work.
+
+        woken_at [num_workers]: when each last received work, by the monotonic clock; None: long ago."""
         self._signs.look()
-        return [worker for worker in late if self._signs.silent_s(worker) > timeout_s]
+        silent = [worker for worker in late if self._signs.silent_s(worker) > timeout_s]
+        return [worker for worker in silent if woken_at is None or woken_at[worker] < time.monotonic() - timeout_s]
 
     @property
     def waited_s(self) -> float:

@@ -78,8 +78,10 @@ def test_a_child_that_only_hangs_up_is_told_from_one_that_has_ended() -> None:
     """A child that closes its connection but does not end is not said to have exited."""
     server = ForkServer("tests.processes.light_child:hang_up", [], LOST)
     child = server.launch(None)
-    assert child.receive(0.0) == ("died", "has closed its connection but still runs")
-    server.close([child])
+    try:
+        assert child.receive(0.0) == ("died", "has closed its connection but still runs")
+    finally:
+        server.close([child])
 
 
 def test_children_end_with_a_killed_server(family: Family) -> None:

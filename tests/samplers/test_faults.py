@@ -323,12 +323,24 @@ def test_any_worker_may_be_killed_at_any_moment() -> None:
 @slow
 def test_a_new_worker_may_build_its_environments_one_by_one() -> None:
     """The time limit of a worker that replaces another one starts again with each environment that it builds."""
-    env = EnvConfig(f"{TOYS}:Slow", options={"build_s": 0.2, "step_s": 0.0})
-    config = SamplerConfig(16, 1, 1, env_build_timeout_s=HANG_S)  # less than all builds together: 3.2 s
+    env = EnvConfig(f"{TOYS}:Slow", options={"build_s": 0.4, "step_s": 0.0})
+    config = SamplerConfig(16, 1, 1, env_build_timeout_s=HANG_S)  # less than all builds together: 6.4 s
     sampler = make(AlternatingSampler, env, config, restart_on_error=True)
     with closing(sampler):
         sampler.pool.processes[0].kill()
         assert sampler.collect().valid.all() and sampler.num_restarts == 16
+
+
+@slow
+def test_a_worker_that_has_replied_waits_for_the_replacement_of_another() -> None:
+    """The limits of the other workers start again once a worker that died in a request was replaced."""
+    env = EnvConfig(f"{TOYS}:Slow", options={"build_s": 0.4, "step_s": 0.0})
+    config = SamplerConfig(16, 1, 2, env_build_timeout_s=HANG_S)  # less than the new worker's builds: 6.4 s
+    sampler = make(AlternatingSampler, env, config, restart_on_error=True)
+    with closing(sampler):
+        victim = sampler.pool.processes[0].pid
+        threading.Timer(0.5, os.kill, (victim, signal.SIGKILL)).start()  # while both build for the evaluation
+        assert len(sampler.evaluate(GamesToPlay(16), 0, False)) == 16 and sampler.num_restarts >= 8
 
 
 @pytest.mark.parametrize("held", [None, slice(0, 2)], ids=["between two steps", "while group 0 is held"])

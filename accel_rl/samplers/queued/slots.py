@@ -2,8 +2,8 @@
 
 Every agent has a few slots of its own, each with room for one segment of at most T steps. The agent writes a segment
 into a slot and puts the slot's number into the training queue. The slot is free again once a trainer has copied it. The
-prediction queue holds numbers of agents; an agent's row of `status` says what it asks for. No array is ever pickled,
-and all memory is allocated at the start.
+prediction queue holds numbers of agents; an agent's row of `status` says what it asks for. The contents of
+arrays are never pickled, and all memory is allocated at the start.
 """
 
 import array
