@@ -135,7 +135,7 @@ class ReplayPlan:
         places = run.devices
         if settings.replay_device != "auto":
             places = (str(self.replay_device),) * len(places)
-        of_others = self.device.type == "cpu" and {*run.devices} != {"cpu"}
+        of_others = self.device.type == "cpu" and run.devices != ("cpu",)  # this process does not learn itself
         check_all_fit(self.num_bytes, settings.replay_size, "replay_size", places, of_others, CPU_INSTEAD)
 
     def _validate_warmup(self, run: RunInfo) -> None:
@@ -154,8 +154,8 @@ class ReplayPlan:
         if num_rollouts * rollout_steps * num_replays >= run.steps:
             of_each = f" of each of {num_replays} learners" if num_replays > 1 else ""
             raise UsageError(
-                f"warmup_steps={settings.warmup_steps}{of_each} leave no rollout of the run's {run.steps} steps "
-                "to learn from; make the run longer or the warm-up shorter"
+                f"warmup_steps={settings.warmup_steps}{of_each} leaves none of the run's {run.steps} steps to "
+                "learn from; make the run longer or the warm-up shorter"
             )
 
 

@@ -45,8 +45,8 @@ def probe_spec(config: EnvConfig, timeout_s: float = 60.0, is_timed: bool = Fals
     batches or run on a device, and for those that fail or take longer than TRIAL_S in the trial. They also stay unknown
     for environments that draw from `np.random` or `random`: results then depend on the number of workers, which must
     not depend on a measurement. Raises UsageError for unknown names and unsupported spaces, RunError if building the
-    environment fails or takes longer than timeout_s. It is built a second time,
-    without masks, if the first process does not answer."""
+    environment fails or takes longer than timeout_s. If the process does not answer and `mask_sources` is None, it is
+    built once more, without masks."""
     if game_name(config.env_id) is not None:  # our own code needs no process; ale-py's simulator needs no machine code
         return make_simulator(replace(config, simulator="ale"), np.random.SeedSequence(0)).spec
     result, problem = _ask(config, is_timed, timeout_s)
@@ -63,7 +63,8 @@ def probe_spec(config: EnvConfig, timeout_s: float = 60.0, is_timed: bool = Fals
 def _ask(config: EnvConfig, is_timed: bool, timeout_s: float) -> tuple[Any, str]:
     """Runs the process that builds the environment.
 
-    Returns its result, an EnvSpec or an exception, or None; then the text says what happened to the process."""
+    Returns its result, an EnvSpec or an exception. If that is None, the second value says what happened to the
+    process."""
     result: Any = None
     try:
         status, data, _ = ask_process(__name__, request=pickle.dumps((config, is_timed)), timeout_s=timeout_s)

@@ -64,9 +64,9 @@ def check_fits(
 def check_all_fit(
     num_bytes: int, size: int, setting: str, places: Sequence[str], of_others: bool, way_out: str = ""
 ) -> None:
-    """Raises UsageError unless each device has room for num_bytes, as often as it occurs in places (see check_fits).
+    """Raises UsageError unless each device has room for num_bytes times its number of occurrences in places.
 
-    of_others: GPUs belong to other processes. way_out: advice for GPUs."""
+    of_others: GPUs belong to other processes. way_out: advice for GPUs; see `check_fits`."""
     import torch
 
     for place, num_learners in Counter(places).items():

@@ -39,7 +39,7 @@ BAD_SETTINGS: list[tuple[dict[str, Any], str]] = [
     ),
     ({"replay_device": "cuda:99"}, "replay_device='cuda:99', but there is no such GPU here; use --replay-device cpu"),
     ({"replay_device": "disk"}, "replay_device='disk' must be auto, cpu or cuda:<number>"),
-    ({"warmup_steps": 369}, "warmup_steps=369 leave no rollout of the run's 400 steps to learn from"),
+    ({"warmup_steps": 369}, "warmup_steps=369 leaves none of the run's 400 steps to learn from"),
     ({"batch_size": 40, "training_intensity": 5}, "batch_size=40 is more than the replay holds after warmup_steps=40"),
     ({"n_step": 3, "batch_size": 32}, "batch_size=32 is more than the replay holds after warmup_steps=40"),
     ({"replay_size": 6}, "batch_size=8 is more than the replay holds .*replay_size=6"),
