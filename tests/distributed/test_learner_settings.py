@@ -52,7 +52,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({**TWO, "sampler": "alternating", "workers": 3}, "workers=3 do not split over 2 learners; use a multiple of 2"),
     ({**DQN, "batch_size": 5}, "batch_size=5 does not split over 2 learners .*; make it a multiple of 2"),
     ({**DQN, "batch_size": 4, "replay_size": 101}, "replay_size=101 does not split over 2 learners .* multiple of 2"),
-    ({**DQN, **STORE, "batch_size": 8, "warmup_steps": 192}, "warmup_steps=192 of each of 2 learners are not over"),
+    ({**DQN, **STORE, "batch_size": 8, "warmup_steps": 192}, "warmup_steps=192 of each of 2 learners leaves none of"),
     ({**TWO, **STORE, "algo": "vtrace", "batches": 2, "batch_steps": 97}, "the first update, .*, is not reached in"),
     ({**TWO, "algo": "ppo", "horizon": 5, "minibatches": 4}, "envs=2 x horizon=5 = 10 samples do not divide into"),
     ({**TWO, "algo": "ppo_lstm", "minibatches": 4}, "a learner's envs=2 sequences do not divide into minibatches=4"),
