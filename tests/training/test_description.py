@@ -62,6 +62,16 @@ def test_a_run_names_its_precision(
     }
 
 
+def test_workers_without_use_are_said(caplog: Any) -> None:
+    """The serial sampler, which has no workers, warns of a number of them."""
+    for sampler in ("alternating", "serial"):
+        config = resolve({**TINY, "env": "CartPole-v1", "sampler": sampler})
+        log_description(config, build_algo(config).policy)
+    assert [text for text in caplog.messages if "workers" in text] == [
+        "--workers is not used: the serial sampler steps all environments in the learner's process"
+    ]
+
+
 @pytest.mark.parametrize("has_bf16", [True, False])
 def test_fast_precision_follows_the_cpu(has_bf16: bool, monkeypatch: Any) -> None:
     """The precision "fast" resolves to the CPU's fastest and is saved as such, so a resumed run keeps it."""
