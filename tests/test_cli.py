@@ -31,7 +31,7 @@ from accel_rl.config.learners import LearnerSettings
 from accel_rl.config.presets import load_preset, preset_names
 from accel_rl.config.run_settings import RunSettings
 from accel_rl.errors import UsageError
-from accel_rl.samplers.queued.settings import QueueSettings
+from accel_rl.samplers.queued.kind import QueueSettings
 from accel_rl.settings.names import ELSEWHERE, NAME, built_in_setting_names, run_setting_names, unknown_setting
 from accel_rl.settings.resolve import find_algo
 from tests.helpers.processes import TINY, Result, run

@@ -17,7 +17,7 @@ class LSTM(nn.Module):
 
     def __init__(self, num_inputs: int, num_units: int):
         super().__init__()
-        self.num_units, self.state_size = num_units, 2 * num_units
+        self.state_size = 2 * num_units
         self.input = _gates(num_inputs, num_units, 4)
         self.recurrent = _orthogonal(num_units, 4)
 
@@ -41,7 +41,7 @@ class GRU(nn.Module):
 
     def __init__(self, num_inputs: int, num_units: int):
         super().__init__()
-        self.num_units = self.state_size = num_units
+        self.state_size = num_units
         self.input = _gates(num_inputs, num_units, 3)
         self.recurrent = _orthogonal(num_units, 3)
 

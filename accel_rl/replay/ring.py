@@ -285,8 +285,8 @@ class Ring:
         num_envs, num_rows = state["size"]
         if (num_envs, num_rows) != (self.num_envs, self.num_rows):
             raise UsageError(
-                f"the saved replay has {num_rows} steps of each of {num_envs} environments, but this one has "
-                f"{self.num_rows} of each of {self.num_envs}; resume with the saved replay_size, envs and n_step"
+                f"the saved replay has {num_rows} rows of each of {num_envs} environments, but this one has "
+                f"{self.num_rows} of each of {self.num_envs}; resume with the saved sizes"
             )
         for name, value in state["arrays"].items():
             getattr(self, name)[:, : value.shape[1]] = value

@@ -259,13 +259,6 @@ class SequenceReplay:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores a state. Raises UsageError for a replay of another size."""
-        num_envs, num_rows = state["ring"]["size"]
-        if (num_envs, num_rows) != (self.ring.num_envs, self.ring.num_rows):
-            size = num_rows - (self.ring.num_rows - self.size)
-            raise UsageError(
-                f"the saved sequence replay has {size} steps of each of {num_envs} environments, but this one has "
-                f"{self.size} of each of {self.ring.num_envs}; resume with the saved sizes"
-            )
         self.ring.load_state_dict(state["ring"])
         self.reset.copy_(state["reset"])
         if self.previous_reward is not None:

@@ -21,7 +21,7 @@ from accel_rl.config.atari_options import AtariOptions
 from accel_rl.config.learners import STORE_ONLY, LearnerSettings
 from accel_rl.config.presets import preset_names
 from accel_rl.config.schedules import points
-from accel_rl.samplers.queued.settings import QueueSettings
+from accel_rl.samplers.queued.kind import QueueSettings
 from accel_rl.settings.names import RUN_GROUPS
 from accel_rl.settings.resolve import find_algo
 

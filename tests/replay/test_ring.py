@@ -202,6 +202,6 @@ def test_a_replay_of_another_size_is_refused(num_envs: int, size: int) -> None:
     spec = make_spec(0)
     saved, other = Replay(spec, 2, 40), Replay(spec, num_envs, size)
     saved.append(rollout_of(streams(spec, 2, 6, 9, seed=0), 0, 5, spec))
-    message = f"has 21 steps of each of 2 environments, but this one has {size // num_envs + 1} of each of {num_envs}"
+    message = f"has 21 rows of each of 2 environments, but this one has {size // num_envs + 1} of each of {num_envs}"
     with pytest.raises(UsageError, match=message):
         other.load_state_dict(saved.state_dict())

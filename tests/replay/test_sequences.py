@@ -200,7 +200,7 @@ def test_a_replay_of_another_size_is_refused(num_envs: int, size: int) -> None:
     """The state of a replay of another size is refused."""
     spec = make_spec(4)
     other = SequenceReplay(spec, num_envs, size, 5)
-    message = f"has 40 steps of each of 2 environments, but this one has {size} of each of {num_envs}"
+    message = f"rows of each of 2 environments, but this one has \\d+ of each of {num_envs}; resume"
     with pytest.raises(UsageError, match=message):
         other.load_state_dict(SequenceReplay(spec, 2, 40, 5).state_dict())
 

@@ -29,9 +29,9 @@ from accel_rl.samplers.queued.agent_pool import AgentPool
 from accel_rl.samplers.queued.agent_replay import AgentReplayConfig, auxiliary_layout
 from accel_rl.samplers.queued.batches import SegmentBatch
 from accel_rl.samplers.queued.crew import Crew
+from accel_rl.samplers.queued.kind import QueueSettings
 from accel_rl.samplers.queued.meter import Meter
 from accel_rl.samplers.queued.predictor import PredictionServer
-from accel_rl.samplers.queued.settings import QueueSettings
 from accel_rl.samplers.queued.slots import SlotState, shared_layout
 
 WATCH_S = 0.1  # time between two checks of the agents

@@ -11,8 +11,8 @@ from accel_rl.envs import EnvConfig
 from accel_rl.envs.batches.env_batch import BatchConfig
 from accel_rl.rollout import PolicyStep, RecurrentInputs
 from accel_rl.samplers.base import SamplerConfig
+from accel_rl.samplers.queued.kind import QueueSettings
 from accel_rl.samplers.queued.sampler import QueuedSampler
-from accel_rl.samplers.queued.settings import QueueSettings
 from tests.helpers.samplers import TOYS, spec_of
 
 LENGTHS = (3, -4, 12, 1, -1, 5, -10, 4)  # steps of each game; negative: truncated
