@@ -23,14 +23,14 @@ class StoreExchange(Exchange):
 
     The gradient is computed and clipped locally. Then for each chunk of the parameters, under its lock: copy the
     central values, apply the optimizer on the learner's device, write back. The learner keeps the values that it wrote.
-    (Without locks, other learners may have changed them in between.)
+    (Without locks, other learners may have changed them in between.) On a CPU, the optimizer works on the store's own
+    memory; a GPU gets copies of the chunks.
 
     The learner starts with the store's values.
     own_state: the optimizer state stays here, as with the RMSProp and momentum SGD of Mnih et al. 2016 (supplement,
         section 1); otherwise it is central, as with their shared RMSProp.
     updates_per_exchange: None, or n for multi-step asynchronous Adam (Stooke & Abbeel 2018, appendix A), with n updates
         here between two exchanges with the store; see `_exchange`.
-    in_place: the optimizer works on the store's own memory, as on a CPU; otherwise chunks are copied to the device.
 
     `apply` also returns "staleness": the number of updates (or exchanges) that other learners made between this
     learner's last read of a chunk and its own next write, averaged over chunks, at its newest exchange.
@@ -44,10 +44,8 @@ class StoreExchange(Exchange):
         *,
         own_state: bool = False,
         updates_per_exchange: int | None = None,
-        in_place: bool | None = None,
     ):
         self.store, self.own_state, self.updates_per_exchange = store, own_state, updates_per_exchange
-        self._in_place_option = in_place
 
     def bind(self, parameters: FlatParameters, optimizer: Optimizer, clip_grad_norm: float | None) -> None:
         """Sets the parameters to change. Raises ValueError for a store of another network or optimizer, UsageError for
@@ -60,7 +58,6 @@ class StoreExchange(Exchange):
         self._check_store(set(shared))
         self._on_cpu = values.device.type == "cpu"
         self._pinned = None if self._on_cpu else pin(store.memory)
-        self._in_place = self._on_cpu if self._in_place_option is None else self._in_place_option
         self._seen = [0] * len(store.chunks)  # version of each chunk at the last read
         self._missed = [0] * len(store.chunks)  # versions that other learners wrote in between
         self._num_pending = 0  # updates not exchanged yet
@@ -75,7 +72,7 @@ class StoreExchange(Exchange):
             self._base = {name: torch.empty_like(value) for name, value in self._local.items()}
         else:
             self.optimizer_state = {}  # chunks have their own
-            if self.own_state or not self._in_place:
+            if self.own_state or not self._on_cpu:
                 self._states = [optimizer.init(values[span]) for span in store.spans]
         self.pull()
 
@@ -113,14 +110,14 @@ class StoreExchange(Exchange):
         """Applies the optimizer to one chunk, which is locked."""
         part, span = self.store.chunks[chunk], self.store.spans[chunk]
         values, gradient = self.parameters.values[span], self.parameters.gradient[span]
-        if self._in_place:
+        if self._on_cpu:
             work = part.copy_to_staging()
         else:
             work = {PARAMETERS: values} | ({} if self.own_state else self._states[chunk])
             _copy(part.current, work)
         state = self._states[chunk] if self.own_state else {n: value for n, value in work.items() if n != PARAMETERS}
         self.optimizer.apply(work[PARAMETERS], gradient, learning_rate, state)
-        if self._in_place:
+        if self._on_cpu:
             values.copy_(work[PARAMETERS])
         else:
             _copy(work, part.staging)

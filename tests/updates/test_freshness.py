@@ -100,20 +100,15 @@ STORES: dict[str, tuple[Optimizer, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "in_place"),
-    [("shared adam", True), ("own adam", True), ("multi-step adam", False)],
-)
-def test_after_exchanges_with_the_store(name: str, in_place: bool) -> None:
+@pytest.mark.parametrize("name", STORES)
+def test_after_exchanges_with_the_store(name: str) -> None:
     """A policy acts by the store's parameters after its start, a pull, an exchange and a load."""
     optimizer, options = STORES[name]
     first, second = make_policy(0), make_policy(1)
     values = FlatParameters(make_policy(2)).values
     store = CentralStore(values, shared_state(optimizer, values, **options))
     before = evaluate(first)
-    updates = [
-        Update(p, optimizer, exchange=StoreExchange(store, in_place=in_place, **options)) for p in (first, second)
-    ]
+    updates = [Update(p, optimizer, exchange=StoreExchange(store, **options)) for p in (first, second)]
     before = assert_fresh(first, before)  # reads the store's parameters
     learn(updates[1], rate=0.1)
     updates[1].exchange.flush()  # type: ignore[attr-defined]

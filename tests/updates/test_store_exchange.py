@@ -20,8 +20,7 @@ from accel_rl.updates.store_exchange import StoreExchange, shared_state
 from tests.updates.store_process import Process, Weights, learn, update_store
 
 RULES: list[Optimizer] = [RMSProp(momentum=0.5, initial_square=1.0), Adam(), MomentumSGD()]
-# Updates work in the store's memory, or through copies as on a GPU.
-PLACES = [("cpu", True), ("cpu", False), pytest.param("cuda:0", False, marks=pytest.mark.gpu)]
+DEVICES = ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)]
 RATES = [1e-2, 5e-3, 2e-2, 1e-2, 1e-3, 3e-2, 1e-2, 7e-3, 1e-2, 2e-2]
 
 
@@ -95,23 +94,21 @@ def same(module: nn.Module, other: nn.Module) -> bool:
 # ---- alone ----
 
 
-ALONE = [(rule, own_state, *place) for rule in RULES for own_state in (False, True) for place in PLACES[:2]]
-ON_A_GPU = [(Adam(), False, "cuda:0", False), (RMSProp(momentum=0.5), True, "cuda:0", False)]
+ALONE = [(rule, own_state, "cpu") for rule in RULES for own_state in (False, True)]
+ON_A_GPU = [(Adam(), False, "cuda:0"), (RMSProp(momentum=0.5), True, "cuda:0")]
 
 
 @pytest.mark.parametrize(
-    ("rule", "own_state", "device", "in_place"),
+    ("rule", "own_state", "device"),
     [*ALONE, *(pytest.param(*each, marks=pytest.mark.gpu) for each in ON_A_GPU)],
 )
-def test_a_single_learner_learns_as_without_a_store(
-    rule: Optimizer, own_state: bool, device: str, in_place: bool
-) -> None:
+def test_a_single_learner_learns_as_without_a_store(rule: Optimizer, own_state: bool, device: str) -> None:
     """A single learner on a store learns as without one, in any number of chunks."""
     for num_chunks, locks in ((1, True), (3, False)):
         options = {"own_state": own_state}
         local = Update(make_network(device), rule, 0.5, cuda_graphs=False)
         store = make_store(local.module, rule, options=options, num_chunks=num_chunks, locks=locks)
-        update = on_store(make_network(device), rule, store, 0.5, in_place=in_place, own_state=own_state)
+        update = on_store(make_network(device), rule, store, 0.5, own_state=own_state)
         for index in range(6):
             expected, stats = minimize(local, index), minimize(update, index)
             for name, value in expected.items():
@@ -124,7 +121,7 @@ def test_a_single_learner_learns_as_without_a_store(
         update.exchange.close()
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("device", DEVICES)
 def test_a_graph_ends_with_the_gradient(device: str) -> None:
     """With CUDA graphs, a learner on a store learns as without it."""
     local = Update(make_network(device), Adam(), 0.5, cuda_graphs=False)
@@ -268,17 +265,17 @@ CASES: dict[str, tuple[Optimizer, dict[str, Any], Callable[[np.ndarray[Any, Any]
 }
 
 
-BY_HAND = [(name, "cpu", in_place) for name in CASES for in_place in (True, False)]
+BY_HAND = [(name, "cpu") for name in CASES]
 FAST_ON_A_GPU = ("own adam", "multi-step adam 2")
 BY_HAND += [
-    pytest.param(name, "cuda:0", False, marks=[pytest.mark.gpu, *([] if name in FAST_ON_A_GPU else [pytest.mark.slow])])
+    pytest.param(name, "cuda:0", marks=[pytest.mark.gpu, *([] if name in FAST_ON_A_GPU else [pytest.mark.slow])])
     for name in CASES
 ]
 
 
 @pytest.mark.parametrize("locks", [True, pytest.param(False, marks=pytest.mark.slow)])
-@pytest.mark.parametrize(("name", "device", "in_place"), BY_HAND)
-def test_two_learners_by_hand(name: str, device: str, in_place: bool, locks: bool) -> None:
+@pytest.mark.parametrize(("name", "device"), BY_HAND)
+def test_two_learners_by_hand(name: str, device: str, locks: bool) -> None:
     """Two learners' parameters equal their equations computed by hand, through pulls and exchanges."""
     rule, options, by_hand = CASES[name]
     random = np.random.default_rng(0)
@@ -288,8 +285,7 @@ def test_two_learners_by_hand(name: str, device: str, in_place: bool, locks: boo
     networks["a"].weight.data.copy_(torch.from_numpy(start))
     store = make_store(networks["a"], rule, options=options, locks=locks)
     updates = {
-        learner: on_store(network.to(device), rule, store, 0.5, in_place=in_place, **options)
-        for learner, network in networks.items()
+        learner: on_store(network.to(device), rule, store, 0.5, **options) for learner, network in networks.items()
     }
     for action, goal in zip(SCRIPT, goals, strict=True):
         learner = action[-1]
@@ -373,7 +369,7 @@ def test_what_two_processes_do_adds_up() -> None:
 # ---- statistics and target ----
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("device", DEVICES)
 def test_locked_statistics(device: str) -> None:
     """Locked statistics start from the newest values, and a failure leaves them unchanged."""
     start = {"count": torch.tensor(1.0, dtype=torch.float64), "mean": torch.ones(4, dtype=torch.float64)}
@@ -395,11 +391,11 @@ def test_locked_statistics(device: str) -> None:
         a.exchange.locked_buffers({"count": mine["count"]}).__enter__()
 
 
-@pytest.mark.parametrize(("device", "in_place"), PLACES)
-def test_one_target_for_all(device: str, in_place: bool) -> None:
+@pytest.mark.parametrize("device", DEVICES)
+def test_one_target_for_all(device: str) -> None:
     """All learners get the same target for a count, and it is synced once."""
     store = make_store(make_network(), Adam())
-    a, b = (on_store(make_network(device), Adam(), store, in_place=in_place) for _ in range(2))
+    a, b = (on_store(make_network(device), Adam(), store) for _ in range(2))
     targets = [deepcopy(a.module), deepcopy(b.module)]
 
     initial = deepcopy(a.module)
@@ -449,13 +445,12 @@ def test_a_target_includes_what_is_pending() -> None:
     ],
     ids=repr,
 )
-@pytest.mark.parametrize("in_place", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_resumes_bit_for_bit(rule: Optimizer, options: dict[str, Any], in_place: bool) -> None:
+def test_resumes_bit_for_bit(rule: Optimizer, options: dict[str, Any]) -> None:
     """A learner and store restored from a state continue bit for bit, even with another number of chunks."""
 
     def make(num_chunks: int) -> Update:
         store = make_store(make_network(), rule, options=options, num_chunks=num_chunks)
-        return on_store(make_network(), rule, store, 0.5, in_place=in_place, **options)
+        return on_store(make_network(), rule, store, 0.5, **options)
 
     local, update, again = Update(make_network(), rule, 0.5), make(3), make(2)
     for index in range(4):
@@ -531,12 +526,13 @@ def test_a_store_for_something_else(network: nn.Module, rule: Optimizer, message
 # ---- a GPU ----
 
 
+@pytest.mark.gpu(fake=True)
 @pytest.mark.parametrize("options", [{}, {"updates_per_exchange": 2}])
 def test_no_lock_is_held_while_the_gradient_is_still_computed(options: dict[str, Any], monkeypatch: Any) -> None:
     """A learner waits for its GPU before it takes a lock."""
     store = make_store(make_network(), Adam(), options=options)
-    update = on_store(make_network(), Adam(), store, in_place=False, **options)
-    target, exchange = deepcopy(update.module), update.exchange
+    update = on_store(make_network("cuda:0"), Adam(), store, **options)
+    target = deepcopy(update.module)
     held: list[LockedTensors] = []
     events: list[str] = []
     acquire, release = LockedTensors.acquire, LockedTensors.release
@@ -557,7 +553,6 @@ def test_no_lock_is_held_while_the_gradient_is_still_computed(options: dict[str,
     monkeypatch.setattr(LockedTensors, "acquire", acquire_and_note)
     monkeypatch.setattr(LockedTensors, "release", release_and_note)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream())
-    monkeypatch.setattr(exchange, "_on_cpu", False)
     calls: dict[str, Callable[[], Any]] = {
         "apply": lambda: [minimize(update, index) for index in range(2)],
         "pull": update.pull,
