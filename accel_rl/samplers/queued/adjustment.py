@@ -15,6 +15,8 @@ increase. Here, too, one number changes at a time and the objective decides, but
   predictors and trainers change by one. The kind of change that was accepted last is tried first, others at random.
 * Once no change pays off, the configuration rests for 1, 2, 4, ... up to LONGEST_REST windows before all changes are
   tried again. A rest ends early if the objective moves by more than CLEAR_GAIN.
+* While the replay of an agent fills (GUNREAL), the window starts again: such an agent draws nothing for the auxiliary
+  tasks, so more and more new agents would seem faster.
 * If more than MEMORY_CEILING of the memory is in use, the accepted counts become upper limits (GUNREAL, section 3.2). A
   change under trial that exceeds them is undone.
 """
@@ -106,6 +108,10 @@ class Adjuster:
             self._window_start_s, self._settled = now_s, None
         return None if self.counts == before else self.counts
 
+    def restart_window(self) -> None:
+        """Lets the current window begin again, when the speed so far is not the one to expect."""
+        self._window_start_s = self._settled = None
+
     def exclude(self, seconds: float, objective: float = 0.0) -> None:
         """Leaves a pause, such as an evaluation, and what was done in it out of the current window."""
         if self._window_start_s is not None:
@@ -121,7 +127,7 @@ class Adjuster:
     def _start_search(self) -> None:
         self._search = self._search_forever()
         self.counts = next(self._search)
-        self._window_start_s = self._settled = None
+        self.restart_window()
 
     def _fix_limits(self) -> None:
         """Makes the accepted counts upper limits; drops a change under trial that exceeds them."""

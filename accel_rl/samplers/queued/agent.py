@@ -214,7 +214,7 @@ class Agent:
     def _hand_over(self, slot: int) -> None:
         """Puts a segment into the training queue, with draws from the replay for the auxiliary tasks."""
         if self._replay:
-            self._status[Status.DRAWN_INTO] = slot
+            self._status[Status.DRAWN_INTO], self._status[Status.FILLS] = slot, self._replay.fills
             drawn = {name: array[slot, ...] for name, array in self._arrays.items() if "/" in name}
             self._replay.draw(drawn, self._predict)
         self._arrays["state"][slot] = SlotState.QUEUED

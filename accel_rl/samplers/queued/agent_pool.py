@@ -129,6 +129,12 @@ class AgentPool:
         """The number of agents that play and are not asked to retire."""
         return sum(not self.arrays["status"][agent, Status.RETIRES] for agent in self.processes)
 
+    @property
+    def replays_fill(self) -> bool:
+        """True while an agent that plays draws nothing for auxiliary tasks yet, since its replay is not full."""
+        status = self.arrays["status"][list(self.processes)]
+        return bool((status[:, Status.FILLS] > status[:, Status.RETIRES]).any())
+
     def set_number(self, num_agents: int) -> None:
         """Starts agents, or asks those with the highest numbers to retire, until num_agents play.
 
@@ -145,6 +151,7 @@ class AgentPool:
         status = self.arrays["status"][agent]
         status[Status.GENERATION] += 1
         status[Status.RETIRES] = status[Status.IS_WAITING] = False
+        status[Status.FILLS] = self._replay is not None and self._replay.waits
         setup = AgentSetup(
             index=agent,
             spec=self._spec,

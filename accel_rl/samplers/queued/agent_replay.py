@@ -142,6 +142,11 @@ class AgentReplay:
         return self._num_steps == self.config.size
 
     @property
+    def fills(self) -> bool:
+        """True while nothing is drawn since the replay is not full."""
+        return self.config.waits and not self.is_full
+
+    @property
     def _first(self) -> int:
         """The oldest row whose whole frame stack is still stored."""
         return max(0, self._num_appended - self._num_rows + self._history)
@@ -167,7 +172,7 @@ class AgentReplay:
         it is not called if the sequence ends with a termination. If nothing can be drawn, num_steps is 0."""
         for task in self.config.tasks:
             slot[f"{task}/num_steps"][...] = 0
-            if self.config.waits and not self.is_full:
+            if self.fills:
                 continue
             if task == "reward_prediction":
                 self._draw_window(slot)

@@ -208,6 +208,8 @@ class QueuedSampler:
         now = time.monotonic()
         if now >= self._next_memory_reading:
             self._memory_share, self._next_memory_reading = used_share(), now + 1.0
+        if self.pool.replays_fill:  # steps without draws cost the learner less
+            self.adjuster.restart_window()
         if counts := self.adjuster.advance(now, self._objective, self._memory_share):
             self.set_counts(*counts)
 

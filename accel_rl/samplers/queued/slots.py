@@ -46,10 +46,10 @@ class Status(IntEnum):
     HEARTBEAT counts its signs of life. IS_WAITING: it waits for the learner; WAITED_NS: its waits so far. SLOT, ROW:
     the row that it asks about; PREVIOUS: the full segment that gets the value of that row, or -1; IS_FINAL: it asks for
     the value alone, of a truncated episode's last observation. DRAWN_INTO: the slot with the draws that its request for
-    an auxiliary task is about. RETIRES: the learner asks it to end. GENERATION counts the processes with its number.
-    """
+    an auxiliary task is about. FILLS: its replay is not full, so it draws nothing yet. RETIRES: the learner asks it to
+    end. GENERATION counts the processes with its number."""
 
-    HEARTBEAT, IS_WAITING, WAITED_NS, SLOT, ROW, PREVIOUS, IS_FINAL, DRAWN_INTO, RETIRES, GENERATION = range(10)
+    HEARTBEAT, IS_WAITING, WAITED_NS, SLOT, ROW, PREVIOUS, IS_FINAL, DRAWN_INTO, FILLS, RETIRES, GENERATION = range(11)
 
 
 def shared_layout(

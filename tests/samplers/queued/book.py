@@ -11,6 +11,7 @@ from accel_rl.envs import EnvConfig
 from accel_rl.envs.batches.env_batch import BatchConfig
 from accel_rl.rollout import PolicyStep, RecurrentInputs
 from accel_rl.samplers.base import SamplerConfig
+from accel_rl.samplers.queued.agent_replay import AgentReplayConfig
 from accel_rl.samplers.queued.kind import QueueSettings
 from accel_rl.samplers.queued.sampler import QueuedSampler
 from tests.helpers.samplers import TOYS, spec_of
@@ -61,6 +62,7 @@ def make_queued(
     restart_on_error: bool = False,
     seed: int = 3,
     deterministic: bool = False,
+    replay: AgentReplayConfig | None = None,
     **queues: Any,
 ) -> QueuedSampler:
     """Returns a sampler of agents that play Numbered, unless env says otherwise; queues: fields of QueueSettings."""
@@ -70,7 +72,8 @@ def make_queued(
     defaults = {"min_training_batch": 6, "predictors": 1, "trainers": 1}
     settings = QueueSettings(**{**defaults, **queues})
     policy = policy or Telling()
-    return QueuedSampler(spec_of(env), batch, policy, config, queues=settings, deterministic=deterministic)
+    more: dict[str, Any] = {"queues": settings, "deterministic": deterministic, "replay": replay}
+    return QueuedSampler(spec_of(env), batch, policy, config, **more)
 
 
 Place = tuple[int, int, int]  # id of an environment, its game, its step

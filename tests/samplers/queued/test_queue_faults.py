@@ -17,6 +17,7 @@ from accel_rl.processes.pool import SignsOfLife
 from accel_rl.samplers.alternating import AlternatingSampler
 from accel_rl.samplers.base import GamesToPlay, StepHook
 from accel_rl.samplers.queued.agent_pool import AgentPool
+from accel_rl.samplers.queued.agent_replay import AgentReplayConfig
 from accel_rl.samplers.queued.batches import SegmentBatch
 from accel_rl.samplers.queued.slots import Status
 from tests.helpers.samplers import closing
@@ -132,6 +133,28 @@ def test_pauses_are_left_out_of_what_is_measured(monkeypatch: Any) -> None:
         time.sleep(pause_s)  # the checkpoint is written
         sampler.collect()
         assert adjuster._window_start_s and adjuster._window_start_s >= later + pause_s
+
+
+def test_no_window_of_adjustment_counts_while_a_replay_fills() -> None:
+    """The window of adjustment begins when all replays are full, and again after an agent has been added."""
+    replay = AgentReplayConfig(40, 4, ("reward_prediction",), 4, pixel_control_discount=0.9, discount=0.99)
+    sampler = make_queued(dynamic_adjustment=True, max_agents=4, replay=replay)
+    with closing(sampler):
+        adjuster = sampler.adjuster
+        assert adjuster
+        for num_agents in (3, 4):
+            sampler.set_counts(num_agents, 1, 1)
+            sampler.collect()
+            assert sampler.pool.replays_fill
+            begins = [adjuster._window_start_s]
+            while sampler.pool.replays_fill:
+                sampler.collect()
+                begins.append(adjuster._window_start_s)
+            assert len(set(begins)) >= len(begins) - 1 > 1
+            sampler.collect()
+            begin = adjuster._window_start_s
+            sampler.collect()
+            assert adjuster._window_start_s == begin
 
 
 def test_a_pause_is_left_out_of_the_waits_of_those_who_waited() -> None:
