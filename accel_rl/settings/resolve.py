@@ -162,6 +162,8 @@ def resolve(
         raise UsageError(f"sampler={sampler} cannot step this environment: {env.env_id} {what}")
     if sampler in SAMPLER_KINDS:
         below |= SAMPLER_KINDS[sampler].preset_changes(chosen)
+    if "optimizer" in chosen and chosen["optimizer"] != below.get("optimizer"):
+        below.pop("optimizer_options", None)  # these are another optimizer's
     values = overlay(below, chosen) | {"algo": algo_name, "env": env.env_id}
 
     learners, rank_info, devices = _learners(pick(RunSettings, values), pick(LearnerSettings, values))

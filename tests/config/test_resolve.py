@@ -38,6 +38,14 @@ class BoxDefaults(A2C):
     }
 
 
+OPTIMIZERS: tuple[dict[str, Any], ...] = (
+    {},
+    {"optimizer": "rmsprop"},
+    {"optimizer": "adam"},
+    {"optimizer": "adam", "optimizer_options": {"beta1": 0.8}},
+)
+
+
 def test_settings_for_box_actions_stand_between_those_for_vectors_and_the_variant(tmp_path: Path) -> None:
     """Settings for Box actions override those for vectors; variants, files and flags override both."""
     own: dict[str, Any] = {"algo": f"{__name__}:BoxDefaults", "env": "Pendulum-v1"}
@@ -178,6 +186,12 @@ def test_a_preset_that_changes_nothing_is_refused(tmp_path: Path, flag: dict[str
     resolve_on_cpu(config_file=file, preset="a2c")  # its algorithm's
     file.write_text(yaml.safe_dump({**settings, "envs": 8, "learning_rate": 1e-3}))
     assert resolve_on_cpu(config_file=file, **flag).run.envs == 8
+
+
+def test_another_optimizer_has_no_options_of_the_preset() -> None:
+    """A preset's optimizer options hold for its optimizer only."""
+    options = [resolve({"algo": "a2c", "env": "pong", **more}).algo.optimizer_options for more in OPTIMIZERS]
+    assert options[0] == options[1] and options[0]["decay"] and options[2:] == [{}, {"beta1": 0.8}]
 
 
 def test_variants_of_one_base_combine() -> None:
