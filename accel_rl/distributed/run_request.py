@@ -8,6 +8,7 @@ from typing import Any
 
 from accel_rl.config.sources import read_settings
 from accel_rl.envs.function_transfer import MakeEnv, as_setting
+from accel_rl.errors import UsageError
 from accel_rl.run_folder.directory import choose_folder, create, prepare_resume, reopen
 from accel_rl.run_folder.lock import locked
 from accel_rl.settings.resolve import Config, resolve
@@ -36,6 +37,8 @@ class RunRequest:
         wrong or do not fit together."""
         settings, state, function = self.settings, None, None
         if self.resume is not None:
+            if self.overwrite:
+                raise UsageError("a resumed run continues in its own folder; omit --overwrite")
             config, state = reopen(Path(self.resume), settings, self.out, self.config, self.trust, self.make_env)
         else:
             if self.make_env is not None:

@@ -35,7 +35,7 @@ logger = logging.getLogger("accel_rl")
 CHANGEABLE = (
     "steps", "simulator", "device", "devices", "learners_per_gpu", "learner_timeout_s", "share_processors",
     "workers", "cpus", "sampling_threads", "learning_threads", "compile", "env_timeout_s", "env_build_timeout_s",
-    "replay_device", "checkpoint_replay", "track",
+    "replay_device", "checkpoint_replay", "track", "report", "final_games",
 )  # fmt: skip
 
 ANY_MACHINE = {"device": "auto", "devices": None, "learners_per_gpu": 1, "cpus": "all", "workers": None}
@@ -127,24 +127,35 @@ def reopen(
         changes = changes | {"simulator": "native"}
     if "cuda" in (saved.get("simulator"), changes.get("simulator")):
         base = without_sampler(base)
-    wanted = resolve(overlay(base, changes), spec=state["spec"], function=function)
+    try:
+        wanted = resolve(overlay(base, changes), spec=state["spec"], function=function)
+    except UsageError:
+        if others := [
+            name for name in ("algo", "env", "preset") if changes.get(name, saved.get(name)) != saved.get(name)
+        ]:
+            raise _changes_run(others) from None  # its settings may not even exist for another algorithm
+        raise
     envs = [env for learner in state["learners"] for env in learner["sampler"].get("envs") or ()]
     was_ale = any(is_ale_state(env["simulator"]) for env in envs)
     if was_ale and wanted.run.simulator == "auto" and wanted.env.simulator == "native":
         wanted = replace(wanted, env=replace(wanted.env, simulator="ale"))  # its states need no conversion
     values = wanted.as_dict()
-    if lacking := sorted(values.keys() - saved.keys()):
+    lacking = sorted(values.keys() - saved.keys())
+    if changed := [name for name in changed_settings(folder, saved, values) if name not in lacking]:
+        raise _changes_run(changed)
+    if lacking:
         raise UsageError(f"{folder / 'config.yaml'} lacks {', '.join(lacking)}: start a new run with --config")
-    if changed := changed_settings(folder, saved, values):
-        flags = ", ".join(map(flag_of, changed))
-        raise UsageError(
-            f"{flags} would change the run; only --steps and where it executes may differ (docs/resume.md)"
-        )
     # Without a summary of these steps the run was killed after its last checkpoint, or its last evaluation was
     # interrupted: resuming it completes it.
     if wanted.run.steps <= state["steps"] <= summarized_steps(folder):
         raise UsageError(f"{folder} has {state['steps']} steps already; use --steps with more to continue")
     return replace(wanted, trust=trust), state
+
+
+def _changes_run(names: list[str]) -> UsageError:
+    flags = ", ".join(map(flag_of, names))
+    way_out = ", or start a new run with --init-from" if {"algo", "env", "preset"} & {*names} else ""
+    return UsageError(f"{flags} would change the run; only --steps and where it executes may differ{way_out}")
 
 
 def without_sampler(settings: dict[str, Any]) -> dict[str, Any]:
