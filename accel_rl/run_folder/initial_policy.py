@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from accel_rl.algos.base import Algo
+from accel_rl.config.fields import flag_of
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import UsageError
 from accel_rl.models.normalize import PixelNorm
@@ -158,10 +159,13 @@ def _check_trunk(
     difference = policy_file.find_difference(shapes, wanted) or "its numbers are of another type"
     others = {name: trained.get(name) or None for name in TRUNK_SETTINGS}
     others = {name: value for name, value in others.items() if value != (settings.get(name) or None)}
-    way_out = ", ".join(f"{name}={'null' if value is None else repr(value)[:100]}" for name, value in others.items())
+    flags = {name: flag_of(name if value else f"no_{name}") for name, value in others.items()}
+    if "network" in others:
+        flags["network"] = f"--network {str(others['network'] or 'null')[:100]}"
+    way_out = " ".join(flags.values())
     raise UsageError(
         f"the trained policy does not fit this run's network: {difference}"
-        + (f"; it was trained with {way_out}" if way_out else "")
+        + (f"; add {way_out}, as it was trained" if way_out else "")
     )
 
 

@@ -210,7 +210,12 @@ BAD: list[tuple[Any, str, dict[str, Any], str]] = [
     (lambda run: (run / LAST).write_text("text"), "", {}, "is damaged or not a safetensors file"),
     (with_other_statistics, "", {}, "its statistics do not match their checksum"),
     (None, "", COUNTING, r"trained on observations Box\(.*\(4,\).*, but here they are Box\(.*\(2,\)"),
-    (None, "", {"network": "wide"}, r"does not fit this run's network: .*encoder\.trunk.*trained with network=null"),
+    (
+        None,
+        "",
+        {"network": "wide"},
+        r"does not fit this run's network: .*trunk.*; add --network null, as it was trained",
+    ),
 ]
 
 
