@@ -76,6 +76,8 @@ def log_description(config: Config, policy: nn.Module) -> None:
     instructions, is_bf16 = read_instructions() if run.device == "cpu" else None, run.precision == "bf16"
     precision = ON_GPU[run.precision] if run.device != "cpu" else "bfloat16" if is_bf16 else "float32"
     logger.info("network     %s%s", precision, f"; {instructions}" if instructions else "")
+    if config.is_central and config.rank_info.size == 1:
+        logger.warning("one learner is not asynchronous: --devices cpu,cpu starts two, --devices all one per GPU")
     if run.sampler == "serial" and (run.workers or run.envs_per_worker):
         logger.warning("--workers is not used: the serial sampler steps all environments in the learner's process")
     for warning in config.plan.warnings:

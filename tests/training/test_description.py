@@ -62,14 +62,22 @@ def test_a_run_names_its_precision(
     }
 
 
-def test_workers_without_use_are_said(caplog: Any) -> None:
-    """The serial sampler, which has no workers, warns of a number of them."""
-    for sampler in ("alternating", "serial"):
-        config = resolve({**TINY, "env": "CartPole-v1", "sampler": sampler})
+@pytest.mark.parametrize(
+    ("settings", "warning"),
+    [
+        (
+            {"sampler": "serial"},
+            "--workers is not used: the serial sampler steps all environments in the learner",
+        ),
+        ({"algo": "a3c"}, "one learner is not asynchronous: --devices cpu,cpu starts two, --devices all one per GPU"),
+    ],
+)
+def test_what_has_no_effect_is_said(settings: dict[str, Any], warning: str, caplog: Any) -> None:
+    """Settings of workers without workers, and of asynchronous learners with one learner, are warned of."""
+    for more in ({}, settings):
+        config = resolve({**TINY, "env": "CartPole-v1", **more})
         log_description(config, build_algo(config).policy)
-    assert [text for text in caplog.messages if "workers" in text] == [
-        "--workers is not used: the serial sampler steps all environments in the learner's process"
-    ]
+    assert sum(text.startswith(warning) for text in caplog.messages) == 1
 
 
 @pytest.mark.parametrize("has_bf16", [True, False])
