@@ -114,6 +114,10 @@ def _unexpected(word: str, arguments: list[str], command: str, actions: list[arg
 
     if not word.startswith("-"):  # the shell may have split a mapping: --env-options g=1 h=2
         at = arguments.index(word)
+        before = next((action for action in actions if arguments[at - 1] in action.option_strings), None)
+        if isinstance(before, argparse.BooleanOptionalAction):
+            on, off = before.option_strings[:2]
+            return UsageError(f"{arguments[at - 1]} takes no value: {on} switches it on, {off} off")
         begin = max((i for i in range(at) if arguments[i].startswith("-")), default=0)
         flag, values = arguments[begin], itertools.takewhile(lambda a: not a.startswith("-"), arguments[begin + 1 :])
         if any(flag in action.option_strings for action in actions if action.metavar == MAPPING):

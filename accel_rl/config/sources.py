@@ -62,6 +62,8 @@ def dump_yaml(values: dict[str, Any]) -> str:
 
 def read_settings(folder: Path) -> dict[str, Any]:
     """Returns the settings of a run, from its config.yaml. Raises UsageError if the folder holds none."""
+    if folder.is_file():
+        raise UsageError(f"{folder} is a file; name the run's folder, {folder.parent}")
     if not (folder / "config.yaml").exists():
         raise UsageError(f"{folder} holds no run (no config.yaml)")
     return read_yaml(folder / "config.yaml", "settings")

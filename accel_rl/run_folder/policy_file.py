@@ -287,6 +287,8 @@ def _other(path: Path) -> str:
 
 def _missing(folder: Path, name: str) -> UsageError:
     """Returns the error for a folder without this file."""
+    if folder.is_file():
+        return UsageError(f"{folder} is a file; name the run's folder, {folder.parent}")
     if (folder / name).exists():
         return UsageError(f"{folder / name} is not a regular file")
     if name == DESCRIPTION:
