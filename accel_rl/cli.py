@@ -82,6 +82,7 @@ def _print_error(message: str, status: int) -> int:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
+        message = message.replace("ignored explicit argument", "takes no value, so not")
         raise UsageError(f"{message} (`{self.prog} --help`)")
 
 

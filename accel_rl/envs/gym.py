@@ -25,7 +25,7 @@ from accel_rl.envs.spaces.masks import (
 )
 from accel_rl.envs.spaces.observations import LARGEST, Observed, not_finite
 from accel_rl.envs.spec import Array, EnvConfig, Outcome
-from accel_rl.errors import RunError
+from accel_rl.errors import RunError, UsageError
 from accel_rl.hardware.signals import Stopped
 
 RESET = ("observation", "info")
@@ -47,6 +47,9 @@ class GymSimulator:
         self._config = config
         self._reset_seed: int | None = int(seed.generate_state(1)[0] >> 1)
         self._env = make_gym_env(config, self._reset_seed)
+        for name in ("observation_space", "action_space"):
+            if getattr(self._env, name, None) is None:
+                raise UsageError(f"{config.env_id} has no {name}: set it in the class, or in its __init__")
         self._action_space = self._env.action_space
         self._first_action = (
             int(self._action_space.start) if isinstance(self._action_space, gymnasium.spaces.Discrete) else None

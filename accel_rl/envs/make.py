@@ -55,8 +55,8 @@ def import_name(name: str, kind: str) -> Any:
 def _import_module(name: str, kind: str) -> tuple[ModuleType, str]:
     """Returns the module of `package.module:name`, and the name in it."""
     module_name, _, attribute = name.partition(":")
-    if not module_name or module_name.startswith(".") or not attribute:
-        raise UsageError(f"{kind} {name!r} must be named as package.module:name")
+    if not module_name or module_name.startswith(".") or module_name.endswith(".py") or not attribute:
+        raise UsageError(f"{kind} {name!r} must be named as package.module:name, as in my_module:MyClass")
     search_current_folder()
     try:
         return importlib.import_module(module_name), attribute

@@ -10,6 +10,7 @@ import pytest
 from accel_rl.envs.spaces.conversion import left_out, make_spec, parts_of, to_rows
 from accel_rl.errors import RunError, UsageError
 from tests.envs.gym_simulators import assert_state_is_exact, make
+from tests.helpers import toy_envs
 from tests.helpers.samplers import TOYS
 
 
@@ -149,6 +150,16 @@ def test_a_reset_without_a_seed(name, options):
     """A reset that takes no seed is refused when the environment is made."""
     with pytest.raises(UsageError, match=r"reset\(\) of Seedless takes no seed; declare reset\(self, \*, seed=None"):
         make(name, **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "other"), [("observation_space", "action_space"), ("action_space", "observation_space")]
+)
+def test_an_environment_without_a_space(monkeypatch, name, other):
+    """An environment without one of its spaces is refused when it is made."""
+    monkeypatch.setattr(toy_envs.Counting, "__init__", lambda self: setattr(self, other, gymnasium.spaces.Discrete(2)))
+    with pytest.raises(UsageError, match=f"Counting has no {name}: set it in the class, or in its __init__"):
+        make("Counting")
 
 
 def test_out_of_bounds():

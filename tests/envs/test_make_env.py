@@ -193,6 +193,7 @@ def test_factories():
         (f"{TOYS}:Countin", "mean Counting"),
         (f"{TOYS}:", None),
         (".toys:Counting", "must be named as package.module:name"),
+        ("toys.py:Counting", "must be named as package.module:name, as in my_module:MyClass"),
         ("tests.helpers.no_such_module:Counting", "tests.helpers.no_such_module"),
         ("no_such_package.module:Env", "no_such_package"),
         ("MiniGrid-Emty-5x5-v0", "name it minigrid:MiniGrid-Emty-5x5-v0"),
