@@ -77,7 +77,8 @@ def pytest_runtest_teardown(item: pytest.Item) -> None:
     tests), and allows nondeterministic operations again."""
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(1)
-        torch.use_deterministic_algorithms(False)
+        if torch.are_deterministic_algorithms_enabled():  # the next call imports PyTorch's compiler
+            torch.use_deterministic_algorithms(False)
     if helpers := sys.modules.get("tests.helpers.processes"):
         for command in list(helpers.Command.unfinished):
             command.kill()

@@ -117,7 +117,8 @@ def test_runs_that_cannot_be_compared_are_refused(tmp_path):
         compare([write_run(tmp_path / "b", [1], env="adventure")])
 
 
-def test_the_figure_and_the_table_hold_every_setting(tmp_path, capsys):
+def test_the_figure_and_the_table_hold_every_setting(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("accel_rl.analysis.scores.NUM_RESAMPLES", 200)
     folders = [
         write_run(tmp_path / f"{algo}{seed}", [-20, 10 * seed], algo=algo, seed=seed)
         for algo in ("a2c", "ppo")

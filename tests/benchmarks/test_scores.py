@@ -24,6 +24,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setattr(scores, "PAGE", tmp_path / "results.md")
     monkeypatch.setattr(scores, "TRIALS", tmp_path / "README.md")
     monkeypatch.setattr(scores, "FIGURES", tmp_path)
+    monkeypatch.setattr("accel_rl.analysis.scores.NUM_RESAMPLES", 200)
     monkeypatch.setattr(scores, "describe_machine", lambda: {"cpu": "AMD EPYC"})
     return tmp_path
 
@@ -258,6 +259,7 @@ def test_the_committed_page_is_of_the_committed_scores(tmp_path, monkeypatch):
         monkeypatch.setattr(scores, name, tmp_path / name)
         (tmp_path / name).write_text(text)
     monkeypatch.setattr(scores, "FIGURES", tmp_path)
+    monkeypatch.setattr("accel_rl.analysis.scores.NUM_RESAMPLES", 200)
     scores.page()
     assert {name: (tmp_path / name).read_text() for name in committed} == committed
     assert all(file.stat().st_size < 100_000 * len(read_scores(file)) for file in scores.FOLDER.glob("*.json"))

@@ -26,7 +26,7 @@ from tests.helpers.fake_kernels import use_fake_kernels
 from tests.helpers.samplers import Greedy, assert_equal, closing, spec_of, to_cpu
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda:0")
-B, STEPS, RUN_SEED = 5, 200, 3
+B, STEPS, RUN_SEED = 5, 100, 3
 CONFIG = SamplerConfig(B, 7, 0, num_evaluation_envs=4, window=4, terminal_frames=True)
 SMALL: dict[str, Any] = {"frame_shape": (21, 20), "noop_max": 2}
 LIVES = {**SMALL, "max_episode_steps": 45}  # episodes end with lives and at the limit
@@ -125,7 +125,7 @@ def test_a_driver_that_refuses_the_kernels(monkeypatch: pytest.MonkeyPatch) -> N
     ("game", "options"),
     [
         ("seaquest", {"repeat_action_probability": 0.25, "max_episode_steps": 60, "frame_shape": (84, 84)}),
-        ("breakout", {"repeat_action_probability": 0.5, "episodic_lives": False, "max_episode_steps": 150}),
+        ("breakout", {"repeat_action_probability": 0.5, "episodic_lives": False, "max_episode_steps": 75}),
         ("pong", {"clip_reward": False, "max_episode_steps": 50, "frame_shape": (104, 80)}),
         ("breakout", {"color": True, "frame_stack": 1}),
         ("tic_tac_toe_3d", {"frame_skip": 1, "max_episode_steps": 90}),  # its frames are shown before their end

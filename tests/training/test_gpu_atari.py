@@ -43,10 +43,10 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path) -> None:
     rollouts. Its policy plays without a GPU."""
     whole, half = tmp_path / "whole", tmp_path / "half"
     changes = {"algo": "vtrace", "envs": 4, "horizon": 4, "batches": 2, "batch_steps": 4, "steps_per_update": 2}
-    run = {**RUN, **changes, "eval_interval_steps": 304}
-    accel_rl.train(**run, steps=608, out=whole)
-    accel_rl.train(**run, steps=304, schedule_steps=608, out=half)
-    accel_rl.train(resume=half, steps=608)
+    run = {**RUN, **changes, "eval_interval_steps": 160}
+    accel_rl.train(**run, steps=320, out=whole)
+    accel_rl.train(**run, steps=160, schedule_steps=320, out=half)
+    accel_rl.train(resume=half, steps=320)
     assert_same_run(whole, half)
     assert read_settings(whole)["sampler"] == "device"
     assert len([row for row in rows(whole) if row["eval/mean_reward"]]) == 2

@@ -36,7 +36,8 @@ from tests.helpers.processes import Command
 from tests.helpers.recorded import replayed
 from tests.helpers.runs import rows
 
-CARTPOLE = {"env": "CartPole-v1", "steps": 768, "envs": 4, "horizon": 16, "sampler": "serial", "decorrelation_steps": 0}
+CARTPOLE: dict[str, Any] = {"env": "CartPole-v1", "steps": 768, "envs": 4, "horizon": 16, "sampler": "serial"}
+CARTPOLE |= {"decorrelation_steps": 0, "eval_interval_steps": 0, "tensorboard": False}
 REPLAY = {"steps": 416, "warmup_steps": 300}
 CASES: dict[str, dict[str, Any]] = {
     "a2c": {"algo": "a2c", "optimizer": "rmsprop"},
