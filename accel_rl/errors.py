@@ -17,7 +17,7 @@ def unknown(kind: str, name: str, known: Iterable[str], way_out: str = "") -> Us
     """Returns the error for a name that does not exist, with the nearest names that do."""
     known = list(known)
     by_lower = {candidate.lower(): candidate for candidate in known}
-    nearest = difflib.get_close_matches(name.lower(), by_lower, n=3, cutoff=0.6)
+    nearest = difflib.get_close_matches(name.lower(), by_lower, n=3, cutoff=0.55)
     hint = f"; did you mean {' or '.join(by_lower[match] for match in nearest)}?" if nearest else ""
     return UsageError(f"unknown {kind} {name!r}{hint}{' ' + way_out if way_out else ''}")
 
