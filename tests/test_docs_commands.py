@@ -101,7 +101,8 @@ REPEATED = find_repeated(HERE)
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the files that commands name: a run, modules of the tutorials, the repository's own."""
     folder = tmp_path_factory.mktemp("commands")
-    accel_rl.train(**TINY_SERIAL_RUN | {"eval_interval_steps": 40}, steps=400, out=folder / "RUN_DIR")
+    ppo = {"algo": "ppo", "minibatches": 2, "eval_interval_steps": 40}
+    accel_rl.train(**TINY_SERIAL_RUN | ppo, steps=400, out=folder / "RUN_DIR")
     for example in examples():
         for name, mark in MARKS.items():
             if mark in example.code:
