@@ -153,9 +153,12 @@ def reopen(
 
 
 def _changes_run(names: list[str]) -> UsageError:
+    """Returns the error for settings that a resumed run may not change."""
     flags = ", ".join(map(flag_of, names))
     way_out = ", or start a new run with --init-from" if {"algo", "env", "preset"} & {*names} else ""
-    return UsageError(f"{flags} would change the run; only --steps and where it executes may differ{way_out}")
+    return UsageError(
+        f"{flags} would change the run; only --steps and where it executes may differ (docs/resume.md){way_out}"
+    )
 
 
 def without_sampler(settings: dict[str, Any]) -> dict[str, Any]:
