@@ -259,7 +259,6 @@ def test_the_committed_page_is_of_the_committed_scores(tmp_path, monkeypatch):
         monkeypatch.setattr(scores, name, tmp_path / name)
         (tmp_path / name).write_text(text)
     monkeypatch.setattr(scores, "FIGURES", tmp_path)
-    monkeypatch.setattr("accel_rl.analysis.scores.NUM_RESAMPLES", 200)
     scores.page()
     assert {name: (tmp_path / name).read_text() for name in committed} == committed
     assert all(file.stat().st_size < 100_000 * len(read_scores(file)) for file in scores.FOLDER.glob("*.json"))
