@@ -116,11 +116,12 @@ def agree_on_run(coordinator: SyncCoordinator, request: RunRequest, lock: contex
         return bool(coordinator.all_gather(coordinator.rank == 0 and condition())[0])
 
     if is_own := on_rank_0(lambda: job.owns(folder)):
-        request = replace(request, overwrite=True)  # a run that was interrupted before its first checkpoint
         if on_rank_0((folder / CHECKPOINT).exists):
-            request = replace(request, out=None, config=None, resume=folder)
+            request = replace(request, out=None, config=None, resume=folder, overwrite=False)
             if on_rank_0(lambda: is_finished(folder, request.settings, request.trust)):
                 return None
+        else:  # the run was interrupted before its first checkpoint
+            request = replace(request, overwrite=True)
     # Shared devices are known only when all have resolved, since each may call a different GPU cuda:0.
     config, state = _on_all(coordinator, partial(request.resolve, alone=True))
     sharing = _share_memory(coordinator, config.device)

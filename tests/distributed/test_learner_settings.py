@@ -18,6 +18,7 @@ from accel_rl.envs import EnvConfig
 from accel_rl.errors import RunError, UsageError
 from accel_rl.hardware.devices import DeviceId
 from accel_rl.hardware.topology import available_cpus
+from accel_rl.run_folder import checkpoint
 from accel_rl.settings import resolve as resolving
 from accel_rl.settings.resolve import resolve
 from accel_rl.training.build import check
@@ -140,6 +141,16 @@ def test_torchrun_decides_the_devices_and_needs_a_folder(
     assert main([str(word) for word in WORDS]) == 2
     Result(2, *capfd.readouterr()).assert_one_line(2)
     assert not any(tmp_path.iterdir())
+
+
+def test_a_restarted_learner_goes_on_with_its_run(tmp_path: Path, launched: Any) -> None:
+    """A learner that torchrun starts again continues from the checkpoint, whether or not it may overwrite a run."""
+    for steps, flags in ((20, []), (40, []), (60, ["--overwrite"])):
+        launched()
+        words = [*WORDS, "--out", tmp_path, "--eval-interval-steps", 0, *flags, "--steps", steps]
+        assert main([str(word) for word in words]) == 0
+        assert checkpoint.load(tmp_path / "checkpoint.pt")["steps"] == steps
+    assert re.findall(r"resumed at step (\d+)", (tmp_path / "log.txt").read_text()) == ["20", "40"]
 
 
 @pytest.mark.parametrize("flags", [{}, {"device": "cuda"}, {"device": "cuda:0"}])
