@@ -32,7 +32,7 @@ from accel_rl.config.presets import load_preset, preset_names
 from accel_rl.config.run_settings import RunSettings
 from accel_rl.errors import UsageError
 from accel_rl.samplers.queued.kind import QueueSettings
-from accel_rl.settings.names import ELSEWHERE, NAME, built_in_setting_names, run_setting_names, unknown_setting
+from accel_rl.settings.names import ABSENT, ELSEWHERE, NAME, built_in_setting_names, run_setting_names, unknown_setting
 from accel_rl.settings.resolve import find_algo
 from tests.helpers.processes import TINY, Result, run
 from tests.helpers.runs import TINY_RUN, TINY_SERIAL_RUN, assert_same, assert_same_policy, assert_same_run, rows
@@ -295,7 +295,11 @@ def test_names_of_other_frameworks_are_answered_as_documented() -> None:
         assert answer and {*NAME.findall(answer[1])} <= ours, name
     for formula, theirs in ELSEWHERE.items():
         assert all({*NAME.findall(formula)} <= documented[name] for name in theirs.split() if name != "lr"), formula
+    for name, reason in ABSENT.items():
+        assert str(unknown_setting("setting", name, known)) == f"unknown setting {name}: {reason}"
     page = (ROOT / "docs" / "coming_from.md").read_text()
+    absent = page.partition("no counterpart here")[2].partition("\n* metrics")[0]
+    assert {*ABSENT} <= {*re.findall(r"`(\w+)`", absent)}
     flags = {flag.replace("-", "_") for flag in re.findall(r"--([a-z][a-z-]*)", page)}
     assert flags <= known | {"lr", "env_id", "resume"}
 
@@ -386,6 +390,9 @@ BAD_ARGUMENTS = [
     (f"train --resume {'9' * 300}", "File name too long"),
     ("train --devices 'cpu\ncpu'", r"devices='cpu\\ncpu' must be one line of text"),
     ("train --learning-rate -1", "learning_rate=-1.0 must be greater than 0"),
+    ("train --algo SAC", r"unknown algorithm 'SAC' \(`accel-rl list algos`"),
+    ("train --core-size 9", "core_size=9 changes nothing without --core: add that, or omit this"),
+    ("train --predictors 3", "predictors=3 changes nothing without --sampler queued"),
     ("train --lr 1e-3", "unknown argument --lr: here it is --learning-rate$"),
     ("train --learning_rate 1e-3", "unknown argument --learning_rate: here it is --learning-rate$"),
     ("train --algo ppo --batch-size 64", "--batch-size: here it is --envs x --horizon / --minibatches$"),
@@ -474,6 +481,8 @@ def test_bad_settings_are_refused_in_python(tmp_path: Path) -> None:
         accel_rl.train(learnin_rate=1, out=tmp_path / "run")
     with pytest.raises(UsageError, match="unknown setting lr: here it is learning_rate"):
         accel_rl.train(lr=1, out=tmp_path / "run")
+    with pytest.raises(UsageError, match="unknown setting exp_name: here it is out"):
+        accel_rl.train(exp_name="run")
     assert os.listdir(tmp_path) == []
 
 

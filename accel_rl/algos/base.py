@@ -43,7 +43,7 @@ class CoreSettings:
     """The settings of a recurrent core. Derive an algorithm's settings from it and from AlgoSettings."""
 
     core: str = basic_setting("none", "recurrent core after the network", choices=("none", "lstm", "gru"))
-    core_size: int = setting(256, "units of the recurrent core", least=1)
+    core_size: int = setting(256, "units of the recurrent core", least=1, only_with="core")
     previous_inputs: bool = setting(False, "the recurrent core also sees the last action and the last reward")
 
     def check_core(self) -> None:

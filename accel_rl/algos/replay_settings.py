@@ -3,6 +3,7 @@
 import logging
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from accel_rl.replay.ring import MOST_STEPS
 
 logger = logging.getLogger("accel_rl")
 
+priority_setting = partial(setting, only_with="prioritized")
 CPU_INSTEAD = "--replay-device cpu, or "
 
 
@@ -38,10 +40,10 @@ class ReplaySettings(QSettings):
         1, "rewards in a return before the target network's value completes it", least=1, most=MOST_STEPS
     )
     prioritized: bool = basic_setting(False, "draw samples by the size of their last error")
-    priority_alpha: float = setting(0.6, "exponent of the priority; 0: uniform", least=0)
-    priority_beta: float = setting(0.4, "initial exponent of the importance weights", least=0, most=1)
-    priority_beta_steps: int = setting(50_000_000, "agent steps until priority_beta is 1, linearly", least=1)
-    new_priority: float | None = setting(None, "priority of a new sample; null: the largest so far", above=0)
+    priority_alpha: float = priority_setting(0.6, "exponent of the priority; 0: uniform", least=0)
+    priority_beta: float = priority_setting(0.4, "initial exponent of the importance weights", least=0, most=1)
+    priority_beta_steps: int = priority_setting(50_000_000, "agent steps until priority_beta is 1, linearly", least=1)
+    new_priority: float | None = priority_setting(None, "priority of a new sample; null: the largest so far", above=0)
     checkpoint_replay: bool | None = setting(None, "save the replay in checkpoints; null: if it has at most 2 GB")
 
     def importance_exponent(self, step: int) -> float:

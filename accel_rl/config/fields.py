@@ -7,7 +7,7 @@ import shlex
 import types
 import typing
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import field, fields
 from typing import Any
 
@@ -18,6 +18,7 @@ LARGEST_INT, LARGEST_FLOAT = 2**63 - 1, 3.4e38
 """The largest numbers that tensors hold; beyond float32's range all are infinite."""
 
 NOT_IN_TEXT = ("Cc", "Cs", "Zl", "Zp")  # Unicode's control characters, lone surrogates, line separators
+OFF = (None, False, "none", ("none",))  # values with which a setting counts as not used
 LONGEST_SHOWN = 200  # characters of a value in an error message
 MOST_SECONDS = 1e6  # system calls with a longer wait fail
 
@@ -31,14 +32,16 @@ def setting(
     most: float | None = None,
     choices: tuple[str, ...] | None = None,
     check: Callable[[Any], object] | None = None,
+    only_with: str | None = None,
     basic: bool = False,
 ) -> Any:
     """Makes a dataclass field. least, most: inclusive bounds; above: an exclusive bound.
 
     check: raises ValueError for a value that breaks its rule; the message has the rule and the way out: 'must be ...'.
+    only_with: the setting without which this one changes nothing, as in "core" or "sampler queued" (see check_used).
     basic: --help shows the setting; --help-all shows all settings."""
     rule = {"least": least, "above": above, "most": most, "choices": choices, "check": check}
-    metadata = {"help": help, "basic": basic, **rule}
+    metadata = {"help": help, "basic": basic, "only_with": only_with, **rule}
     if isinstance(default, dict):
         return field(default_factory=lambda: dict(default), metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -61,6 +64,21 @@ def build(cls: type, values: dict[str, Any]) -> Any:
 def pick(cls: type, values: dict[str, Any]) -> Any:
     """Builds a settings dataclass from the values that are its fields; ignores others."""
     return build(cls, {f.name: values[f.name] for f in fields(cls) if f.name in values})
+
+
+def check_used(groups: Iterable[Any], chosen: Container[str]) -> None:
+    """Raises UsageError for a chosen setting that changes nothing, since the one that it needs was neither chosen nor
+    is in a preset. groups: instances of settings dataclasses, which may need settings of each other."""
+    every = [(f, getattr(group, f.name)) for group in groups for f in fields(group)]
+    values = {f.name: value for f, value in every}
+    for f, value in every:
+        if f.name not in chosen or not f.metadata.get("only_with"):
+            continue
+        needed, _, wanted = f.metadata["only_with"].partition(" ")
+        is_on = values[needed] == wanted if wanted else values[needed] not in OFF
+        if not is_on and needed not in chosen:
+            flag = f"{flag_of(needed)} {wanted}".rstrip()
+            raise UsageError(f"{f.name}={shown(value)} changes nothing without {flag}: add that, or omit this")
 
 
 def fields_checked_by(check: Callable[[Any], object], cls: Any) -> list[str]:

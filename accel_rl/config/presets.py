@@ -9,6 +9,7 @@ import yaml
 
 from accel_rl.errors import UsageError, unknown
 
+ALGORITHMS_ELSEWHERE = ("sac", "td3", "ddpg", "tqc", "trpo", "ars", "her")  # a similar name here would mislead
 KINDS = ("pixels", "vectors")
 """A preset's blocks. Their settings apply only to observations of that kind; those in a nested block `box` apply only
 to Box actions."""
@@ -28,8 +29,10 @@ def load_preset(name: str, kind: str = "preset") -> dict[str, Any]:
     for presets in map(_presets_in, files):
         if name in presets:
             return deepcopy(presets[name])
-    where = {"algorithm": "(`accel-rl list algos`; your own: package.module:Class)"}
-    raise unknown(kind, name, preset_names(), where.get(kind, "(`accel-rl list presets`)"))
+    if kind == "preset":
+        raise unknown(kind, name, preset_names(), "(`accel-rl list presets`)")
+    known = [] if name.lower() in ALGORITHMS_ELSEWHERE else preset_names()
+    raise unknown(kind, name, known, "(`accel-rl list algos`; your own: package.module:Class)")
 
 
 def file_names() -> list[str]:

@@ -9,7 +9,7 @@ import shutil
 import socket
 import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from accel_rl.run_folder import checkpoint, policy_file
 from accel_rl.run_folder.atomic import sync_folder, write_file
 from accel_rl.run_folder.checkpoint import CHECKPOINT, PREVIOUS
 from accel_rl.settings.resolve import Config, resolve
+from accel_rl.settings.sampler_kinds import SAMPLER_KINDS
 
 logger = logging.getLogger("accel_rl")
 
@@ -162,8 +163,9 @@ def _changes_run(names: list[str]) -> UsageError:
 
 
 def without_sampler(settings: dict[str, Any]) -> dict[str, Any]:
-    """Returns settings without the sampler and its workers, which depend on the simulator."""
-    return {name: value for name, value in settings.items() if name not in ("sampler", "workers")}
+    """Returns settings without the sampler, its workers and its own settings, which depend on the simulator."""
+    of_samplers = {f.name for kind in SAMPLER_KINDS.values() if kind.Settings for f in fields(kind.Settings)}
+    return {name: value for name, value in settings.items() if name not in {"sampler", "workers", *of_samplers}}
 
 
 def lacks_gpu(settings: dict[str, Any]) -> bool:

@@ -31,7 +31,7 @@ ELSEWHERE = {
     "sampler": "serial_mode async_rl batched_sampling",
     "horizon": "n_steps num_steps rollout batch_t",
     "decorrelation_steps": "max_decorrelation_steps",
-    "steps": "total_timesteps train_for_env_steps",
+    "steps": "total_timesteps n_timesteps train_for_env_steps",
     "device": "cuda cuda_idx",
     "deterministic": "torch_deterministic",
     "frame_shape": "screen_size",
@@ -40,7 +40,7 @@ ELSEWHERE = {
     "noop_max": "max_start_noops",
     "episodic_lives": "terminal_on_life_loss",
     "clip_reward": "reward_clip",
-    "network": "net_arch policy_kwargs model_kwargs encoder_conv_architecture encoder_mlp_layers",
+    "network": "policy net_arch policy_kwargs model_kwargs encoder_conv_architecture encoder_mlp_layers",
     "core": "use_rnn rnn_type",
     "core_size": "rnn_size",
     "separate_value": "share_features_extractor actor_critic_share_weights",
@@ -94,6 +94,18 @@ ELSEWHERE = {
 """The names of settings in Stable-Baselines3, CleanRL, Sample Factory and rlpyt, in lower case, as in
 docs/coming_from.md. A key may be a formula. If several keys fit a name, the first whose settings a run has counts."""
 
+ABSENT = {
+    "tau": "target networks are copied, every target_interval_steps",
+    "start_e": "epsilon starts at 1",
+    "eps_init": "epsilon starts at 1",
+    "exploration_initial_eps": "epsilon starts at 1",
+    "recurrence": "a recurrent policy learns from whole rollouts",
+    "stats_window_size": "training scores are means of 100 games",
+    "verbose": "the command shows a run's progress; in Python, show=True does",
+    "callback": "in Python, pass callbacks=[function] to accel_rl.train",
+}
+"""Settings of these frameworks that have no counterpart here, with the reason."""
+
 NAME = re.compile(r"\w\w+")  # a name in a formula, but not its x
 
 
@@ -115,8 +127,8 @@ def built_in_setting_names() -> list[str]:
 def unknown_setting(
     kind: str, name: str, known: Iterable[str], way_out: str = "", of_others: Iterable[str] = ()
 ) -> UsageError:
-    """Returns the error for an unknown setting or flag. The message translates another framework's name, or else lists
-    the nearest names. of_others: settings that other algorithms have."""
+    """Returns the error for an unknown setting or flag. The message translates another framework's name, says why there
+    is no such setting here, or lists the nearest names. of_others: settings that other algorithms have."""
     by_name = {_plain(each): each for each in known}
     asked = _plain(name)
     formulas = [asked] if asked in by_name else [ours for ours, theirs in ELSEWHERE.items() if asked in theirs.split()]
@@ -124,6 +136,8 @@ def unknown_setting(
         if by_name.keys() >= {*NAME.findall(formula)}:
             here = NAME.sub(lambda match: by_name[match[0]], formula)
             return UsageError(f"unknown {kind} {name}: here it is {here}")
+    if asked in ABSENT:
+        return UsageError(f"unknown {kind} {name}: {ABSENT[asked]}")
     if asked in of_others:
         return UsageError(f"{kind} {name}: other algorithms have it, this one does not")
     return unknown(kind, name, by_name.values(), way_out)

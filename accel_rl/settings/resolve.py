@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from accel_rl.config.atari_options import AtariOptions
-from accel_rl.config.fields import pick
+from accel_rl.config.fields import check_used, pick
 from accel_rl.config.learners import LearnerSettings, RankInfo, check_learners, launched_rank_info
 from accel_rl.config.presets import KINDS, check_variant, load_preset, names_in, preset_and_base, preset_settings
 from accel_rl.config.run_settings import RunSettings
@@ -141,7 +141,8 @@ def resolve(
     names = setting_names(algo_class)
     for name in chosen:
         if name not in names:
-            raise unknown_setting("setting", name, names, of_others=built_in_setting_names())
+            arguments = ["out"] if name in given else []  # of accel_rl.train
+            raise unknown_setting("setting", name, [*names, *arguments], of_others=built_in_setting_names())
 
     env, spec, below = _environment([*presets, variant], chosen, spec, function)
     # A preset normalizes only where that is possible; a user who asks for it elsewhere gets an error.
@@ -185,6 +186,7 @@ def resolve(
         for kind in SAMPLER_KINDS.values()
         if kind.Settings
     }
+    check_used([run, algo, *sampler_settings.values()], chosen)
     steps = run.schedule_steps or run.steps
     return Config(run, algo_class, algo, env, spec, steps, learners, sampler_settings, rank_info, devices, plans)
 

@@ -37,7 +37,7 @@ def build(**settings: Any) -> A2C:
 
 def test_heads_change_nothing_else() -> None:
     """Auxiliary heads change neither the policy's initial parameters nor the state of the random generator."""
-    base = build()
+    base = build(auxiliary="none")
     after_base = torch.rand(3)
     algo = build(auxiliary=ALL)
     torch.testing.assert_close(torch.rand(3), after_base, rtol=0, atol=0)
@@ -55,7 +55,7 @@ def test_tasks_of_weight_0_change_nothing(tmp_path: Path, algo: str) -> None:
     """A run whose tasks have weight 0 learns the same policy, bit for bit, as a run without tasks."""
     numbers = {"ppo": {"epochs": 2, "minibatches": 2}, "vtrace": {"batches": 2, "batch_steps": 4}}.get(algo, {})
     settings = {**SMALL, **numbers, "algo": algo}
-    base = accel_rl.train(**settings, out=tmp_path / "base")
+    base = accel_rl.train(**settings, auxiliary="none", out=tmp_path / "base")
     weights = {f"{name}_weight": 0.0 for name in TASKS}
     other = accel_rl.train(**settings, auxiliary=ALL, **weights, out=tmp_path / "other")
     first, second = (checkpoint_of(run)["policy"] for run in (base, other))

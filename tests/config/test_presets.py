@@ -14,7 +14,7 @@ from accel_rl.algos import Algo
 from accel_rl.config.presets import load_preset, preset_names
 from accel_rl.envs import EnvConfig, make_env
 from accel_rl.errors import UsageError
-from accel_rl.settings.resolve import Config, find_algo, resolve, setting_names
+from accel_rl.settings.resolve import Config, resolve, setting_names
 from accel_rl.training.build import build_algo, check
 from tests.helpers.runs import TINY_RUN, rows
 from tests.helpers.samplers import TOYS, spec_of
@@ -84,10 +84,12 @@ QUICK = [("a2c", "pixels"), ("ppo_lstm", "vectors"), ("vtrace", "vectors"), ("ep
 def test_a_preset_trains(tmp_path: Path, preset: str, kind: str) -> None:
     """A preset trains a few rollouts with finite statistics and parameters, and its policy can act."""
     env = example(preset, kind)
-    names = setting_names(find_algo(named(preset)["algo"])[0])
-    small = {**SMALL, **{name: value for name, value in SMALL_BATCHES.items() if name in names}}
-    if resolve_for(named(preset), env).run.sampler == "queued":
-        del small["workers"]
+    config, unused = resolve_for(named(preset), env), set()
+    unused |= {"workers"} if config.run.sampler == "queued" else set()
+    unused |= {"core_size"} if getattr(config.algo, "core", "none") == "none" else set()
+    unused |= {"auxiliary_replay_steps"} if getattr(config.algo, "auxiliary", ("none",)) == ("none",) else set()
+    names = {*SMALL, *setting_names(config.algo_class)} - unused
+    small = {name: value for name, value in (SMALL | SMALL_BATCHES).items() if name in names}
     run = accel_rl.train(**{**small, **named(preset)}, env=env, out=tmp_path / "run")
     last, num_steps = rows(run)[-1], small["steps"]
     # A queued run learns from whole segments, so its last batch may go beyond the last step.

@@ -19,6 +19,29 @@ def resolve_on_cpu(config_file: Path | None = None, **settings: Any) -> Config:
     return resolve({"device": "cpu", **settings}, config_file)
 
 
+# ---- settings without effect ----
+
+
+@pytest.mark.parametrize(
+    ("chosen", "message"),
+    [
+        ({"algo": "dqn", "priority_alpha": 0.5}, "priority_alpha=0.5 changes nothing without --prioritized"),
+        ({"auxiliary_start": "at_once"}, "auxiliary_start='at_once' changes nothing without --auxiliary"),
+        ({"sampler": "queued", "max_agents": 99}, "max_agents=99 changes nothing without --dynamic-adjustment"),
+        ({"algo": "ga3c", "predictors": 3}, None),
+        ({"algo": "a2c_lstm", "core_size": 9}, None),
+        ({"core": "none", "core_size": 9}, None),
+    ],
+)
+def test_a_setting_without_effect_is_refused(chosen: dict[str, Any], message: str | None) -> None:
+    """A setting that needs another one is refused without it, unless that is chosen or in a preset, too."""
+    if message is None:
+        assert resolve_on_cpu(env="CartPole-v1", **chosen)
+        return
+    with pytest.raises(UsageError, match=message):
+        resolve_on_cpu(env="CartPole-v1", **chosen)
+
+
 # ---- settings of the environment that depend on the kind of observations ----
 
 

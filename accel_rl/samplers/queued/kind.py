@@ -6,6 +6,7 @@ Importing this module imports neither torch nor NumPy.
 import math
 import resource
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from accel_rl.config.fields import MOST_SECONDS, setting
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from accel_rl.samplers.queued.agent_replay import AgentReplayConfig
     from accel_rl.settings.resolve import Config
 
+queue_setting = partial(setting, only_with="sampler queued")
+adjustment_setting = partial(setting, only_with="dynamic_adjustment")
 ADJUSTED_AGENTS = 256  # the default maximum if their number is adjusted
 MOST_AGENTS_PER_CPU, MOST_QUEUE_THREADS = 16, 8  # limits of the tuner's search
 FILES_PER_AGENT, SPARE_FILES = 3, 100  # an agent has two semaphores and a connection; a run has other files, too
@@ -31,30 +34,32 @@ AGENT_BYTES = 8 << 20  # memory of an agent's process alone, measured with Pong
 class QueueSettings:
     """Settings for --sampler queued only. Its agents are the environments of --envs."""
 
-    predictors: int = setting(
+    predictors: int = queue_setting(
         2, "queued: threads that choose the agents' actions from waiting observations", least=1, most=999
     )
-    trainers: int = setting(
+    trainers: int = queue_setting(
         2, "queued: threads that merge the agents' segments into batches to learn from", least=1, most=1024
     )
-    prediction_batch: int = setting(128, "queued: most observations that a predictor takes at once", least=1)
-    min_training_batch: int | None = setting(
+    prediction_batch: int = queue_setting(128, "queued: most observations that a predictor takes at once", least=1)
+    min_training_batch: int | None = queue_setting(
         None,
         "queued: fewest steps in a batch to learn from (default: envs x horizon); a batch is also complete with twice "
         "as many segments as it would need if all were full",
         least=1,
     )
-    training_queue: int = setting(3, "queued: segments of each agent that may wait to be merged", least=1)
-    dynamic_adjustment: bool = setting(
+    training_queue: int = queue_setting(3, "queued: segments of each agent that may wait to be merged", least=1)
+    dynamic_adjustment: bool = queue_setting(
         False, "queued: change the numbers of agents, predictors and trainers while running, and keep what is faster"
     )
-    adjustment_interval_s: float = setting(60.0, "queued: seconds between two adjustments", above=0, most=MOST_SECONDS)
-    adjustment_objective: str = setting(
+    adjustment_interval_s: float = adjustment_setting(
+        60.0, "queued: seconds between two adjustments", above=0, most=MOST_SECONDS
+    )
+    adjustment_objective: str = adjustment_setting(
         "trainings",
         "queued: what adjustment maximizes, per second: trainings (batches learned) or predictions (steps)",
         choices=("trainings", "predictions"),
     )
-    max_agents: int | None = setting(
+    max_agents: int | None = adjustment_setting(
         None,
         "queued: most agents that dynamic adjustment may start (default: 4 x envs, or 16 for each logical CPU if these "
         "are more, but at most 256)",
