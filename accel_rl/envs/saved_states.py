@@ -35,7 +35,9 @@ def capture(env: Env) -> State:
     """Returns everything that decides env's future; raises pickling's error if it cannot be pickled."""
     inner: Any = env.unwrapped
     if has_hook(env):
-        return {"hook": inner.get_state(), "wrappers": pickle.dumps(_wrapper_states(env))}
+        state = inner.get_state()
+        pickle.dumps(state)  # raises here, where the caller expects it
+        return {"hook": state, "wrappers": pickle.dumps(_wrapper_states(env))}
     if _is_mujoco(inner):
         data = zlib.compress(pickle.dumps(inner.data), 1)  # from 700 KB to 35 KB
         attributes = {name: value for name, value in vars(inner).items() if name not in _MUJOCO_OBJECTS}

@@ -327,7 +327,7 @@ def test_state_is_exact(name, options, steps):
     assert_state_is_exact(name, steps, **options)
 
 
-@pytest.mark.parametrize("name", ["Unpicklable", "Deceptive"])
+@pytest.mark.parametrize("name", ["Unpicklable", "Deceptive", "WrongHook"])
 def test_no_state(name):
     """An environment has no state if it cannot be pickled, or if its copy behaves differently."""
     simulator, row = make(name)

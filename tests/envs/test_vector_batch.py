@@ -179,6 +179,9 @@ def test_one_seed_and_last_observations_without_a_mask(name: str) -> None:
     found = Driver(spec, env, num_envs=2, horizon=4).rollout()
     assert found["observation"][:, 0, 0].tolist() == [0, 1, 2, 0, 1] and found["truncated"][2].all()
     assert found["final_observation"][2].tolist() == [[3], [3]]
+    single = make_env(env.env_id, name=name)
+    first = single.reset()[0]
+    assert [first[0], *(single.step(0)[0][0] for _ in range(3)), single.reset()[0][0]] == [0, 1, 2, 3, 0]
 
 
 @pytest.mark.filterwarnings("error")

@@ -343,6 +343,13 @@ class Hooked(Unpicklable):
         self.np_random.bit_generator.state = state["generator"]
 
 
+class WrongHook(Hooked):
+    """Hooked whose own state cannot be pickled, either."""
+
+    def get_state(self) -> Any:
+        return {"names": self._names}
+
+
 def limited_hooked(max_steps: int, lengths: Sequence[int] = (0,)) -> gymnasium.Env[Any, Any]:
     """Returns Hooked in a wrapper that has its own state."""
     return gymnasium.wrappers.TimeLimit(Hooked(lengths), max_steps)

@@ -87,7 +87,7 @@ class OneSeed(gymnasium.vector.VectorEnv[Any, Any, Any]):
 
     def __init__(self, num_envs: int, name: str = "final_obs"):
         self.num_envs, self._name = num_envs, name
-        self.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
+        self.metadata = {"autoreset_mode": "SameStep"}  # as text
         self.single_observation_space = gymnasium.spaces.Box(0, 9, (1,), np.float32)
         self.single_action_space = gymnasium.spaces.Discrete(2)
         self.observation_space = gymnasium.spaces.Box(0, 9, (num_envs, 1), np.float32)

@@ -5,11 +5,12 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import concatenate, create_empty_array
 
 from accel_rl.envs.batches.device_env import FINAL_OBSERVATION
 from accel_rl.envs.spaces.conversion import Space, one_of
-from accel_rl.errors import RunError
+from accel_rl.errors import RunError, UsageError
 
 VectorEnv = gymnasium.vector.VectorEnv[Any, Any, Any]
 
@@ -17,6 +18,22 @@ VectorEnv = gymnasium.vector.VectorEnv[Any, Any, Any]
 def is_envpool(envs: VectorEnv) -> bool:
     """Returns whether EnvPool made envs: EnvPool takes seeds at construction, and can reset single environments."""
     return any(base.__module__.startswith("envpool.") for base in type(envs.unwrapped).__mro__)
+
+
+def autoreset_mode(envs: VectorEnv, env_id: str) -> AutoresetMode:
+    """Returns an environment's autoreset mode. EnvPool's counts as DISABLED, since it can reset single environments.
+
+    Raises UsageError if the environment does not declare one."""
+    if is_envpool(envs):
+        return AutoresetMode.DISABLED
+    mode = (envs.metadata or {}).get("autoreset_mode")
+    try:
+        return AutoresetMode(mode)
+    except ValueError:
+        raise UsageError(
+            f"{env_id}: metadata['autoreset_mode'] of {type(envs).__name__} is {mode!r}; declare one of "
+            f"gymnasium.vector.AutoresetMode: {', '.join(mode.name for mode in AutoresetMode)}"
+        ) from None
 
 
 def last_observation(info: dict[str, Any], space: Space, env: int) -> Any:
@@ -80,7 +97,7 @@ class OneOfVector(gymnasium.Env[Any, Any]):
         observations, reward, terminated, truncated, info = self._envs.step(actions)
         observation = one_of(observations, self.observation_space, 0)
         is_over, self._begun = bool(terminated[0] or truncated[0]), None
-        if is_over and self.metadata.get("autoreset_mode") == gymnasium.vector.AutoresetMode.SAME_STEP:
+        if is_over and autoreset_mode(self._envs, str(self)) is AutoresetMode.SAME_STEP:
             self._begun = observation, _first(info)
             observation = last_observation(info, self.observation_space, 0)
             info = info.get("final_info", {})

@@ -9,15 +9,15 @@ import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.vector.utils import batch_space
 
-from accel_rl.envs.batches.device_env import FINAL_OBSERVATION
-from accel_rl.envs.batches.one_of_vector import VectorEnv, is_envpool, last_observation, overwrites_last
+from accel_rl.envs.batches.device_env import final_observation
+from accel_rl.envs.batches.one_of_vector import autoreset_mode, is_envpool, last_observation, overwrites_last
 from accel_rl.envs.gym import RESET, STEP, call
 from accel_rl.envs.make import make_vector_env
 from accel_rl.envs.spaces.conversion import find_mismatch, to_env_action, to_row_batch
 from accel_rl.envs.spaces.masks import KEY, allows_choice, flat_masks, last_mask, pack, read_mask
 from accel_rl.envs.spaces.observations import LARGEST, Observed, not_finite
 from accel_rl.envs.spec import Array, EnvConfig
-from accel_rl.errors import RunError, UsageError
+from accel_rl.errors import RunError
 
 _AT_THE_END = {
     AutoresetMode.NEXT_STEP: "the step after a game only resets, and is not a sample",
@@ -52,7 +52,7 @@ class VectorSimulator:
         self._seeds = [int(seed.generate_state(1)[0] >> 1) for seed in seeds]
         self._envs = make_vector_env(config, self._seeds, num_threads)
         self._is_envpool = is_envpool(self._envs)
-        self._mode = AutoresetMode.DISABLED if self._is_envpool else _autoreset_mode(self._envs, config.env_id)
+        self._mode = autoreset_mode(self._envs, config.env_id)
         self._takes_seeds = isinstance(self._envs.unwrapped, SyncVectorEnv | AsyncVectorEnv)
         self._whole_space, self._action_space = self._envs.single_observation_space, self._envs.single_action_space
         self._observed = Observed(self._whole_space, self._action_space, config.mask_sources or (), config.env_id)
@@ -120,7 +120,7 @@ class VectorSimulator:
         """Starts the next games if that needs a separate call; returns which rows show a first observation."""
         if self._mode == AutoresetMode.SAME_STEP:
             return ended
-        if any(name in self._info for name in FINAL_OBSERVATION):
+        if final_observation(self._info) is not None:
             raise RunError(
                 f"it resets in the step that ends a game, although it says AutoresetMode.{self._mode.name}; declare "
                 "metadata['autoreset_mode']=AutoresetMode.SAME_STEP"
@@ -201,15 +201,3 @@ class VectorSimulator:
             f"{type(self._envs.unwrapped).__name__}: {_AT_THE_END[self._mode]}; {seeds}; all take decorrelation_steps "
             "random actions at the start; states cannot be saved, so a resumed run starts new games"
         )
-
-
-def _autoreset_mode(envs: VectorEnv, env_id: str) -> AutoresetMode:
-    """Returns an environment's autoreset mode; raises UsageError if it does not declare one."""
-    mode = (envs.metadata or {}).get("autoreset_mode")
-    try:
-        return AutoresetMode(mode)
-    except ValueError:
-        raise UsageError(
-            f"{env_id}: metadata['autoreset_mode'] of {type(envs).__name__} is {mode!r}; declare one of "
-            f"gymnasium.vector.AutoresetMode: {', '.join(mode.name for mode in AutoresetMode)}"
-        ) from None
