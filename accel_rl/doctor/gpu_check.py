@@ -175,7 +175,7 @@ def record(settings: Settings, device: str | torch.device) -> list[Recorded]:
             step += found[-1][0].reward.numel()
     finally:
         sampler.close()
-        update.exchange.close()
+        update.close()
     return found
 
 
@@ -188,7 +188,7 @@ def learn(settings: Settings, device: str | torch.device, recorded: Sequence[Rec
     for index in range(len(recorded)):
         iteration.collect_and_learn(index * config.run.envs * config.run.horizon)
     after = update.parameters.values.detach().cpu().clone()
-    update.exchange.close()
+    update.close()
     if bool((after == before).all()):
         raise RunError("no parameter has changed")
     return after - before

@@ -1,5 +1,6 @@
 """A learner of a run: its parts, made from the resolved settings."""
 
+import contextlib
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -64,12 +65,11 @@ class Learner:
         return (self.update.tasks or self.algo).replay
 
     def close(self) -> None:
-        if self.progress:
-            self.progress.close()
-        try:
-            self.sampler.close()
-        finally:
-            self.update.close()
+        with contextlib.ExitStack() as parts:  # closes each of them, even if another one fails
+            parts.callback(self.update.close)
+            parts.callback(self.sampler.close)
+            if self.progress:
+                parts.callback(self.progress.close)
 
 
 def build_learner(job: LearnerJob) -> Learner:

@@ -23,21 +23,21 @@ class TrainingLoop:
 
     def __init__(self, job: LearnerJob):
         self.config, self.coordinator, self.stop, self.on_row = job.config, job.coordinator, job.stop, job.on_row
-        self.learner = learner = build_learner(job)
         config = job.config
-        self.iteration = Iteration(
-            learner.sampler, learner.algo, learner.update, config.plan, config.learners.pull_horizon, config.initial
-        )
-        self.checkpointer = Checkpointer(learner)
-        self.evaluator = Evaluator(learner, job.stop, self.checkpointer.save_best)
+        self.learner = learner = build_learner(job)
         try:
+            self.iteration = Iteration(
+                learner.sampler, learner.algo, learner.update, config.plan, config.learners.pull_horizon, config.initial
+            )
+            self.checkpointer = Checkpointer(learner)
+            self.evaluator = Evaluator(learner, job.stop, self.checkpointer.save_best)
             if job.state:
                 self.checkpointer.restore(job.state)
             if learner.progress:
-                log_description(job.config, learner.algo.policy)
+                log_description(config, learner.algo.policy)
                 if config.env.simulator == "cuda":
                     logger.info("consoles    %s", gpu_consoles.describe(config, learner.sampler.config))
-                write_machine(job.config, job.folder)
+                write_machine(config, job.folder)
         except BaseException:
             learner.close()
             raise

@@ -26,7 +26,7 @@ class Training:
             if store:
                 stack.callback(store.close)
             self.algo, self._update = build_algo_and_update(config, store)
-            stack.callback(self._update.exchange.close)
+            stack.callback(self._update.close)
             self.sampler = build_training_sampler(config, self.algo)
             stack.callback(self.sampler.close)
             self._close = stack.pop_all().close

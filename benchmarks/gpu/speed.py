@@ -279,7 +279,7 @@ def sample_for(settings: Row, is_dry: bool, usage: Usage) -> Row:
     config = make_config({"algo": "ppo", "horizon": 32, **settings}, is_dry)
     algo, update = build_algo_and_update(config)
     with (
-        closing(update.exchange),
+        closing(update),
         closing(build_training_sampler(config, algo)) as sampler,
         pinned(config.plan.server_cpus),
     ):
