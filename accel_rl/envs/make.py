@@ -181,8 +181,7 @@ def _make_registered(env_id: str, options: dict[str, Any], render_mode: str | No
             warnings.filterwarnings("ignore", ".*is out of date", DeprecationWarning)
             return (gymnasium.make_vec if batch else gymnasium.make)(env_id, **{**rendering, **options, **batch})
     except gymnasium.error.DependencyNotInstalled as error:
-        extra = "mujoco" if "mujoco" in str(error).lower() else None
-        way_out = f'install it with: pip install "accel-rl[{extra}]"' if extra else str(error)
+        way_out = 'install it with: pip install "accel-rl[mujoco]"' if "mujoco" in str(error).lower() else str(error)
         raise UsageError(f"{env_id} needs a package that is not installed; {way_out}") from error
     except TypeError as error:
         if "unexpected keyword argument" not in str(error) and "gymnasium.Env" not in str(error):

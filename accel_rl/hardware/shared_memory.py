@@ -1,6 +1,7 @@
 """Memory and semaphores that processes share. Neither has a name, so a killed run leaves nothing behind."""
 
 import ctypes
+import math
 import mmap
 import os
 import select
@@ -15,6 +16,11 @@ from accel_rl.errors import RunError
 Layout = dict[str, tuple[tuple[int, ...], str]]  # name -> shape, dtype
 
 ALIGNMENT = 64  # bytes: a cache line
+
+
+def layout_bytes(layout: Layout) -> int:
+    """Returns the number of bytes of a layout's arrays, without alignment."""
+    return sum(math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in layout.values())
 
 
 class SharedArrays:

@@ -136,7 +136,7 @@ class Child:
     server: ForkServer
 
     def send(self, message: Any) -> None:
-        """Sends a message. If the child is dead, `receive` returns that."""
+        """Sends a message. If the child is dead, the next `receive` reports it."""
         with contextlib.suppress(OSError):
             send_message(self.control, message)
 
@@ -183,8 +183,9 @@ def main() -> None:
     before = os.environ.get(BLAS_THREADS)
     os.environ[BLAS_THREADS] = "1"  # otherwise NumPy would start threads; learners compute with torch
     work = _load(program)
-    del os.environ[BLAS_THREADS]
-    if before is not None:
+    if before is None:
+        del os.environ[BLAS_THREADS]
+    else:
         os.environ[BLAS_THREADS] = before
     connection = _serve(control, prepare, fds, parent)
     if connection is not None:

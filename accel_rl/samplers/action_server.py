@@ -69,14 +69,20 @@ class ActionServer:
 
     def begin(self, policy: Policy, greedy: bool = False) -> None:
         """Starts a rollout with the last rows of the previous one. Environments must not write before this returns."""
-        if policy.state_size and self._recurrent_inputs is None:
-            self._recurrent_inputs = self._make_recurrent_inputs(policy.state_size)
-        self.truncate_restarted(self._find_restarted())
-        self._carry_over()
-        self._policy, self._greedy = policy, greedy
+        self._begin_rows(policy, greedy)
         if not greedy:
             noise = policy.draw_noise(self.horizon, self.num_envs, self.generator)
             self._noise = [noise[:, columns].unbind() for columns in self.groups]
+
+    def _begin_rows(self, policy: Policy, greedy: bool) -> None:
+        """Starts the rows with the last ones of the previous rollout, for this policy."""
+        if policy.state_size and self._recurrent_inputs is None:
+            self._recurrent_inputs = self._make_recurrent_inputs(policy.state_size)
+        before, self._restarts = self._restarts, self.arrays["restarts"].copy()
+        self._restarted: Array = self._restarts != before  # bool [B]: replaced by new ones since the last rollout began
+        self.truncate_restarted(self._restarted)
+        self._carry_over()
+        self._policy, self._greedy = policy, greedy
 
     def receive(self, group: int, t: int) -> None:
         """Accepts row t, which the group's environments have written: `act` and `recent` see it from now on."""
@@ -269,12 +275,6 @@ class ActionServer:
         self._restarts = self.arrays["restarts"].copy()
         restore_generator(self.generator, state["generator"], "the policy's random actions")
         self.steps_done = state["steps_done"]
-
-    def _find_restarted(self) -> Array:
-        """Returns which environments [B] have been replaced by new ones since the last rollout began."""
-        before, self._restarts = self._restarts, self.arrays["restarts"].copy()
-        replaced: Array = self._restarts != before
-        return replaced
 
     def _truncate_before_lost_steps(self, num_steps: int) -> tuple[Tensor, Tensor]:
         """Truncates each episode whose next step, among the rollout's first num_steps, was lost. Returns the rows and

@@ -19,9 +19,6 @@ if TYPE_CHECKING:
 EVALUATION_HORIZON = 8  # steps between two checks for finished games
 MAX_GAME_STEPS = 27_100  # per game: Atari's limit of 27,000 and a margin; other environments may never end
 
-OnStep = Callable[[int], None]
-EnvsToUpdate = Callable[[int], slice | None]
-
 
 @dataclass(frozen=True)
 class StepHook:
@@ -33,9 +30,9 @@ class StepHook:
     decides which policy chose an action, not the order in which groups become ready. envs_to_update is called once for
     each of these t, in order."""
 
-    on_step: OnStep | None = None
+    on_step: Callable[[int], None] | None = None
     every: int = 1
-    envs_to_update: EnvsToUpdate | None = None
+    envs_to_update: Callable[[int], slice | None] | None = None
 
     def next_call(self, t: int, horizon: int, groups: Sequence[slice]) -> tuple[int, list[int]]:
         """Returns the first step from t on at which on_step runs, and the groups whose actions of that step wait for
@@ -61,7 +58,7 @@ class SamplerConfig:
     """Settings for num_envs environments in two groups, stepped by num_workers processes (env_arrays.py: assign_envs).
 
     Raises UsageError for an odd number of environments, or fewer of them than workers.
-    num_workers=0, for SerialSampler alone: any number of environments; group 0 has the larger half.
+    num_workers=0, for samplers without workers: any number of environments; group 0 has the larger half.
     """
 
     num_envs: int

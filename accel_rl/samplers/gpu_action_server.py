@@ -97,7 +97,6 @@ class GpuActionServer(ActionServer):
             self._learned = torch.cuda.Event()  # type: ignore[no-untyped-call]
         # Row 0 equals the previous rollout's last row, except for environments that were rebuilt or reset in the pause.
         self._carried_reset: Array | None = None  # [B] bool: `reset` of that last row; None: there is none
-        self._restarted = np.zeros(self.num_envs, bool)
         self._has_last_rows = False
         self._is_warm = False  # both groups have acted without a graph, as capturing requires
         self._acts_as: tuple[Any, ...] = ()  # policy and modes at the capture of the graphs
@@ -122,17 +121,12 @@ class GpuActionServer(ActionServer):
     def begin(self, policy: Policy, greedy: bool = False) -> None:
         # The host's rows may be overwritten: each group waited for its uploads when it acted. Only the last row's
         # upload may be in progress; that row is overwritten after the group has acted again.
-        if policy.state_size and self._recurrent_inputs is None:
-            self._recurrent_inputs = self._make_recurrent_inputs(policy.state_size)
-        self._restarted = self._find_restarted()
-        self.truncate_restarted(self._restarted)
-        self._carry_over()
+        self._begin_rows(policy, greedy)
         self.shared["observation"][self.history] = self.shared["observation"][self.history + self.horizon]
         self._staging[0] = self._staging[self.horizon]
         if self.window:
             self._staged["truncated"][0] = self._rows["truncated"][self.window - 1]
         self._carried_reset = self.arrays["reset"][0].copy() if self._has_last_rows else None
-        self._policy, self._greedy = policy, greedy
         refresh(policy)
         acts_as = (policy, greedy, getattr(policy, "training", None))
         if acts_as != self._acts_as:  # the graphs were captured with another policy

@@ -67,7 +67,7 @@ class SamplerKind:
         return {}
 
     def build(
-        self, config: "Config", policy: Any, settings: "SamplerConfig", tasks: "AuxiliaryTasks | None" = None
+        self, config: "Config", policy: Any, settings: "SamplerConfig", tasks: "AuxiliaryTasks | None"
     ) -> "Sampler":
         """Makes the sampler. tasks: the auxiliary tasks that learn from its rollouts."""
         own = self.own_arguments(config, tasks)
@@ -83,7 +83,7 @@ class SamplerKind:
         return "this process"
 
     def show_simulators(self, config: "Config") -> str | None:
-        """Returns a line about the sampler's processes; None if the plan has one."""
+        """Returns a line about the sampler's processes; None: the plan's own line describes them."""
         return None
 
     # ---- how it is tuned ----

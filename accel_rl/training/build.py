@@ -184,8 +184,6 @@ def find_network(name: str | None, layer_norm: bool) -> Network | None:
     """Finds a trunk's factory. name: one of NETWORKS, or package.module:factory; None: the default one.
 
     Raises UsageError if there is none, or if layer_norm is set for the user's own layers."""
-    if name and ":" not in name and name not in NETWORKS:
-        raise unknown("network", name, list(NETWORKS), "(your own: package.module:factory)")
     if name and ":" in name:
         if layer_norm:
             raise UsageError(
@@ -193,6 +191,8 @@ def find_network(name: str | None, layer_norm: bool) -> Network | None:
                 "it, and use --no-layer-norm"
             )
         return import_name(name, "network")  # type: ignore[no-any-return]
+    if name and name not in NETWORKS:
+        raise unknown("network", name, list(NETWORKS), "(your own: package.module:factory)")
     network = NETWORKS[name] if name else None
     return (lambda spec: add_layer_norms((network or make_trunk)(spec))) if layer_norm else network
 
@@ -264,14 +264,9 @@ def build_store(config: Config, state: dict[str, Any] | None = None) -> CentralS
 
 def build_training_sampler(config: Config, algo: Algo) -> Sampler:
     """Makes the sampler of the rollouts that the algorithm learns from."""
-    tasks = make_tasks(algo)
-    return build_sampler(
-        config,
-        algo.policy,
-        tasks,
-        window=algo.window.steps if algo.window else 0,
-        terminal_frames=tasks is not None and tasks.needs_terminal_frames,
-    )
+    tasks, window = make_tasks(algo), algo.window.steps if algo.window else 0
+    terminal_frames = tasks is not None and tasks.needs_terminal_frames
+    return build_sampler(config, algo.policy, tasks, window=window, terminal_frames=terminal_frames)
 
 
 def build_sampler(config: Config, policy: Any, tasks: AuxiliaryTasks | None = None, **changes: Any) -> Sampler:

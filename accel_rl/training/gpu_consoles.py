@@ -2,17 +2,15 @@
 
 import math
 
-import numpy as np
-
 from accel_rl.emulator.cuda.driver import most_consoles
 from accel_rl.emulator.cuda.kernels import most_threads_each
 from accel_rl.emulator.cuda.memory import LANES
 from accel_rl.emulator.rules import game_of
 from accel_rl.envs.batches.env_batch import rollout_layout
 from accel_rl.envs.games.cuda import check_options, console_bytes
-from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import UsageError
 from accel_rl.hardware.host_memory import check_all_fit
+from accel_rl.hardware.shared_memory import layout_bytes
 from accel_rl.hardware.topology import count
 from accel_rl.samplers.base import SamplerConfig
 from accel_rl.settings.resolve import Config
@@ -49,10 +47,6 @@ def needs(config: Config, settings: SamplerConfig) -> tuple[int, int]:
     """Returns the bytes of a learner's consoles, and the total with its rollouts and evaluations."""
     each = console_bytes(game_of(config.env.env_id).height)
     batches = [settings, settings.for_evaluation()] if config.run.eval_interval_steps else [settings]
-    total = sum(batch.num_envs * each + _rollout_bytes(config.spec, batch) for batch in batches)
+    rollouts = (rollout_layout(config.spec, batch.horizon, batch.num_envs, batch.window) for batch in batches)
+    total = sum(batch.num_envs for batch in batches) * each + sum(map(layout_bytes, rollouts))
     return settings.num_envs * each, total
-
-
-def _rollout_bytes(spec: EnvSpec, settings: SamplerConfig) -> int:
-    layout = rollout_layout(spec, settings.horizon, settings.num_envs, settings.window)
-    return sum(math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in layout.values())

@@ -50,16 +50,6 @@ class Counts(NamedTuple):
     trainers: int
 
 
-class Window(NamedTuple):
-    """A finished window. seconds: its end by the caller's clock; objective: per second; accepted: its counts were the
-    accepted ones, before the window or because of it."""
-
-    seconds: float
-    counts: Counts
-    objective: float
-    accepted: bool
-
-
 MOVES = tuple((name, sign) for name in Counts._fields for sign in (1, -1))
 Measured = Generator[Counts, float, float]
 """A part of the search: yields a window's counts, receives its log objective; returns that of the accepted counts."""
@@ -69,14 +59,13 @@ class Adjuster:
     """Decides how many agents, predictors and trainers should run, from the speed of the current numbers.
 
     counts: the numbers that should run now; accepted: the best ones so far; limits: the largest allowed ones; the least
-    is 1. history: all windows so far. Raises UsageError if start is not within the limits."""
+    is 1. Raises UsageError if start is not within the limits."""
 
     def __init__(self, start: Counts, limits: Counts, seed: int, interval_s: float):
         for name, number, limit in zip(Counts._fields, start, limits, strict=True):
             if not 1 <= number <= limit:
                 raise UsageError(f"{name}={number} to start with must be from 1 to {limit}, the most that may run")
         self.accepted, self.limits, self.interval_s = start, limits, interval_s
-        self.history: list[Window] = []
         self._rng = np.random.default_rng(seed)
         self._noise = deque([FIRST_NOISE] * 3, maxlen=9)  # |differences| of windows of one configuration, in logarithms
         self._rejected: set[Counts] = set()  # since the last accepted change or the last rest
@@ -104,12 +93,12 @@ class Adjuster:
                 self._settled = (now_s, total_objective)
         elif now_s >= self._window_start_s + self.interval_s:
             settled_s, settled_total = self._settled
-            self._end_window(now_s, (total_objective - settled_total) / (now_s - settled_s))
+            self._end_window((total_objective - settled_total) / (now_s - settled_s))
             self._window_start_s, self._settled = now_s, None
         return None if self.counts == before else self.counts
 
     def restart_window(self) -> None:
-        """Lets the current window begin again, when the speed so far is not the one to expect."""
+        """Restarts the current window, when the speed so far is not representative."""
         self._window_start_s = self._settled = None
 
     def exclude(self, seconds: float, objective: float = 0.0) -> None:
@@ -119,10 +108,8 @@ class Adjuster:
         if self._settled:
             self._settled = self._settled[0] + seconds, self._settled[1] + objective
 
-    def _end_window(self, now_s: float, objective: float) -> None:
-        measured, accepted = self.counts, self.accepted
+    def _end_window(self, objective: float) -> None:
         self.counts = self._search.send(log(max(objective, TINY)))
-        self.history.append(Window(now_s, measured, objective, measured in (accepted, self.accepted)))
 
     def _start_search(self) -> None:
         self._search = self._search_forever()

@@ -254,10 +254,10 @@ def _check_tasks(tasks: "AuxiliaryTasks") -> None:
 
 def _check_memory(config: "Config", replay: "AgentReplayConfig | None") -> None:
     """Raises UsageError if agents (with their slots and replays) or batches do not fit into memory."""
-    import numpy as np
     import torch
 
     from accel_rl.hardware.host_memory import check_fits
+    from accel_rl.hardware.shared_memory import layout_bytes
     from accel_rl.replay.sequences import sequence_bytes
     from accel_rl.samplers.queued.agent_replay import auxiliary_layout
     from accel_rl.samplers.queued.batches import num_columns
@@ -268,7 +268,7 @@ def _check_memory(config: "Config", replay: "AgentReplayConfig | None") -> None:
         num_bytes, way_out = sequence_bytes(spec, run.envs, replay.size), "fewer agents (--envs), or "
         check_fits(num_bytes, replay.size, "auxiliary_replay_steps", host, way_out)
     layout = shared_layout(spec, run.horizon, 1, 1, auxiliary_layout(spec, replay) if replay else None)
-    segment = sum(math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in layout.values())
+    segment = layout_bytes(layout)
     row = math.prod(spec.row_shape) * spec.row_dtype.itemsize
     agent = (1 + queues.training_queue) * segment + AGENT_BYTES + (replay.size * row if replay else 0)
     check_fits(run.envs * agent, run.envs, "envs", host)

@@ -86,8 +86,8 @@ class IndexQueue:
     It is a pipe of records of 4 bytes. The operating system writes and reads them whole and in order, and wakes a
     process that waits. It never holds more than QUEUE_LENGTH numbers, since each stands for a slot or an agent."""
 
-    def __init__(self, fds: tuple[int, int] | None = None):
-        self.fds = os.pipe() if fds is None else fds
+    def __init__(self) -> None:
+        self.fds = os.pipe()
         os.set_blocking(self.fds[0], False)
 
     @property

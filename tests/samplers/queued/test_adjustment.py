@@ -6,7 +6,7 @@ import json
 import math
 import random
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -16,13 +16,39 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from accel_rl.errors import UsageError
-from accel_rl.samplers.queued.adjustment import LONGEST_REST, SETTLING, Adjuster, Counts, Window
+from accel_rl.samplers.queued.adjustment import LONGEST_REST, SETTLING, Adjuster, Counts
 
 INTERVAL_S = 60.0
 ONE = Counts(1, 1, 1)
 MANY = Counts(128, 10, 10)
 
 Surface = Callable[[Counts], float]
+
+
+class Window(NamedTuple):
+    """A finished window. accepted: its counts were the accepted ones, before the window or because of it."""
+
+    end_s: float
+    counts: Counts
+    objective: float
+    accepted: bool
+
+
+class Recorded(Adjuster):
+    """An adjuster that keeps its windows."""
+
+    def __init__(self, *arguments: Any):
+        super().__init__(*arguments)
+        self.history: list[Window] = []
+
+    def advance(self, now_s: float, *arguments: float) -> Counts | None:
+        self.now_s = now_s
+        return super().advance(now_s, *arguments)
+
+    def _end_window(self, objective: float) -> None:
+        measured, accepted = self.counts, self.accepted
+        super()._end_window(objective)
+        self.history.append(Window(self.now_s, measured, objective, measured in (accepted, self.accepted)))
 
 
 class Machine:
@@ -32,7 +58,7 @@ class Machine:
 
     def __init__(
         self,
-        adjuster: Adjuster,
+        adjuster: Recorded,
         surface: Surface,
         noise: float = 0.0,
         drift: float = 0.0,
@@ -61,7 +87,7 @@ class Machine:
 
 
 def machine(surface: Surface, start: Counts = ONE, limits: Counts = MANY, seed: int = 0, **options: Any) -> Machine:
-    return Machine(Adjuster(start, limits, seed, INTERVAL_S), surface, **options)
+    return Machine(Recorded(start, limits, seed, INTERVAL_S), surface, **options)
 
 
 def many_cores(counts: Counts) -> float:
@@ -108,7 +134,7 @@ def test_it_climbs_from_one_of_each(surface: Surface, windows: int, noise: float
         assert sum(surface(window.counts) for window in running.run(100)) / 100 > 0.85 * best
 
 
-def advance_to(adjuster: Adjuster, objectives: list[float]) -> list[Counts]:
+def advance_to(adjuster: Recorded, objectives: list[float]) -> list[Counts]:
     """Returns the counts in windows of these objectives, which begin at 0 s, and then the last counts."""
     now_s = total = 0.0
     adjuster.advance(now_s, total, 0.0)
@@ -124,7 +150,7 @@ def advance_to(adjuster: Adjuster, objectives: list[float]) -> list[Counts]:
 
 def test_a_rejected_change_goes_back_and_its_baseline_is_new() -> None:
     """After a rejected change the old counts run again, and their new objective is the next baseline."""
-    adjuster = Adjuster(Counts(2, 1, 1), Counts(2, 1, 2), 0, INTERVAL_S)
+    adjuster = Recorded(Counts(2, 1, 1), Counts(2, 1, 2), 0, INTERVAL_S)
     counts = advance_to(adjuster, [100, 50, 60, 70])  # rejected; then the machine has become slower
     first, second = counts[1], counts[3]
     assert counts[0] == counts[2] == Counts(2, 1, 1) and {first, second} == {Counts(1, 1, 1), Counts(2, 1, 2)}
@@ -134,7 +160,7 @@ def test_a_rejected_change_goes_back_and_its_baseline_is_new() -> None:
 
 def test_windows_are_equally_long_and_settle_first() -> None:
     """Windows are equally long, and their objective leaves out the settling time."""
-    adjuster, now_s, total, ends = Adjuster(ONE, MANY, 0, INTERVAL_S), 1e6, 0, [1e6]
+    adjuster, now_s, total, ends = Recorded(ONE, MANY, 0, INTERVAL_S), 1e6, 0, [1e6]
     since = 0.0
     while len(adjuster.history) < 20:
         known = len(adjuster.history)
@@ -146,12 +172,12 @@ def test_windows_are_equally_long_and_settle_first() -> None:
         total += since > 0.9 * SETTLING * INTERVAL_S  # nothing happens in the first part of a window
     assert {window.objective for window in adjuster.history} == {4.0}
     assert {end - start for start, end in itertools.pairwise(ends)} == {INTERVAL_S}
-    assert [window.seconds for window in adjuster.history] == ends[1:]
+    assert [window.end_s for window in adjuster.history] == ends[1:]
 
 
 def test_a_pause_spoils_no_window() -> None:
     """Pauses, before or after the window has settled, do not count. However many there are, the window ends."""
-    adjuster = Adjuster(ONE, MANY, 0, INTERVAL_S)
+    adjuster = Recorded(ONE, MANY, 0, INTERVAL_S)
     paused_s = done = 0.0
     for now_s in (0.0, 10.0, 25.0, 50.0, 59.0):
         assert adjuster.advance(now_s + paused_s, now_s + done, 0.5) is None
@@ -200,7 +226,7 @@ def test_whatever_is_measured(
 ) -> None:
     """For any measurements, counts stay within limits and change one at a time, and rejected changes are undone."""
     limits = Counts(*(number + more for number, more in zip(start, room, strict=True)))
-    adjuster = Adjuster(start, limits, seed, INTERVAL_S)
+    adjuster = Recorded(start, limits, seed, INTERVAL_S)
     now_s = total = 0.0
     for objective, memory_share in windows:
         for _ in range(4):
@@ -229,7 +255,7 @@ def test_it_continues_from_a_checkpoint() -> None:
     for num_windows in (3, 20, 40):
         running.run(num_windows)
         state = json.loads(json.dumps(running.adjuster.get_state()))
-        copies = [Adjuster(Counts(3, 1, 1), MANY, seed, INTERVAL_S) for seed in (7, 8)]
+        copies = [Recorded(Counts(3, 1, 1), MANY, seed, INTERVAL_S) for seed in (7, 8)]
         for copy in copies:
             copy.set_state(state)
             assert copy.get_state() == state and copy.counts == copy.accepted == running.adjuster.accepted
@@ -240,4 +266,4 @@ def test_it_continues_from_a_checkpoint() -> None:
 def test_a_start_beyond_the_limits_is_refused() -> None:
     """Initial counts above the limits are a usage error."""
     with pytest.raises(UsageError, match="agents=32 to start with must be from 1 to 16, the most that may run"):
-        Adjuster(Counts(32, 2, 2), Counts(16, 8, 8), 0, INTERVAL_S)
+        Recorded(Counts(32, 2, 2), Counts(16, 8, 8), 0, INTERVAL_S)

@@ -30,9 +30,9 @@ from tests.samplers.queued.book import Telling, numbered, value_of
 NUM_PRODUCERS = 3
 
 
-def produce(fds: tuple[int, int], producer: int, count: int) -> None:
+def produce(queue: IndexQueue, producer: int, count: int) -> None:
     """Puts producer * count ... producer * count + count - 1, in pieces."""
-    queue, rng, first = IndexQueue(fds), random.Random(producer), producer * count
+    rng, first = random.Random(producer), producer * count
     while first < (producer + 1) * count:
         stop = min(first + rng.choice([1, 1, 1, 2, 30]), (producer + 1) * count)
         queue.put(range(first, stop))
@@ -54,7 +54,7 @@ def test_a_queue_between_processes_and_threads() -> None:
                 num_taken["all"] += len(numbers)
 
     processes = [
-        multiprocessing.get_context("fork").Process(target=produce, args=(queue.fds, producer, count))
+        multiprocessing.get_context("fork").Process(target=produce, args=(queue, producer, count))
         for producer in range(NUM_PRODUCERS)
     ]
     consumers = [threading.Thread(target=consume, args=(seed,)) for seed in range(2)]
