@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from accel_rl.config.run_settings import CHANGEABLE
 from accel_rl.config.sources import read_yaml
 from accel_rl.errors import RunError, UsageError, needs_extra
 from accel_rl.run_folder.atomic import write_file
@@ -24,12 +25,8 @@ if TYPE_CHECKING:
 Floats = npt.NDArray[np.float64]
 
 # Runs that differ only in these settings are repetitions and become one curve. (The number of learners is compared.)
-NOT_SETTINGS = (
-    "seed", "device", "devices", "learners_per_gpu", "learner_timeout_s", "share_processors", "simulator", "workers",
-    "envs_per_worker", "cpus", "sampling_threads", "learning_threads", "compile", "env_timeout_s",
-    "env_build_timeout_s", "replay_device", "checkpoint_replay", "checkpoint_interval_steps", "log_interval_steps",
-    "report", "tensorboard", "track", "final_games",
-)  # fmt: skip
+OWN_SETTINGS = {"seed", "envs_per_worker", "checkpoint_interval_steps", "log_interval_steps", "tensorboard"}
+NOT_SETTINGS = {*CHANGEABLE, *OWN_SETTINGS} - {"steps"}
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#808080")  # Okabe & Ito 2008
 LINE_STYLES = ("-", "--", ":", "-.")  # one for each pass through the colors
 MAX_LEGEND_WIDTH, MAX_LABEL_WIDTH, LEGEND_HANDLE_WIDTH = 140, 58, 11  # characters

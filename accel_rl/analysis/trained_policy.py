@@ -169,15 +169,17 @@ class TrainedPolicy:
         self._check_env()
         if seed is not None:
             config = resolve({**config.as_dict(), "seed": seed}, spec=config.spec)
-        torch.set_num_threads(config.plan.sampling_threads)
         least = math.lcm(2, max(1, config.workers))  # the fewest environments that divide over the workers
         num_envs = min(config.run.envs, max(least, -(-episodes // least) * least))
         sampler = build_sampler(config, self.policy, horizon=1, num_envs=least, num_evaluation_envs=num_envs)
+        num_threads = torch.get_num_threads()
+        torch.set_num_threads(config.plan.sampling_threads)
         try:
             greedy = config.run.eval_greedy if greedy is None else greedy
             games = sampler.evaluate(GamesToPlay(episodes), index=0, greedy=greedy)
         finally:
             sampler.close()
+            torch.set_num_threads(num_threads)
         if not games:
             raise RunError(f"no game of {config.run.env} has ended within its step limit")
         return games

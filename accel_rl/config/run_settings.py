@@ -156,3 +156,11 @@ class RunSettings:
         choices=("none", "wandb"),
     )
     report: bool = setting(True, "write report.html at the end of `accel-rl train`, if Plotly is installed")
+
+
+# Settings that a resumed run may change: its length, its use of the machine, and its reports.
+CHANGEABLE = (
+    "steps", "simulator", "device", "devices", "learners_per_gpu", "learner_timeout_s", "share_processors",
+    "workers", "cpus", "sampling_threads", "learning_threads", "compile", "env_timeout_s", "env_build_timeout_s",
+    "replay_device", "checkpoint_replay", "track", "report", "final_games",
+)  # fmt: skip

@@ -1,5 +1,6 @@
 """The command `accel-rl doctor`: a report on this machine, or a comparison of its GPU with its CPU."""
 
+import argparse
 from typing import Any
 
 from accel_rl.errors import UsageError
@@ -15,20 +16,17 @@ def add_doctor(commands: Any) -> None:
     )
     command.add_argument("--gpu", action="store_true", help="compare what the GPU does with the CPU, in two minutes")
     command.add_argument("--json", action="store_true", help="print the report as one JSON object")
-    command.set_defaults(run=lambda options: run(options.gpu, options.json))
+    command.set_defaults(run=_doctor)
 
 
-def run(gpu: bool, json: bool) -> None:
-    """Prints a report on this machine and how it trains, or checks its GPU.
-
-    Raises RunError if the self-test or a check fails, or if there is no GPU to check; UsageError for json with gpu."""
-    if gpu and json:
+def _doctor(options: argparse.Namespace) -> None:
+    if options.gpu and options.json:
         raise UsageError("--json and --gpu exclude each other; omit one of them")
-    if gpu:
+    if options.gpu:
         from accel_rl.doctor.gpu_check import check_gpu
 
         check_gpu()
     else:
         from accel_rl.doctor.survey import survey
 
-        survey(json)
+        survey(options.json)

@@ -1,4 +1,4 @@
-"""Findings, which are the lines of the report, and their problems to fix."""
+"""Defines findings, which are the lines of the report, and the problems that they name."""
 
 from collections.abc import Callable
 from typing import NamedTuple

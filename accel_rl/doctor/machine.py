@@ -55,7 +55,7 @@ def memory() -> Finding:
     smallest = min(totals, default=0)
     is_limited = bool(totals) and smallest < totals[0]
     text = f"{_size(free)} of {_size(smallest)} free"
-    text += f"; the control group's limit, of {_size(totals[0])}" if is_limited else ", no limit"
+    text += f"; limited by the control group: the machine has {_size(totals[0])}" if is_limited else ", no limit"
     if totals and free < LEAST_MEMORY:
         way_out = "docker run --memory=8g" if is_limited else "ps aux --sort=-rss | head"
         problems.append(Problem("error", f"{_size(free)} of memory is too little for most runs", way_out))

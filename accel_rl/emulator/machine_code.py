@@ -218,8 +218,7 @@ def cache_folder() -> Path:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "accel_rl" / "emulator"
     except RuntimeError:
         raise UsageError(
-            "the native emulator keeps machine code in ~/.cache, but this user has no home folder: "
-            "export XDG_CACHE_HOME=FOLDER"
+            "accel_rl keeps machine code in ~/.cache, but this user has no home folder: export XDG_CACHE_HOME=FOLDER"
         ) from None
 
 

@@ -74,9 +74,11 @@ def write_video(atari: BatchAtari, actions: Iterator[int], num_frames: int, out:
             frames += 1
             picture = atari.palette()[arrays.frames[0]]
             writer.write(np.ascontiguousarray(picture.repeat(height, axis=0).repeat(width, axis=1)[:, :, ::-1]))
+        writer.release()
+        os.replace(unfinished, out)
     finally:
         writer.release()
-    os.replace(unfinished, out)
+        unfinished.unlink(missing_ok=True)
     return score, frames
 
 

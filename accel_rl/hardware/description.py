@@ -2,12 +2,11 @@
 
 import importlib.metadata
 import platform
-import sys
 from pathlib import Path
 from typing import Any
 
 from accel_rl.hardware.instructions import read_instructions
-from accel_rl.hardware.topology import available_cpus, physical_cores
+from accel_rl.hardware.topology import available_cpus, physical_cores, read_file
 
 PACKAGES = ("torch", "ale-py", "gymnasium", "numpy", "opencv-python-headless", "envpool")
 
@@ -34,11 +33,9 @@ def describe_machine(with_gpus: bool = True) -> dict[str, Any]:
 
 def cpu_model() -> str:
     """Returns the processor's name, if the system knows it."""
-    model = platform.processor() or platform.machine()
-    if sys.platform == "linux":
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), model)
-    return model
+    lines = read_file(Path("/proc/cpuinfo")).splitlines()
+    names = (line.split(":")[1].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())
 
 
 def package_version(package: str) -> str | None:

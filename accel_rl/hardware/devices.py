@@ -212,7 +212,7 @@ def gpu_node(device: str) -> int | None:
 # ---- pinned memory ----
 
 
-# By address, once for each user. These references keep the memory mapped until it is unpinned.
+# Pinned memory by address, with an entry for each user. The references keep it mapped until it is unpinned.
 _pinned: dict[int, list[SharedArrays]] = {}
 
 

@@ -4,6 +4,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from accel_rl.hardware.topology import read_file
+
 BF16_FLAGS = {"amx_bf16": "AMX", "avx512_bf16": "AVX512_BF16", "bf16": "BF16"}  # as in /proc/cpuinfo; bf16: Arm
 # oneDNN reads the first of these that is set, in either case, and ignores names that it does not know ("CPU Dispatcher
 # Control" in its manual). The names below exclude bfloat16 instructions; those without "amx" exclude AMX.
@@ -42,11 +44,8 @@ def has_bf16() -> bool:
 
 def _bf16(root: Path) -> tuple[str, str]:
     """Returns Instructions' bf16 and why_no_bf16."""
-    try:
-        flags = set((root / "proc/cpuinfo").read_text().split())
-        found = [name for flag, name in BF16_FLAGS.items() if flag in flags]
-    except OSError:
-        found = ["unknown"]
+    flags = set(read_file(root / "proc/cpuinfo").split())
+    found = [name for flag, name in BF16_FLAGS.items() if flag in flags] if flags else ["unknown"]
     if not found:
         return "", "this CPU has no bfloat16 instructions (AVX512_BF16 or AMX)"
     variable = next((name for name in LIMITS if os.environ.get(name)), "")

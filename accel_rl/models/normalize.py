@@ -101,7 +101,7 @@ class ObservationNorm(nn.Module):
         return torch.from_numpy(scaled.astype(np.float32))
 
     def is_complete(self, first_step: int) -> bool:
-        """Returns whether a rollout that began at this agent step adds nothing to the moments; every rollout adds."""
+        """Returns False: every rollout adds to the moments."""
         return False
 
     def update(self, observation: Tensor, sum_over_learners: Sum, valid: Tensor | None = None) -> None:

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from accel_rl.hardware.topology import read_file
+
 logger = logging.getLogger("accel_rl")
 
 Pair = tuple[int, int]
@@ -69,11 +71,7 @@ def prefers_products() -> bool:
 
     MKL leaves much of an AMD processor idle: the hidden layer of Nature-CNN (3136 -> 512) takes half the time with
     oneDNN on an EPYC, for a batch of 80, both forward and backward."""
-    try:
-        is_amd = "AuthenticAMD" in Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return False
-    return is_amd and multiplies(torch.float32)
+    return "AuthenticAMD" in read_file(Path("/proc/cpuinfo")) and multiplies(torch.float32)
 
 
 def _works(what: str, dtype: torch.dtype, trials: Callable[[torch.dtype], list[tuple[Tensor, Tensor]]]) -> bool:

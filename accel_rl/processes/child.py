@@ -1,5 +1,5 @@
-"""Code of child processes, which leave signals to the parent, end with it, report errors to it, and end the processes
-that they have started. Imports no torch."""
+"""What child processes do: leave signals to their parent, end with it, report errors to it, and end the processes that
+they have started. Imports no torch."""
 
 import contextlib
 import ctypes

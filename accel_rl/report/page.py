@@ -155,7 +155,7 @@ def _settings(curves: Sequence[Curve]) -> dict[str, dict[str, list[str]]]:
 
 
 def _videos(records: Sequence[RunRecord], out: Path) -> dict[Path, str]:
-    """Returns the address of each run's video: inside the page while the videos are small, else the file's."""
+    """Returns the address of each run's video: a data URL until EMBEDDED_VIDEO_BYTES are used up, then the file's."""
     addresses, left = dict[Path, str](), EMBEDDED_VIDEO_BYTES
     for folder, video in ((record.folder, record.video) for record in records):
         if video is None:

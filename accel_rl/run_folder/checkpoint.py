@@ -1,4 +1,4 @@
-"""Writes checkpoints whole or not at all, and checks them when it reads them. The last two are kept.
+"""Writes checkpoints atomically, and verifies them when it reads them. Keeps the last two.
 
 A checkpoint is a zip file written by PyTorch. Each of its records (the pickle, and every tensor) has a CRC-32, which
 `torch.load` ignores. `load` reads the file once more to check them. This takes 0.24 s per GiB from the page cache;

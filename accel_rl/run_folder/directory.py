@@ -18,7 +18,7 @@ import psutil
 
 from accel_rl.config.fields import flag_of, pick
 from accel_rl.config.learners import launched_rank_info
-from accel_rl.config.run_settings import RunSettings
+from accel_rl.config.run_settings import CHANGEABLE, RunSettings
 from accel_rl.config.sources import dump_yaml, overlay, read_settings
 from accel_rl.envs.function_transfer import FUNCTION, MakeEnv, as_setting, missing_function
 from accel_rl.envs.games.emulator_choice import is_ale_state, runs_grid_twin
@@ -31,13 +31,6 @@ from accel_rl.settings.resolve import Config, resolve
 from accel_rl.settings.sampler_kinds import SAMPLER_KINDS
 
 logger = logging.getLogger("accel_rl")
-
-# Settings that a resumed run may change: its length, its use of the machine, and its reports.
-CHANGEABLE = (
-    "steps", "simulator", "device", "devices", "learners_per_gpu", "learner_timeout_s", "share_processors",
-    "workers", "cpus", "sampling_threads", "learning_threads", "compile", "env_timeout_s", "env_build_timeout_s",
-    "replay_device", "checkpoint_replay", "track", "report", "final_games",
-)  # fmt: skip
 
 ANY_MACHINE = {"device": "auto", "devices": None, "learners_per_gpu": 1, "cpus": "all", "workers": None}
 """Settings that replace those of the run's machine when it is opened on another one."""
@@ -217,8 +210,8 @@ def changed_settings(folder: Path, saved: dict[str, Any], values: dict[str, Any]
 
 
 def prepare_resume(config: Config, folder: Path, state: dict[str, Any]) -> None:
-    """Prepares a run's folder for a resume: writes the settings, and removes replays that no checkpoint needs, and the
-    scores and the video of what was the final policy.
+    """Prepares a run's folder for a resume. Writes the settings; removes replays that no checkpoint needs, and the
+    scores and the video of the former final policy.
 
     `keep_simulator` records another simulator once it has loaded the checkpoint's states."""
     saved = read_settings(folder)

@@ -66,7 +66,7 @@ def check_owner(path: Path, trust: bool) -> None:
         return
     status, folder, user = path.stat(), path.parent.stat(), os.geteuid()
     owner = status.st_uid
-    in_open_folder = folder.st_mode & (stat.S_IWOTH | stat.S_ISVTX) == stat.S_IWOTH  # sticky: only one's own files
+    in_open_folder = folder.st_mode & (stat.S_IWOTH | stat.S_ISVTX) == stat.S_IWOTH  # not if it is sticky
     if status.st_mode & stat.S_IWOTH or in_open_folder:
         place = path.parent if in_open_folder else path
         raise UsageError(

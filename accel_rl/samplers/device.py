@@ -146,7 +146,7 @@ class DeviceBatch:
         # Score of each environment's game so far. NaN: the game began with random actions, so its score is left out.
         self._score = torch.zeros(self.num_envs, dtype=torch.float64, device=self.device)
         self._ended = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)  # by the last step
-        # True if a rollout lacked a last observation, an allowed action, or a dtype that holds its numbers.
+        # Set if a last observation was missing, a mask allowed nothing, or a number did not fit its dtype.
         self._lacks_final, self._lacks_choice, self._lacks_type = torch.zeros(3, dtype=torch.bool, device=self.device)
 
     @torch.no_grad()

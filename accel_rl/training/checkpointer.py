@@ -133,7 +133,7 @@ class Checkpointer:
             which = "all" if learner.config.spec.on_device else restarted
             logger.warning("these environments have no state to save and start a new episode: %s", which)
         torch.set_rng_state(state["torch_generator"])
-        # The state of a learner on the CPU lacks it.
+        # A checkpoint written on the CPU has no state of CUDA's generator.
         if self.device.type != "cpu" and (cuda_generator := state.get("cuda_generator")) is not None:
             torch.cuda.set_rng_state(cuda_generator, self.device)
 

@@ -105,7 +105,7 @@ class Tracker:
                 self._run.log(row, step=int(row["time/total_timesteps"]), commit=True)
 
     def close(self, status: int) -> None:
-        """Uploads the pictures and the policy in the run's folder, and ends. status: 0 unless the run failed."""
+        """Uploads the run's files, and ends. status: 0 unless the run failed."""
         if self._run is None:
             return
         with self._forgiven():

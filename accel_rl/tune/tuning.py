@@ -115,6 +115,8 @@ def short_settings(config: Config) -> Settings:
     """
     run, algo = config.run, config.algo
     short = {**config.sampler_kind.fixed_for_tuning(config), "steps": 10**12}
+    if run.compile == "auto":
+        short["compile"] = "never"  # machine code that an earlier run left would fit some points only
     short["decorrelation_steps"] = min(run.decorrelation_steps, SHORT_DECORRELATION_STEPS)
     if hasattr(algo, "replay_size"):
         warmup = max(LEAST_WARMUP_STEPS, algo.batch_size + run.envs * algo.n_step)

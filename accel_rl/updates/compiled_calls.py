@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from accel_rl.emulator.machine_code import cache_folder
 from accel_rl.errors import UsageError, first_line
+from accel_rl.hardware.topology import read_file
 from accel_rl.processes.spawning import describe_exit, spawn
 from accel_rl.updates.compilation import (
     Code,
@@ -342,8 +343,6 @@ def path_of(recording: Recording) -> Path:
 def _versions() -> tuple[str, ...]:
     """Returns what machine code depends on apart from its program: versions, sources, the processor."""
     sources = [Path(__file__).with_name(f"{name}.py").read_text() for name in ("compilation", "recording")]
-    try:
-        (flags,) = [*{line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags")}][:1]
-    except (OSError, ValueError):
-        flags = platform.processor()
-    return (torch.__version__, platform.machine(), flags, *sources)
+    lines = read_file(Path("/proc/cpuinfo")).splitlines()
+    features = (line for line in lines if line.startswith(("flags", "Features")))  # the names on x86 and on Arm
+    return (torch.__version__, platform.machine(), next(features, platform.processor()), *sources)

@@ -86,6 +86,11 @@ class SharedSum:
 def _open_memory(pid: int, fd: int, layout: Layout) -> SharedArrays | None:
     """Opens another process's memory; returns None if it is on another machine, or access is denied."""
     try:
-        return SharedArrays(layout, os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR))
-    except (OSError, ValueError):
+        own_fd = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR)
+    except OSError:
+        return None
+    try:
+        return SharedArrays(layout, own_fd)
+    except (OSError, ValueError):  # a file of another machine's process with these numbers
+        os.close(own_fd)
         return None

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 import yaml
 
-from accel_rl.analysis.plot import NOT_SETTINGS, draw_curves, group_runs, make_figure, read_run, save
+from accel_rl.analysis.plot import draw_curves, group_runs, make_figure, read_run, save
 from accel_rl.errors import UsageError
-from accel_rl.run_folder.directory import CHANGEABLE
 
 HEADER = "time/total_timesteps,time/time_elapsed,rollout/ep_rew_mean,eval/mean_reward"
 SETTINGS = {"algo": "a2c", "env": "pong", "learning_rate": 7e-4, "envs": 16, "frame_shape": [104, 80]}
@@ -148,10 +147,6 @@ def test_many_long_labels_stay_inside_the_picture(tmp_path):
     assert len(set(labels(figure))) == 10
     (curve,) = group_runs([read_run(runs[0])])
     draw_curves(*figure.axes, [replace(curve, label="x" * 200)])  # wider than the picture
-
-
-def test_what_a_resume_may_change_separates_no_curves():
-    assert {*CHANGEABLE} - {"steps"} <= {*NOT_SETTINGS}
 
 
 def test_errors_name_what_is_wrong(tmp_path, monkeypatch):

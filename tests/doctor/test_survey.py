@@ -65,7 +65,7 @@ def test_memory_of_a_control_group(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     group = {"memory.max": str(2 * GB), "memory.current": str(GB + GB // 2)}
     write(tmp_path, {f"sys/fs/cgroup/{name}": text for name, text in group.items()})
     finding = machine.memory()
-    assert finding.text.startswith("512 MB of 2.0 GB free; the control group's limit, of 64.0 GB")
+    assert finding.text.startswith("512 MB of 2.0 GB free; limited by the control group: the machine has 64.0 GB")
     assert the_problem(finding).level == "error" and the_problem(finding).command.startswith("docker run --memory")
 
 

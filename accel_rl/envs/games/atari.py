@@ -21,8 +21,6 @@ from accel_rl.errors import unknown
 ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
 
 NUM_STARTS = 93  # prepared starts of a game, three for each of 0 to 30 no-ops: 1.6 MB at 104x80
-
-
 PRESETS = {
     "stooke": AtariOptions(),
     "dqn84": AtariOptions(frame_shape=(84, 84)),  # Mnih et al. 2015

@@ -1,7 +1,7 @@
 """Merges segments of several agents into a batch, which is the trainers' work (GA3C, section 4.1; Algorithm 5).
 
 A batch has a column for each segment. Columns after the last segment, and rows after a segment's end, are padding: they
-are not valid, and hold remains of earlier batches.
+are not valid, and hold leftovers of earlier batches.
 """
 
 from typing import Any

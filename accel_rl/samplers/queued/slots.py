@@ -25,7 +25,7 @@ MOST_GENERATIONS = 2**20
 
 
 class SlotState(IntEnum):
-    """Access to a slot. FREE: its agent, which may begin a segment; WRITING: its agent; QUEUED: the trainers."""
+    """Who may use a slot. FREE: its agent, to begin a segment; WRITING: its agent; QUEUED: the trainers."""
 
     FREE, WRITING, QUEUED = range(3)
 
