@@ -13,6 +13,11 @@ class RunError(RuntimeError):
     """A failure while a run is under way (an environment, a worker, the disk): exit status 1."""
 
 
+def count(number: int, what: str) -> str:
+    """Returns, for example, "1 core" or "2 cores"."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
 def unknown(kind: str, name: str, known: Iterable[str], way_out: str = "") -> UsageError:
     """Returns the error for a name that does not exist, with the nearest names that do."""
     known = list(known)

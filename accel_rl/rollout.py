@@ -30,6 +30,10 @@ class RecurrentInputs(NamedTuple):
     previous_reward: Tensor
     is_first: Tensor
 
+    def as_sequence(self) -> "RecurrentInputs":
+        """Returns the inputs of one step [N, ...] as those of a sequence of one step [1, N, ...], with state [N, S]."""
+        return RecurrentInputs(self.state, *(rows.unsqueeze(0) for rows in self[1:]))
+
 
 PolicyStep = tuple[Tensor, dict[str, Tensor], Tensor | None]
 """A policy's results when it acts: actions [b, *A], outputs to record {name: [b, ...]}, state [b, S] or None."""

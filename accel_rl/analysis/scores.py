@@ -26,8 +26,7 @@ from accel_rl.analysis.plot import (
     tidy,
 )
 from accel_rl.envs.games.atari import game_name
-from accel_rl.errors import UsageError
-from accel_rl.hardware.topology import count
+from accel_rl.errors import UsageError, count
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -10,10 +10,10 @@ import tempfile
 from pathlib import Path
 
 from accel_rl.doctor.finding import Finding, Problem
-from accel_rl.errors import RunError, describe_error
+from accel_rl.errors import RunError, count, describe_error
 from accel_rl.hardware.description import cpu_model
 from accel_rl.hardware.host_memory import free_and_total, free_host_bytes
-from accel_rl.hardware.topology import available_cpus, count, read_topology
+from accel_rl.hardware.topology import available_cpus, read_topology
 
 GB, MB = 1 << 30, 1 << 20
 LEAST_MEMORY = 1 * GB  # A2C on Pong with four workers takes 0.33 GB, more with CUDA

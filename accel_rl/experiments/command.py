@@ -142,7 +142,7 @@ def _launch(options: argparse.Namespace) -> None:
             raise UsageError(f"{flag_of(name)} is for a single run; omit it with --experiment")
     folder = arguments.pop("out", None)
     make_executor = _take_executor(arguments)
-    from accel_rl.experiments.scheduler import run_experiment
+    from accel_rl.experiments.experiment import run_experiment
 
     run_experiment(file, arguments, Path(folder) if folder else None, None if only_report else make_executor)
 

@@ -148,12 +148,12 @@ def _combinations(settings: dict[str, Any], block: dict[str, Any]) -> list[Combi
 
 def _combination(settings: dict[str, Any], block: dict[str, Any], own: dict[str, Any]) -> Combination:
     values = {**settings, **own}
-    learners = count("learners", values.get("learners", 1))
+    learners = integer("learners", values.get("learners", 1))
     for_train = {name: value for name, value in values.items() if name not in ("learners", "envs_per_learner")}
     if "envs_per_learner" in values:
         if "envs" in values:
             raise UsageError("envs and envs_per_learner contradict each other; omit one of them")
-        for_train["envs"] = learners * count("envs_per_learner", values["envs_per_learner"])
+        for_train["envs"] = learners * integer("envs_per_learner", values["envs_per_learner"])
     varied = {name: value for name, value in own.items() if isinstance(block[name], list)}
     return Combination(values, varied, for_train)
 
@@ -171,7 +171,7 @@ def _paper(value: Any, combinations: tuple[Combination, ...]) -> Paper:
             raise UsageError(f"paper's row {row} must have at least one number: {', '.join(MEASURES)}")
         if not any(_matches(row, combination) for combination in combinations):
             raise UsageError(f"paper's row {row} matches no combination of the grid")
-    steps = count("paper's steps", parts["steps"]) if "steps" in parts else None
+    steps = integer("paper's steps", parts["steps"]) if "steps" in parts else None
     if steps is None and any("hours" in row for row in rows):
         raise UsageError("paper's hours need the number of steps that they are for; set `steps`")
     return Paper(str(parts.get("source", "")), steps, tuple(rows))
@@ -200,13 +200,13 @@ def _list_of(kind: type, name: str, value: Any) -> list[Any]:
 
 def read_seeds(values: dict[str, Any]) -> tuple[int, ...]:
     """Returns the seeds of a file's values; raises UsageError for anything else, and for a seed that is named twice."""
-    seeds = tuple(count("seeds", seed, least=0) for seed in _list_of(object, "seeds", values.get("seeds", [0])))
+    seeds = tuple(integer("seeds", seed, least=0) for seed in _list_of(object, "seeds", values.get("seeds", [0])))
     if len(seeds) > len({*seeds}):
         raise UsageError(f"seeds: {list(seeds)} names a seed twice")
     return seeds
 
 
-def count(name: str, value: Any, least: int = 1) -> int:
+def integer(name: str, value: Any, least: int = 1) -> int:
     """Returns a part of a file if it is an integer of at least this much; else raises UsageError."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise UsageError(f"{name}={value!r} must be an integer of at least {least}")

@@ -12,7 +12,7 @@ from typing import Any
 from accel_rl.errors import UsageError
 from accel_rl.experiments.tasks import Task, print_start
 from accel_rl.hardware.devices import gpu_node
-from accel_rl.hardware.placement import divide
+from accel_rl.hardware.division import divide
 from accel_rl.hardware.topology import Cpus, CpuTopology, show_cpus
 
 

@@ -24,7 +24,7 @@ from typing import Any
 
 from accel_rl.config.sources import read_yaml
 from accel_rl.errors import UsageError, unknown
-from accel_rl.experiments.grid import SET_ELSEWHERE, count, mapping, read_seeds
+from accel_rl.experiments.grid import SET_ELSEWHERE, integer, mapping, read_seeds
 from accel_rl.experiments.tasks import Task
 from accel_rl.run_folder.directory import as_file_name
 
@@ -84,11 +84,11 @@ def read_sweep(path: Path) -> Sweep:
             raise UsageError("search is empty")
         if twice := sorted(settings.keys() & search.keys()):
             raise UsageError(f"settings and search both have {', '.join(twice)}")
-        steps, trials = count("steps", settings.get("steps")), count("trials", values.get("trials"))
+        steps, trials = integer("steps", settings.get("steps")), integer("trials", values.get("trials"))
         halving = mapping("halving", values.get("halving")) or {"first": steps}
         if unknown_parts := sorted(halving.keys() - {"first", "factor"}):
             raise unknown("part of halving", unknown_parts[0], ("first", "factor"))
-        first, factor = count("first", halving.get("first")), count("factor", halving.get("factor", 2), least=2)
+        first, factor = integer("first", halving.get("first")), integer("factor", halving.get("factor", 2), least=2)
         if first > steps:
             raise UsageError(f"halving: first={first} must be at most steps={steps}")
         rungs = [first]
@@ -100,10 +100,10 @@ def read_sweep(path: Path) -> Sweep:
             read_seeds(values),
             {name: _space(name, space) for name, space in search.items()},
             trials,
-            min(trials, count("generation", values.get("generation", trials))),
+            min(trials, integer("generation", values.get("generation", trials))),
             tuple(rungs),
             factor,
-            count("seed", values.get("seed", 0), least=0),
+            integer("seed", values.get("seed", 0), least=0),
             str(values.get("title", path.stem)),
         )
     except UsageError as error:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from accel_rl.errors import UsageError
+from accel_rl.errors import UsageError, count
 
 Cpus = tuple[int, ...]
 
@@ -164,11 +164,6 @@ def show_cpus(cpus: Iterable[int]) -> str:
     firsts = [cpu for cpu in sorted(known) if cpu - 1 not in known]
     lasts = [cpu for cpu in sorted(known) if cpu + 1 not in known]
     return ",".join(f"{a}" if a == b else f"{a}-{b}" for a, b in zip(firsts, lasts, strict=True))
-
-
-def count(number: int, what: str) -> str:
-    """Returns, for example, "1 core" or "2 cores"."""
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def loopback_interface() -> str | None:

@@ -126,8 +126,7 @@ class ActorCritic(nn.Module):
         Returns parameters [N, P], value [N], and the next state [N, S], or None without a core."""
         if recurrent_inputs is None:
             return *self(observation), None
-        sequence = RecurrentInputs(recurrent_inputs.state, *(rows.unsqueeze(0) for rows in recurrent_inputs[1:]))
-        parameters, value, state = self.unroll(observation.unsqueeze(0), sequence)
+        parameters, value, state = self.unroll(observation.unsqueeze(0), recurrent_inputs.as_sequence())
         return parameters[0], value[0], state
 
     def evaluate(self, observation: Tensor, recurrent_inputs: RecurrentInputs | None = None) -> tuple[Tensor, Tensor]:

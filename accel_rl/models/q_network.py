@@ -167,8 +167,7 @@ class QNetwork(nn.Module):
     def _step(self, observation: Tensor, recurrent_inputs: RecurrentInputs | None) -> tuple[Tensor, Tensor | None]:
         if recurrent_inputs is None:
             return self.q_values(self(observation), observation), None
-        sequence = RecurrentInputs(recurrent_inputs.state, *(rows.unsqueeze(0) for rows in recurrent_inputs[1:]))
-        output, state = self._unroll(observation.unsqueeze(0), sequence)
+        output, state = self._unroll(observation.unsqueeze(0), recurrent_inputs.as_sequence())
         return self.q_values(output[0], observation), state
 
     def _unroll(self, observation: Tensor, recurrent_inputs: RecurrentInputs) -> tuple[Tensor, Tensor]:

@@ -7,9 +7,8 @@ import importlib
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from accel_rl.config.run_settings import RunSettings
-from accel_rl.errors import UsageError
+from accel_rl.errors import UsageError, count
 from accel_rl.hardware.placement import Plan, divides_evenly
-from accel_rl.hardware.topology import count
 
 if TYPE_CHECKING:
     from accel_rl.algos.auxiliary import AuxiliaryTasks

@@ -12,11 +12,10 @@ from accel_rl.envs.games.atari import game_name, make_options, why_no_reserve
 from accel_rl.envs.games.emulator_choice import choose_simulator, warn_if_inexact
 from accel_rl.envs.spaces.conversion import left_out
 from accel_rl.envs.spaces.masks import describe_sources
-from accel_rl.errors import RunError
+from accel_rl.errors import RunError, count
 from accel_rl.hardware.description import describe_machine
 from accel_rl.hardware.instructions import BF16_FLAGS, Instructions, read_instructions
 from accel_rl.hardware.placement import show_plans
-from accel_rl.hardware.topology import count
 from accel_rl.models.actor_critic import Encoder
 from accel_rl.models.layers import unaccelerated
 from accel_rl.run_folder.atomic import write_file

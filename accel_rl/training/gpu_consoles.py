@@ -8,10 +8,9 @@ from accel_rl.emulator.cuda.memory import LANES
 from accel_rl.emulator.rules import game_of
 from accel_rl.envs.batches.env_batch import rollout_layout
 from accel_rl.envs.games.cuda import check_options, console_bytes
-from accel_rl.errors import UsageError
+from accel_rl.errors import UsageError, count
 from accel_rl.hardware.host_memory import check_all_fit
 from accel_rl.hardware.shared_memory import layout_bytes
-from accel_rl.hardware.topology import count
 from accel_rl.samplers.base import SamplerConfig
 from accel_rl.settings.resolve import Config
 

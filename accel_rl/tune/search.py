@@ -37,7 +37,7 @@ class Trial(NamedTuple):
 
 
 @dataclass
-class Found:
+class SearchResult:
     """A search's result. pick: the point to use. finalists: empty if none was likely to be faster than the default.
 
     skipped: the reason, by point. unsearched: settings that were not tried for lack of time."""
@@ -66,9 +66,9 @@ class Search:
     def __post_init__(self) -> None:
         self._start, self._least_free = self.clock(), LEAST_FREE * free_host_bytes()
         self._open: dict[Point, Contestant] = {}
-        self._best, self._found = self.space.start, Found(self.space.start)
+        self._best, self._found = self.space.start, SearchResult(self.space.start)
 
-    def run(self) -> Found:
+    def run(self) -> SearchResult:
         """Searches and returns the result. It closes all contestants, also after an error."""
         found = self._found
         try:

@@ -10,16 +10,15 @@ from typing import Any
 from accel_rl.bench.timing import Contestant, format_ratio
 from accel_rl.config.sources import dump_yaml
 from accel_rl.envs.spec import EnvSpec
-from accel_rl.errors import UsageError
+from accel_rl.errors import UsageError, count
 from accel_rl.hardware.description import describe_machine, format_machine
 from accel_rl.hardware.signals import StopSignal
-from accel_rl.hardware.topology import count
 from accel_rl.run_folder.directory import as_file_name
 from accel_rl.settings.resolve import Config, resolve
 from accel_rl.training.build import check
 from accel_rl.training.out_of_memory import advice_on_memory
 from accel_rl.tune.points import Point, Space, make_space
-from accel_rl.tune.search import Found, Search
+from accel_rl.tune.search import Search, SearchResult
 from accel_rl.tune.training import Training
 
 Settings = dict[str, Any]
@@ -65,7 +64,7 @@ def introduction(config: Config, space: Space) -> Iterator[str]:
     yield config.sampler_kind.note_on_envs(config, "envs" in space.axes)
 
 
-def table(space: Space, found: Found) -> Iterator[str]:
+def table(space: Space, found: SearchResult) -> Iterator[str]:
     """Yields a line for each point, with its median rate and its ratio to the default (the final's first); then what
     was left out, and the result."""
     width = max(len(str(point)) for point in (*found.trials, *found.skipped))
@@ -82,7 +81,7 @@ def table(space: Space, found: Found) -> Iterator[str]:
     yield result(space, found)
 
 
-def result(space: Space, found: Found) -> str:
+def result(space: Space, found: SearchResult) -> str:
     """Returns a sentence on the pick's speed."""
     rate, ratio, num_rounds = found.trials[found.pick]
     if found.pick == space.start:

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from accel_rl.hardware.devices import device_id
 from accel_rl.hardware.timers import DeviceTimer
-from accel_rl.updates.cuda_graphs import Terms
 from accel_rl.updates.exchange import Exchange
 from accel_rl.updates.flat import FlatParameters
 from accel_rl.updates.optimizers import Optimizer
 from accel_rl.updates.shared_sum import SharedSum
+from accel_rl.updates.terms import Terms
 
 
 @dataclass

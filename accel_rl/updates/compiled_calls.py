@@ -35,8 +35,9 @@ from accel_rl.updates.compilation import (
     recall_failure,
     remember_failure,
 )
-from accel_rl.updates.cuda_graphs import PackedTerms, Terms, Work, unpacked
+from accel_rl.updates.cuda_graphs import Work
 from accel_rl.updates.recording import Recording, record
+from accel_rl.updates.terms import PackedTerms, Terms, unpacked
 from accel_rl.updates.trees import dtype_of, leaves, map_leaves, structure
 
 logger = logging.getLogger("accel_rl")

@@ -1,10 +1,10 @@
 """Runs work as CUDA graphs: one launch instead of about a hundred."""
 
 import logging
+import operator
 import weakref
 from collections.abc import Callable, Hashable, Sequence
-from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,20 +19,6 @@ NUM_WARM_UP_CALLS = 2  # run operation by operation before a call is captured
 MAX_DELAYED_CALLS = 1000  # also run this way while an argument comes from a function that is not captured yet
 MAX_GRAPHED_CALLS = 32  # each keeps its own memory on the GPU
 MAX_GRAPHS_PER_CALL = 4  # graphs that read other graphs' results in place; further ones copy them
-
-Loss = Callable[..., tuple[Tensor, dict[str, Tensor]]]
-"""loss(*batch) -> the sum of the loss over the valid samples, and its detached terms: sums to log [], or an entry for
-each sample [N, ...]."""
-
-
-class LossPart(NamedTuple):
-    """A loss and its batch, the arguments that it takes."""
-
-    loss: Loss
-    batch: tuple[Any, ...]
-
-
-Terms = dict[str, Tensor]
 
 Work = Callable[..., Any]
 """work(*arguments) -> a tree of tensors. It enqueues the same operations at each call."""
@@ -101,7 +87,7 @@ class CudaGraphs:
             return None
         whole_key = (key, structure(arguments))
         calls = self._calls.get(whole_key)
-        if calls and not calls.is_up_to_date(uses):
+        if calls and not all(map(operator.is_, uses, calls.uses)):
             self.forget()
             calls = None
         if calls is None:
@@ -169,9 +155,6 @@ class _Calls:
         found = self.warm_up_results.get(id(leaf))
         return found is not None and found() is leaf
 
-    def is_up_to_date(self, uses: Sequence[Tensor]) -> bool:
-        return len(uses) == len(self.uses) and all(one is other for one, other in zip(uses, self.uses, strict=True))
-
 
 class GraphedCall:
     """A graph, the buffers that it reads, and its results.
@@ -234,50 +217,3 @@ def _number(leaf: Any) -> Any:
     if not isinstance(leaf, Tensor):
         return leaf
     return leaf.item() if not leaf.dim() and leaf.device.type == "cpu" else None
-
-
-Place = tuple[int, str]  # position and name of a term
-
-
-class PackedTerms(NamedTuple):
-    """Terms in few tensors, so that few launches copy them: 0-d terms are stacked, by dtype."""
-
-    scalars: dict[tuple[Place, ...], Tensor]
-    arrays: dict[Place, Tensor]
-
-
-def pack(terms: Terms) -> PackedTerms:
-    by_dtype: dict[torch.dtype, list[Place]] = {}
-    for place in enumerate(terms):
-        if not terms[place[1]].dim():
-            by_dtype.setdefault(terms[place[1]].dtype, []).append(place)
-    scalars = {tuple(places): torch.stack([terms[name] for _, name in places]) for places in by_dtype.values()}
-    return PackedTerms(scalars, {place: terms[place[1]] for place in enumerate(terms) if terms[place[1]].dim()})
-
-
-def unpack(packed: PackedTerms) -> Terms:
-    """Returns copies of the terms, in their order."""
-    return unpacked(map_leaves(torch.clone, packed))
-
-
-def pack_all(updates: Sequence[Terms]) -> PackedTerms:
-    """Packs the terms of several updates [U, ...], which all have the same names."""
-    packed = [pack(terms) for terms in updates]
-    return PackedTerms(
-        *({key: torch.stack([each[key] for each in field]) for key in field[0]} for field in zip(*packed, strict=True))
-    )
-
-
-def unpack_all(packed: PackedTerms) -> list[Terms]:
-    """Returns copies of the terms that `pack_all` packed."""
-    copies: PackedTerms = map_leaves(torch.clone, packed)
-    num_updates = len(next(iter([*copies.scalars.values(), *copies.arrays.values()])))
-    return [unpacked(map_leaves(itemgetter(index), copies)) for index in range(num_updates)]
-
-
-def unpacked(packed: PackedTerms) -> Terms:
-    """Returns the terms, in their order, as views."""
-    found = dict(packed.arrays)
-    for places, values in packed.scalars.items():
-        found |= zip(places, values.unbind(), strict=True)
-    return {name: value for (_, name), value in sorted(found.items(), key=lambda item: item[0])}

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from accel_rl.models.bf16_weights import refresh
-from accel_rl.updates.cuda_graphs import Terms
 from accel_rl.updates.flat import FlatParameters
 from accel_rl.updates.foreach import copy_tensors
 from accel_rl.updates.optimizers import Optimizer, State
+from accel_rl.updates.terms import Terms
 
 CLIP_EPSILON = 1e-7  # keeps a gradient of zeros finite, as in the original code
 

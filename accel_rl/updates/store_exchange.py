@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from accel_rl.errors import UsageError
 from accel_rl.hardware.devices import pin, unpin
 from accel_rl.models.bf16_weights import refresh
-from accel_rl.updates.cuda_graphs import Terms
 from accel_rl.updates.exchange import Exchange, means, to_devices
 from accel_rl.updates.flat import FlatParameters
 from accel_rl.updates.foreach import copy_tensors
 from accel_rl.updates.optimizers import OPTIMIZERS, Adam, Optimizer, State, TorchOptimizer
 from accel_rl.updates.parameter_store import PARAMETERS, CentralStore, LockedTensors, join
+from accel_rl.updates.terms import Terms
 
 
 class StoreExchange(Exchange):

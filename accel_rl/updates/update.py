@@ -10,20 +10,11 @@ from torch import Tensor, nn
 from accel_rl.hardware.allocator import LARGEST_KEPT
 from accel_rl.models.bf16_weights import keep_copies
 from accel_rl.updates.compiled_calls import CompiledCalls
-from accel_rl.updates.cuda_graphs import (
-    CudaGraphs,
-    Loss,
-    LossPart,
-    PackedTerms,
-    Terms,
-    pack,
-    pack_all,
-    unpack,
-    unpack_all,
-)
+from accel_rl.updates.cuda_graphs import CudaGraphs
 from accel_rl.updates.exchange import Exchange
 from accel_rl.updates.flat import FlatParameters
 from accel_rl.updates.optimizers import Optimizer
+from accel_rl.updates.terms import Loss, LossPart, PackedTerms, Terms, pack, pack_all, unpack, unpack_all
 from accel_rl.updates.trees import leaves, slices, to_device
 
 Result = TypeVar("Result")
@@ -220,11 +211,11 @@ class Update:
         has_own_graph = bool(self._graphs or self.compiled) and not self._is_in_graph
         if has_own_graph:
             rate = torch.tensor(learning_rate, dtype=torch.float64)
-            key, work, arguments = ("minimize", *losses), partial(self._in_graph, losses), (num_samples, rate)
+            key, work, arguments = ("minimize", *losses), partial(self._graphed_update, losses), (num_samples, rate)
             if self._graphs:
                 terms = unpack(self._graphs(key, work, (batches, *arguments)))
             else:
-                eager = partial(self._eager, losses, num_samples, learning_rate)
+                eager = partial(self._eager_update, losses, num_samples, learning_rate)
                 (terms,) = self._by_machine_code(key, work, [batches], arguments, eager)
         else:
             terms = self._in_slices(losses, batches, num_samples)
@@ -245,14 +236,14 @@ class Update:
         pieces = [LossPart(losses[0], part) for part in parts] + [*map(LossPart, losses[1:], others)]
         return self._gradient(pieces, num_samples)
 
-    def _eager(
+    def _eager_update(
         self, losses: Sequence[Loss], num_samples: Tensor, learning_rate: float | Tensor, batches: Sequence[Any]
     ) -> Terms:
-        """Does operation by operation what machine code of `_in_graph` does."""
+        """Does operation by operation what machine code of `_graphed_update` does."""
         terms = self._in_slices(losses, batches, num_samples)
         return self._apply(terms, num_samples, learning_rate) if self._graph_is_all else terms
 
-    def _in_graph(
+    def _graphed_update(
         self, losses: Sequence[Loss], batches: Sequence[Any], num_samples: Tensor, learning_rate: Tensor
     ) -> PackedTerms:
         """Does the part that a CUDA graph can hold: the whole update, or everything up to the gradient."""

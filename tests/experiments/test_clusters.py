@@ -21,7 +21,7 @@ import accel_rl
 from accel_rl.experiments.clusters import JobOptions, SlurmExecutor, _claimed
 from accel_rl.experiments.tasks import Task
 from accel_rl.run_folder.lock import is_being_written
-from tests.experiments.test_scheduler import SMALL, write
+from tests.experiments.test_experiment import SMALL, write
 from tests.helpers.processes import TIMEOUT_S, Command, words_of
 from tests.helpers.runs import rows
 from tests.test_cli import Result, call

@@ -24,7 +24,7 @@ from accel_rl.experiments.sweep import check_folder, train_generation
 from accel_rl.experiments.sweep_file import Sweep, read_sweep
 from accel_rl.experiments.tasks import NO_RESULT, Failure, Task
 from accel_rl.processes.spawning import child_environment
-from tests.experiments.test_scheduler import SMALL, write
+from tests.experiments.test_experiment import SMALL, write
 from tests.helpers.processes import TIMEOUT_S
 from tests.helpers.runs import rows
 from tests.test_cli import call

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from accel_rl.errors import UsageError
-from accel_rl.hardware.placement import Plan, default_workers, divide, make_plan, make_plans, show_plans
+from accel_rl.hardware.division import divide
+from accel_rl.hardware.placement import Plan, default_workers, make_plan, make_plans, show_plans
 from accel_rl.hardware.topology import CpuTopology, parse_cpus, show_cpus
 from tests.helpers.machines import EIGHT, TWO_NODES
 

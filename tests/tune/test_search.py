@@ -11,7 +11,7 @@ import pytest
 from accel_rl.errors import RunError, UsageError
 from accel_rl.tune import search
 from accel_rl.tune.points import Axis, Point, Space
-from accel_rl.tune.search import Found, Search
+from accel_rl.tune.search import Search, SearchResult
 
 BUILD_S, TURN_S = 2.0, 0.5
 
@@ -34,7 +34,7 @@ class Machine:
         self.most_open = max(self.most_open, len(self.open))
         return training
 
-    def search(self, space: Space, minutes: float = 3.0) -> Found:
+    def search(self, space: Space, minutes: float = 3.0) -> SearchResult:
         return Search(space, self.build, TURN_S, minutes * 60, lambda: self.now).run()
 
 

@@ -15,7 +15,7 @@ from accel_rl.settings import resolve as resolving
 from accel_rl.settings.resolve import resolve
 from accel_rl.tune import tuning
 from accel_rl.tune.points import Point, Space, make_space
-from accel_rl.tune.search import Found, Trial
+from accel_rl.tune.search import SearchResult, Trial
 from accel_rl.tune.tuning import result, settings_to_write, short_settings, table
 from tests.helpers.processes import Command
 
@@ -113,9 +113,9 @@ def test_the_final_comes_first() -> None:
     unsure, even = {"median": 1.1, "low": 0.9, "high": 1.2}, {"median": 1.0, "low": 1.0, "high": 1.0}
     high = {"median": 2.0, "low": 1.9, "high": 2.1}
     trials = {space.start: Trial(100.0, even, 9), one: Trial(110.0, unsure, 9), lucky: Trial(200.0, high, 3)}
-    _, *rows, last = table(space, Found(one, trials, finalists=[one]))
+    _, *rows, last = table(space, SearchResult(one, trials, finalists=[one]))
     assert [row[:9] for row in rows] == ["workers 1", "workers 2", "workers 4"]
-    assert last == result(space, Found(one, trials)) and last.endswith(
+    assert last == result(space, SearchResult(one, trials)) and last.endswith(
         "; it may be no faster, more --minutes would tell"
     )
 

@@ -29,9 +29,9 @@ from accel_rl.updates.compilation import (
     remember_failure,
 )
 from accel_rl.updates.compiled_calls import MOST_CALLS, NUM_TIMED_CALLS, CompiledCalls, path_of, why_not_compiled
-from accel_rl.updates.cuda_graphs import Terms
 from accel_rl.updates.optimizers import Adam
 from accel_rl.updates.recording import Recording, record
+from accel_rl.updates.terms import Terms
 from tests.helpers.processes import Command
 from tests.helpers.recorded import replayed
 from tests.helpers.runs import rows

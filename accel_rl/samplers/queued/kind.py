@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from accel_rl.config.fields import MOST_SECONDS, setting
 from accel_rl.config.run_settings import RunSettings
-from accel_rl.errors import UsageError
+from accel_rl.errors import UsageError, count
 from accel_rl.hardware.placement import MAX_LEARNING_THREADS, Plan
-from accel_rl.hardware.topology import count
 from accel_rl.samplers.kinds import SamplerKind
 
 if TYPE_CHECKING:

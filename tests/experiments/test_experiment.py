@@ -19,9 +19,9 @@ import yaml
 
 from accel_rl.errors import UsageError
 from accel_rl.experiments import local, report
+from accel_rl.experiments.experiment import resolve_all
 from accel_rl.experiments.grid import Experiment, read_experiment
 from accel_rl.experiments.local import LocalExecutor, Slot, make_slots, num_slots, placement
-from accel_rl.experiments.scheduler import resolve_all
 from accel_rl.experiments.tasks import Task, inspect_run, run_tasks
 from accel_rl.hardware.topology import CpuTopology
 from accel_rl.run_folder import checkpoint
