@@ -4,7 +4,7 @@ import cv2
 import torch
 from torch import Tensor
 
-MOST_INTERLEAVED = 4  # channels; OpenCV has fast kernels for 2 to 4
+MAX_INTERLEAVED = 4  # channels; OpenCV has fast kernels for 2 to 4
 
 
 def sliding_stacks(frames: Tensor, size: int) -> Tensor:
@@ -56,7 +56,7 @@ def interleaved(images: Tensor) -> Tensor:
         return images
     *leading, C, H, W = images.shape
     pixels = images.movedim(-3, -1)  # [..., H, W, C]
-    if not 2 <= C <= MOST_INTERLEAVED or pixels.is_contiguous():
+    if not 2 <= C <= MAX_INTERLEAVED or pixels.is_contiguous():
         return images
     result = torch.empty((*leading, H, W, C), dtype=torch.uint8)
     _interleave(images, result)

@@ -44,7 +44,7 @@ from gpu.rows import Row, format_rows
 RESULTS_VERSION = 1
 PROGRAM = "gpu.parts"  # the module that a part's process runs
 ROOT = Path(__file__).parents[1]
-LEAST_S = 15.0  # a part with less time left is not started: its imports take half of this
+MIN_S = 15.0  # a part with less time left is not started: its imports take half of this
 GRACE_S = 3.0  # between the two signals that end a part
 PROBE_LIMIT_S = 120.0
 DRY_PATIENCE = 10  # factor of the time limits in a dry run, which must work on slow machines, too
@@ -145,7 +145,7 @@ def run(options: SessionOptions) -> None:
         for name in names:
             if outcomes[name].is_complete and not options.parts:
                 print(f"== {name}: complete already\n")
-            elif (left_s := deadline - time.monotonic()) < LEAST_S:
+            elif (left_s := deadline - time.monotonic()) < MIN_S:
                 print(f"== {name}: no time left\n")
             else:
                 outcomes[name] = run_and_show(name, outcomes[name], folder, identity, options, left_s)

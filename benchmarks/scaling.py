@@ -32,7 +32,7 @@ from training_run import TrainingRun
 VERSION = 2  # version of the JSON format
 NUM_ENVS, HORIZON = 16, 5
 ROW_ROLLOUTS = 5  # rollouts per row; a turn ends with a row
-MOST = 8  # largest default number of learners
+MAX_LEARNERS = 8  # largest default number of learners
 UPDATES = ("all_reduce", "central_store")
 LOST = ("exchange", "straggler", "lock", "between")  # shares of time that learners lose to each other
 BUDGET_S = 220.0  # with start-up
@@ -49,7 +49,7 @@ class ScalingOptions(TurnOptions):
     seconds: float = seconds_option(3.0)
     learners: Sequence[int] | None = option(
         None,
-        f"numbers of learners to compare with one (2, 4, {MOST}, as far as there are logical CPUs)",
+        f"numbers of learners to compare with one (2, 4, {MAX_LEARNERS}, as far as there are logical CPUs)",
         type=int,
         nargs="+",
         metavar="N",
@@ -71,7 +71,7 @@ class ScalingOptions(TurnOptions):
         """The numbers of learners to compare with one."""
         if self.learners:
             return sorted({*self.learners} - {1})
-        return [number for number in (2, 4, MOST) if number <= read_topology().num_busy]
+        return [number for number in (2, 4, MAX_LEARNERS) if number <= read_topology().num_busy]
 
 
 def contestants(options: ScalingOptions) -> dict[str, Settings]:

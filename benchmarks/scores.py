@@ -40,7 +40,7 @@ PUBLISHED = FOLDER / "published.yaml"
 PAGE, FIGURES = Path("docs/results.md"), Path("docs")
 TRIALS = FOLDER / "README.md"
 GAMES = ("pong", "breakout", "beam_rider", "seaquest", "space_invaders", "qbert", "enduro")
-MOST_POINTS = 300  # points to keep of a curve
+MAX_POINTS = 300  # points to keep of a curve
 
 
 # ---- add ----
@@ -97,7 +97,7 @@ def _machine(path: Path) -> str:
 
 def _thinned(curve: Any) -> Any:
     """Returns every n-th point of a curve, and the last point."""
-    every = -(-len(curve) // MOST_POINTS)
+    every = -(-len(curve) // MAX_POINTS)
     return np.concatenate([curve[:-1:every], curve[-1:]]) if len(curve) else curve
 
 

@@ -23,7 +23,7 @@ from accel_rl.analysis.scores import (
 )
 
 STEPS, MINUTES, SCORE = 0, 1, 2  # columns of a curve
-MOST_MISSING = 0.02  # share of a column's steps that a run may lack, since rollouts need not divide them
+MAX_MISSING = 0.02  # share of a column's steps that a run may lack, since rollouts need not divide them
 WIN = 18  # score at which Pong counts as won
 # Options that commands for readers omit, since they change neither what is learned nor how fast.
 MINOR = re.compile(
@@ -105,7 +105,7 @@ def find(kept: Iterable[Kept], setting: str, game: str) -> Kept | None:
 def games_of(kept: Iterable[Kept], setting: str, games: Sequence[str], steps: float = 0) -> list[str]:
     """Returns those of the games on which a setting has a run of at least this many steps."""
     reached = {each.game: max(run.curve[-1, STEPS] for run in each.runs) for each in kept if each.setting == setting}
-    return [game for game in games if reached.get(game, -1) >= steps * (1 - MOST_MISSING)]
+    return [game for game in games if reached.get(game, -1) >= steps * (1 - MAX_MISSING)]
 
 
 def is_trial(setting: str) -> bool:
@@ -147,7 +147,7 @@ def score_at(run: ScoredRun, steps: float) -> float | None:
     reached = run.curve[:, STEPS]
     if not len(reached):
         return None
-    wanted = min(steps, reached[-1]) if reached[-1] > steps * (1 - MOST_MISSING) else steps
+    wanted = min(steps, reached[-1]) if reached[-1] > steps * (1 - MAX_MISSING) else steps
     return float(np.interp(wanted, reached, run.curve[:, SCORE])) if reached[0] <= wanted <= reached[-1] else None
 
 

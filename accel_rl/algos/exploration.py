@@ -9,7 +9,7 @@ from torch import Tensor
 from accel_rl.config.fields import basic_setting, setting
 from accel_rl.errors import UsageError
 
-LEAST_ODDS = 1e-6  # smallest sum of all odds; much smaller sums are 0 in float32
+MIN_ODDS = 1e-6  # smallest sum of all odds; much smaller sums are 0 in float32
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class ExplorationSettings:
         for name, values in (("epsilon_final", finals), ("epsilon_odds", odds)):
             if not values or not all(isinstance(value, int | float) and 0 <= value <= 1 for value in values):
                 raise UsageError(f"{name}={list(values)} must be one or more numbers from 0 to 1, as in 0.1,0.01,0.5")
-        if len(odds) != len(finals) or sum(odds) < LEAST_ODDS:
+        if len(odds) != len(finals) or sum(odds) < MIN_ODDS:
             raise UsageError(
                 f"epsilon_odds={list(odds)} must give a probability for each of epsilon_final={list(finals)}, not "
                 "all 0; null makes them equal"

@@ -17,7 +17,7 @@ from accel_rl.hardware.devices import find_device
 from accel_rl.hardware.host_memory import check_all_fit, check_fits
 from accel_rl.replay import Replay
 from accel_rl.replay.replay import replay_bytes, saves
-from accel_rl.replay.ring import MOST_STEPS
+from accel_rl.replay.ring import MAX_STEPS
 
 logger = logging.getLogger("accel_rl")
 
@@ -37,7 +37,7 @@ class ReplaySettings(QSettings):
         50_000, "random agent steps before the first update (central store: of each learner)", least=1
     )
     n_step: int = basic_setting(
-        1, "rewards in a return before the target network's value completes it", least=1, most=MOST_STEPS
+        1, "rewards in a return before the target network's value completes it", least=1, most=MAX_STEPS
     )
     prioritized: bool = basic_setting(False, "draw samples by the size of their last error")
     priority_alpha: float = priority_setting(0.6, "exponent of the priority; 0: uniform", least=0)

@@ -32,7 +32,7 @@ Run = Callable[[list[Tensor]], list[Tensor]]
 SUFFIXES = {"onnx": ".onnx", "torchscript": ".torchscript"}
 """The formats and their file suffixes."""
 CHECKED_BATCHES = (64, 1)  # batch sizes of the random observations that check a file
-MOST_ONNX_BYTES = 2**31 - 2**20
+MAX_ONNX_BYTES = 2**31 - 2**20
 TOLERANCE = 1e-4  # relative to the largest score: other programs round differently
 
 
@@ -155,7 +155,7 @@ def _load_torchscript(content: bytes, input_names: list[str]) -> Run:
 
 
 def _to_onnx(policy: ExportablePolicy, inputs: list[Tensor], metadata: dict[str, str]) -> bytes:
-    if sum(tensor.nbytes for tensor in policy.state_dict().values()) > MOST_ONNX_BYTES:
+    if sum(tensor.nbytes for tensor in policy.state_dict().values()) > MAX_ONNX_BYTES:
         raise UsageError("the network has more than 2 GB, which an ONNX file cannot hold; use torchscript")
     program = _record(policy, inputs)
     try:

@@ -32,7 +32,7 @@ from accel_rl.training.build import build_algo, build_sampler
 from accel_rl.training.evaluation import Evaluation
 
 SPARE_NUMBERS = 2**22  # numbers that a network may have beyond those in its file
-MOST_CHARACTERS = 200  # shown of an unexpected error
+MAX_CHARACTERS = 200  # shown of an unexpected error
 
 State = tuple[Array, Array]
 """A recurrent policy's memory of N games: its recurrent state float32 [N, S] and its last actions [N, *A]."""
@@ -59,7 +59,7 @@ def load(run_dir: str | Path, best: bool = False, trust: bool = False) -> "Train
     except Exception as error:  # settings of other people may be wrong in any way
         if trust:
             raise
-        text = " ".join(f"{type(error).__name__}: {error}"[:MOST_CHARACTERS].split())
+        text = " ".join(f"{type(error).__name__}: {error}"[:MAX_CHARACTERS].split())
         raise UsageError(f"{description} does not describe a policy: {text}") from error
     policy.load_state_dict(policy_file.read_weights(weights, policy))
     return TrainedPolicy(config, policy, description)

@@ -46,7 +46,7 @@ from accel_rl.envs.games.emulator_choice import choose_simulator
 from accel_rl.errors import UsageError
 from accel_rl.hardware.description import format_machine
 from accel_rl.hardware.devices import find_device, num_gpus
-from accel_rl.hardware.placement import LEAST_CORES_TO_RESERVE_ONE, default_workers, divides_evenly, make_plan, pinned
+from accel_rl.hardware.placement import MIN_CORES_TO_RESERVE_ONE, default_workers, divides_evenly, make_plan, pinned
 from accel_rl.hardware.topology import Cpus, read_topology
 from accel_rl.models.actor_critic import ActorCritic
 from accel_rl.samplers.base import SamplerConfig
@@ -95,7 +95,7 @@ class Benchmark:
     def _on_gpu(self, gpu: str) -> list[Builder]:
         """Returns our sampler with its network on this GPU, and the simulation limit of its workers' cores."""
         machine = read_topology()
-        num_cores = len(machine.cores) - (len(machine.cores) >= LEAST_CORES_TO_RESERVE_ONE)
+        num_cores = len(machine.cores) - (len(machine.cores) >= MIN_CORES_TO_RESERVE_ONE)
         num_envs = self.options.envs_per_core * num_cores
         plan = make_plan(machine, num_envs, on_gpu=True)
         cpus = [cpu for cpu in plan.worker_cpus if cpu is not None]

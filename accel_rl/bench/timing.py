@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 
 NUM_RESAMPLINGS = 2000
-LEAST_ROUNDS, FULL_ROUNDS = 2, 20
+MIN_ROUNDS, FULL_ROUNDS = 2, 20
 
 Shares = dict[str, float]
 """Parts of a turn's wall time by what they were spent on, each from 0 to 1."""
@@ -86,7 +86,7 @@ class Schedule:
     seconds: float
     rounds: int
     budget_s: float = float("inf")
-    least_rounds: int = LEAST_ROUNDS
+    least_rounds: int = MIN_ROUNDS
 
     def rounds_that_fit(self, round_s: float) -> int:
         """Returns the number of rounds.

@@ -20,7 +20,7 @@ LARGEST_INT, LARGEST_FLOAT = 2**63 - 1, 3.4e38
 NOT_IN_TEXT = ("Cc", "Cs", "Zl", "Zp")  # Unicode's control characters, lone surrogates, line separators
 OFF = (None, False, "none", ("none",))  # values with which a setting counts as not used
 LONGEST_SHOWN = 200  # characters of a value in an error message
-MOST_SECONDS = 1e6  # system calls with a longer wait fail
+MAX_SECONDS = 1e6  # system calls with a longer wait fail
 
 
 def setting(

@@ -4,7 +4,7 @@ import os
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from accel_rl.config.fields import MOST_SECONDS, setting
+from accel_rl.config.fields import MAX_SECONDS, setting
 from accel_rl.errors import UsageError
 
 
@@ -42,7 +42,7 @@ class LearnerSettings:
         "how long learners wait for a late one before the run fails, at the start and with all_reduce (it may still "
         "evaluate or save, or its machine may be cut off)",
         least=1,
-        most=MOST_SECONDS,
+        most=MAX_SECONDS,
     )
     share_processors: bool = setting(False, "allow more learners than logical CPUs, which they then share")
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from accel_rl.config.fields import MOST_SECONDS, basic_setting, setting
+from accel_rl.config.fields import MAX_SECONDS, basic_setting, setting
 
 
 def _check_names(values: tuple[object, ...]) -> None:
@@ -102,10 +102,10 @@ class RunSettings:
         20.0,
         "seconds after which an environment that has not finished its step counts as hung",
         above=0,
-        most=MOST_SECONDS,
+        most=MAX_SECONDS,
     )
     env_build_timeout_s: float = setting(
-        60.0, "the same limit, while environments are being built", above=0, most=MOST_SECONDS
+        60.0, "the same limit, while environments are being built", above=0, most=MAX_SECONDS
     )
     on_env_error: str = setting(
         "fail",

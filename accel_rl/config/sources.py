@@ -11,7 +11,7 @@ from accel_rl.errors import UsageError
 ALTERNATIVES = ({"workers", "envs_per_worker"}, {"device", "devices"})
 """Pairs of settings that exclude each other; the higher source decides which of them counts."""
 
-MOST_ALIASES = 16  # in a YAML file: a few that refer to each other can expand past any memory
+MAX_ALIASES = 16  # in a YAML file: a few that refer to each other can expand past any memory
 
 
 # YAML 1.1 recognizes numbers with an exponent only if they also have a decimal point, as in 1.0e-6.
@@ -47,12 +47,12 @@ def parse_yaml(text: str) -> Any:
     """Parses YAML. Raises ValueError for invalid text or too many aliases."""
     try:
         aliases = sum(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader))
-        if aliases <= MOST_ALIASES:
+        if aliases <= MAX_ALIASES:
             return yaml.load(text, _Loader)
     # `!!bool x`, `!!int ''`, `!!timestamp x` and the like raise Python's errors, not YAML's.
     except (yaml.YAMLError, LookupError, AttributeError, TypeError, RecursionError) as error:
         raise ValueError(str(error)) from None
-    raise ValueError(f"more than {MOST_ALIASES} aliases (*name)")
+    raise ValueError(f"more than {MAX_ALIASES} aliases (*name)")
 
 
 def dump_yaml(values: dict[str, Any]) -> str:

@@ -16,9 +16,9 @@ from accel_rl.hardware.host_memory import free_and_total, free_host_bytes
 from accel_rl.hardware.topology import available_cpus, read_topology
 
 GB, MB = 1 << 30, 1 << 20
-LEAST_MEMORY = 1 * GB  # A2C on Pong with four workers takes 0.33 GB, more with CUDA
-LEAST_DEV_SHM = 512 * MB
-LEAST_DISK = 1 * GB
+MIN_MEMORY = 1 * GB  # A2C on Pong with four workers takes 0.33 GB, more with CUDA
+MIN_DEV_SHM = 512 * MB
+MIN_DISK = 1 * GB
 SHARED_MEMORY = 32 * MB  # size of the test; A2C on Pong with its defaults takes 2 MB
 
 
@@ -56,7 +56,7 @@ def memory() -> Finding:
     is_limited = bool(totals) and smallest < totals[0]
     text = f"{_size(free)} of {_size(smallest)} free"
     text += f"; limited by the control group: the machine has {_size(totals[0])}" if is_limited else ", no limit"
-    if totals and free < LEAST_MEMORY:
+    if totals and free < MIN_MEMORY:
         way_out = "docker run --memory=8g" if is_limited else "ps aux --sort=-rss | head"
         problems.append(Problem("error", f"{_size(free)} of memory is too little for most runs", way_out))
     addresses, _ = resource.getrlimit(resource.RLIMIT_AS)
@@ -86,7 +86,7 @@ def shared_memory(folder: Path = Path("/dev/shm")) -> Finding:
         return Finding(f"anonymous, as runs use it; no {folder}")
     what = f"{folder} has {_size(free)} free; runs do not use it, but NCCL (several GPUs) and ViZDoom do"
     command = f"docker run --shm-size=1g (outside a container: mount -o remount,size=1g {folder})"
-    problems = (Problem("optional", what, command),) if free < LEAST_DEV_SHM else ()
+    problems = (Problem("optional", what, command),) if free < MIN_DEV_SHM else ()
     return Finding(f"anonymous, as runs use it; {folder} has {_size(free)} free", problems)
 
 
@@ -99,7 +99,7 @@ def folders(current: Path = Path(".")) -> Finding:
         temporary = "no temporary files"
         problems.append(Problem("error", f"{temporary}: {error}", "export TMPDIR=FOLDER", describe_error(error)))
     is_writable = os.access(current, os.W_OK)
-    if not is_writable or free < LEAST_DISK:
+    if not is_writable or free < MIN_DISK:
         what = f"has {_size(free)} left for checkpoints" if is_writable else "cannot be written"
         problems.append(Problem("warning", f"the current folder {what}", "accel-rl train --out FOLDER"))
     can = "can" if is_writable else "cannot"

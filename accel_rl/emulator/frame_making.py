@@ -29,7 +29,7 @@ Bytes = npt.NDArray[np.uint8]
 WORDS = LINE_PIXELS // WORD
 ALL_WORDS = 2**WORDS - 1
 COLOURS = 256
-LEAST_TAPS = 3
+MIN_TAPS = 3
 MAX_CROPPED_ROWS = 8  # as in envs/games/frames.py
 
 # The words of a maker, int32: settings, then tables.
@@ -38,7 +38,7 @@ CHANNELS = 1
 HEIGHT = 2  # the frame's height
 WIDTH = 3
 LINE_TAPS = 4  # lines of the screen per row of the frame
-COLUMN_TAPS = 5  # columns of the screen per column of the frame: at least LEAST_TAPS, some with weight 0
+COLUMN_TAPS = 5  # columns of the screen per column of the frame: at least MIN_TAPS, some with weight 0
 LINE_TOTAL = 6  # sum of the lines' weights
 COLUMN_TOTAL = 7
 NEAR = 8  # a mean closer to a half, in halves of a weight, is computed as in cv2; -1: never
@@ -163,7 +163,7 @@ def _make_pixels(memory, source, target, maker, line_weights, line_sums, begin, 
         at = maker[maker[FIRST_COLUMNS] + column]
         weighted = i32(maker[weights] * line_sums[at] + maker[weights + 1] * line_sums[at + 1])
         weighted += i32(maker[weights + 2] * line_sums[at + 2])
-        for tap in range(LEAST_TAPS, taps):
+        for tap in range(MIN_TAPS, taps):
             weighted += i32(maker[weights + tap] * line_sums[at + tap])
         sums[column] = weighted
         weights += taps
@@ -220,7 +220,7 @@ class FramePlan:
         made = (height, LINE_PIXELS) if self.enlarges else frame_shape
         channels = 3 if color else 1
         self.made_shape = (channels, *made) if color else made
-        rows, columns = _weights(lines, made[0]), _weights(LINE_PIXELS, made[1], LEAST_TAPS)
+        rows, columns = _weights(lines, made[0]), _weights(LINE_PIXELS, made[1], MIN_TAPS)
         line_taps, column_taps = rows.weights.shape[1], columns.weights.shape[1]
         # A float32 operation has an error of 2 ** -24 of its result, which is at most 255. A mean has fewer than these.
         total, roundings = rows.total * columns.total, 2 * (line_taps + column_taps)

@@ -32,7 +32,7 @@ from accel_rl.processes.spawning import ask_process, describe_exit
 from accel_rl.processes.streams import secure_streams
 
 # Steps are timed in chunks. The fastest chunk counts, since other work on the machine can only slow steps down.
-MOST_STEPS, CHUNK_STEPS = 512, 32
+MAX_STEPS, CHUNK_STEPS = 512, 32
 CHUNK_S, STEPS_S = 0.01, 0.1  # the longest chunk, and all of them
 TRIAL_S = 1.0  # for the first reset and all steps; then the process ends
 CLOSE_S = 10.0  # for close(), whose failures a worker will report
@@ -94,14 +94,14 @@ def _build(config: EnvConfig) -> Any:
 def time_step(simulator: Simulator) -> float:
     """Returns the seconds of a step with a random allowed action, without resets, averaged over the fastest chunk.
 
-    Takes MOST_STEPS steps, or as many as begin within STEPS_S. Raises the errors of the environment."""
+    Takes MAX_STEPS steps, or as many as begin within STEPS_S. Raises the errors of the environment."""
     spec = simulator.spec
     row = np.zeros(spec.row_shape, spec.row_dtype)
     spec.action_space.seed(0)
     simulator.reset(row)
     end = time.perf_counter() + STEPS_S
     means, chunk = list[float](), list[float]()
-    for _ in range(MOST_STEPS):
+    for _ in range(MAX_STEPS):
         action = random_action(row, spec)
         start = time.perf_counter()
         game_over = simulator.step(action, row).game_over

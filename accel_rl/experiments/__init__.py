@@ -1,1 +1,1 @@
-"""Experiments: grids of runs and sweeps, the scheduler that trains them, and their report."""
+"""Experiments: grids of runs and sweeps, what trains them, and their report."""

@@ -12,9 +12,9 @@ from accel_rl.hardware.topology import Cpus, CpuTopology, read_topology, show_cp
 
 MAX_LEARNING_THREADS = 16  # usual networks of RL gain nothing from more
 MAX_SAMPLING_THREADS = 2  # the batches are half the environments
-LEAST_CORES_TO_RESERVE_ONE = 4
-LEAST_FLOPS_PER_THREAD = 200e6  # per update; with fewer, waiting costs more than a thread gains
-LEAST_ENVS_BESIDE_NETWORK = 8  # for each worker that shares two logical CPUs with the network
+MIN_CORES_TO_RESERVE_ONE = 4
+MIN_FLOPS_PER_THREAD = 200e6  # per update; with fewer, waiting costs more than a thread gains
+MIN_ENVS_BESIDE_NETWORK = 8  # for each worker that shares two logical CPUs with the network
 
 # Seconds of a step of all environments, measured with small networks on two logical CPUs of an Intel Xeon
 # (benchmarks/results/worker_plan.json), and with pictures on two of an AMD EPYC (worker_plan_epyc.json).
@@ -121,7 +121,7 @@ def make_plan(
     a GPU, this process has a core to itself if there are enough. On the CPU, simulating and learning take turns on all
     logical CPUs; if there are two, one stays free to choose actions for few environments, or for Atari games."""
     server_cpus, cores, num_busy = topology.cpus if topology.chosen else None, list(topology.cores), topology.num_busy
-    if on_gpu and topology.can_pin and min(len(cores), num_busy) >= LEAST_CORES_TO_RESERVE_ONE:
+    if on_gpu and topology.can_pin and min(len(cores), num_busy) >= MIN_CORES_TO_RESERVE_ONE:
         core = topology.nodes.index(gpu_node) if gpu_node in topology.nodes else 0
         num_left = min(num_busy - 1, len(topology.cpus) - len(cores[core]))
         if num_workers is None or 0 < num_workers <= num_left:
@@ -131,7 +131,7 @@ def make_plan(
         # on Atari games is 6 to 16 % faster with one worker than with two (benchmarks/results/worker_plan_atari.json).
         # Two hyperthreads of a core simulate hardly faster than one.
         sampling_threads = sampling_threads or 1
-        are_few = step_s is None and num_envs < 2 * LEAST_ENVS_BESIDE_NETWORK
+        are_few = step_s is None and num_envs < 2 * MIN_ENVS_BESIDE_NETWORK
         if num_workers is None and (len(cores) == 1 or are_few or is_atari):
             num_busy = 1
     cpus = spread(cores)
@@ -206,7 +206,7 @@ def learning_threads_for(flops: float) -> int:
     On two cores of an AMD EPYC, two threads train A2C with updates of 342 MFLOP 1.03 times as fast as one
     (benchmarks/results/worker_plan_epyc.json). But if other programs use these cores, the threads wait for each other,
     and two runs at once are much slower than with one thread each (docs/hardware.md)."""
-    return max(1, min(MAX_LEARNING_THREADS, int(flops / LEAST_FLOPS_PER_THREAD)))
+    return max(1, min(MAX_LEARNING_THREADS, int(flops / MIN_FLOPS_PER_THREAD)))
 
 
 def _warnings(num_envs: int, num_workers: int | None, num_free: list[int], on_gpu: bool) -> tuple[str, ...]:

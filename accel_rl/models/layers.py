@@ -22,8 +22,8 @@ from accel_rl.models.onednn import Pair
 from accel_rl.models.prepared import Operands, PreparedTensors
 from accel_rl.stacks import interleaved, is_exporting
 
-LEAST_WEIGHTS = 2**14  # smaller linear layers gain nothing
-LEAST_FLOATS = 2**17  # nor do smaller ones in float32: a call of oneDNN takes 24 microseconds, one of MKL takes 5
+MIN_WEIGHTS = 2**14  # smaller linear layers gain nothing
+MIN_FLOATS = 2**17  # nor do smaller ones in float32: a call of oneDNN takes 24 microseconds, one of MKL takes 5
 
 
 def accelerate(network: nn.Module) -> None:
@@ -39,7 +39,7 @@ def accelerate(network: nn.Module) -> None:
             if type(layer) is nn.Conv2d and _is_plain(layer):
                 layer.__class__ = Conv2d
                 vars(layer)["prepared"] = PreparedTensors()
-            elif type(layer) is nn.Linear and layer.weight.numel() >= LEAST_WEIGHTS:
+            elif type(layer) is nn.Linear and layer.weight.numel() >= MIN_WEIGHTS:
                 layer.__class__ = Linear
                 vars(layer)["prepared"] = PreparedTensors()
 
@@ -62,7 +62,7 @@ def unaccelerated(network: nn.Module) -> dict[str, str]:
         for name, layer in network.named_modules()
         if any(parameter.dim() > 1 for parameter in layer.parameters(recurse=False))
         and not isinstance(layer, Conv2d | Linear)
-        and not (type(layer) is nn.Linear and layer.weight.numel() < LEAST_WEIGHTS)
+        and not (type(layer) is nn.Linear and layer.weight.numel() < MIN_WEIGHTS)
     }
 
 
@@ -140,7 +140,7 @@ class Linear(nn.Linear):
     @property
     def is_small(self) -> bool:
         """True if PyTorch's own product is faster in float32, since a call of oneDNN takes longer than it saves."""
-        return self.in_features * self.out_features < LEAST_FLOATS
+        return self.in_features * self.out_features < MIN_FLOATS
 
     def _plain(self, x: Tensor, relu: bool) -> Tensor:
         y = super().forward(x)

@@ -9,7 +9,7 @@ from torch import Tensor
 Operands = tuple[Tensor, Tensor | None]
 """A weight and a bias, in an operation's format."""
 
-MOST_KEPT = 16  # operands of a layer: a few precisions and batch sizes
+MAX_KEPT = 16  # operands of a layer: a few precisions and batch sizes
 
 
 class PreparedTensors:
@@ -28,7 +28,7 @@ class PreparedTensors:
         version = _version(weight), bias is not None and _version(bias)
         made = self._made.get(name)
         if made is None or made.version != version:
-            if len(self._made) >= MOST_KEPT:
+            if len(self._made) >= MAX_KEPT:
                 self._made.clear()
             with torch.inference_mode(False), torch.no_grad():  # a later gradient may need it
                 made = self._made[name] = _Made(version, make())

@@ -20,7 +20,7 @@ from accel_rl.stacks import interleaved
 # dqn and eps_rainbow learn CartPole in 100,000 steps, categorical_dqn in 150,000 and n_step_q in 300,000, each with a
 # fresh seed (77), to a score of 500 in all of 20 games.
 HEAD_NORM = 0.01
-MOST_DRAWN = 2**31  # so large that its remainder modulo a few actions is practically uniform
+MAX_DRAWN = 2**31  # so large that its remainder modulo a few actions is practically uniform
 DUELING_SCALE = 0.5**0.5  # multiplies the gradient that comes back from the two streams
 
 
@@ -133,7 +133,7 @@ class QNetwork(nn.Module):
         if isinstance(epsilon, Tensor):
             epsilon = epsilon.to(device)
         explores = torch.rand(num_steps, num_envs, generator=generator, device=device) < epsilon
-        limit = MOST_DRAWN if self.spec.mask_size else self.num_actions
+        limit = MAX_DRAWN if self.spec.mask_size else self.num_actions
         return torch.randint(limit, explores.shape, generator=generator, device=device).where(explores, -1)
 
     @torch.inference_mode()

@@ -20,7 +20,7 @@ from accel_rl.rollout import Rollout, torch_dtype
 from accel_rl.stacks import blank_young, gather_stacks
 
 MAX_AGE = 255  # in rows; ages are stored as bytes, and higher ages are stored as this one
-MOST_STEPS = 2**15 - 1  # steps of a return; their number is stored in 16 bits
+MAX_STEPS = 2**15 - 1  # steps of a return; their number is stored in 16 bits
 
 
 class Ring:

@@ -31,7 +31,7 @@ FORMAT = f"{FORMAT_NAME} {FORMAT_VERSION}"
 # Files in a run's folder.
 DESCRIPTION, LAST, BEST = "policy.json", "policy.safetensors", "best.safetensors"
 EXPORTED = ("policy.onnx", "best.onnx", "policy.torchscript", "best.torchscript")  # default names
-MOST_BYTES = 2**26  # the largest description that is read
+MAX_BYTES = 2**26  # the largest description that is read
 
 # ---- the description ----
 
@@ -94,11 +94,11 @@ def read_description(folder: Path) -> tuple[dict[str, Any], EnvSpec]:
         raise _missing(folder, DESCRIPTION)
     try:
         with path.open("rb") as file:
-            content = file.read(MOST_BYTES + 1)
+            content = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
-    if len(content) > MOST_BYTES:
-        raise UsageError(f"{path} has more than {MOST_BYTES // 2**20} MB: it does not describe a policy")
+    if len(content) > MAX_BYTES:
+        raise UsageError(f"{path} has more than {MAX_BYTES // 2**20} MB: it does not describe a policy")
     try:
         document = json.loads(content)
     except (ValueError, RecursionError) as error:
@@ -119,7 +119,7 @@ def _spec(values: dict[str, Any]) -> EnvSpec:
     nested, frame_stack = values.get("nested_space"), values.get("frame_stack")
     observation, action = (json_format.from_json(values.get(f"{name}_space")) for name in ("observation", "action"))
     if not isinstance(frame_stack, int) or not 0 <= frame_stack * math.prod(observation.shape or ()) <= (
-        json_format.MOST_NUMBERS
+        json_format.MAX_NUMBERS
     ):
         raise UsageError(f"frame_stack={frame_stack!r} must be 0 or a number of frames that fit into memory")
     picture = values.get("picture_shape")

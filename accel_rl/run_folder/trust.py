@@ -18,7 +18,7 @@ BUILT_IN = {"algo": "accel_rl.algos.", "network": "accel_rl.models.", "env": "ac
 """Prefixes of names in this package that are allowed. Its other functions may do anything with their arguments."""
 
 
-MOST_CHARACTERS = 100  # shown of a name in a message
+MAX_CHARACTERS = 100  # shown of a name in a message
 
 
 def foreign_code(settings: dict[str, Any], names: Iterable[str] = (*ACTS, *PLAYS)) -> list[str]:
@@ -26,7 +26,7 @@ def foreign_code(settings: dict[str, Any], names: Iterable[str] = (*ACTS, *PLAYS
 
     Texts in env_options that may name a module or a file also count, since what an environment does with them is
     unknown. Environments registered with gymnasium under a plain name do not count."""
-    return [f"{name}={text[:MOST_CHARACTERS]!r}" for name in names for text in _foreign(name, settings.get(name))]
+    return [f"{name}={text[:MAX_CHARACTERS]!r}" for name in names for text in _foreign(name, settings.get(name))]
 
 
 def _foreign(name: str, value: Any) -> list[str]:

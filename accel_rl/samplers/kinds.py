@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from accel_rl.samplers.base import Sampler, SamplerConfig
     from accel_rl.settings.resolve import Config
 
-MOST_WORKERS_PER_CPU = 2  # limit of the tuner's search
+MAX_WORKERS_PER_CPU = 2  # limit of the tuner's search
 ENVS_FACTORS = (0.5, 1, 2, 4)  # the tuner tries these multiples of the run's number of environments
 
 
@@ -142,7 +142,7 @@ class Alternating(SamplerKind):
 
     def tunable(self, config: "Config", tune_envs: bool) -> dict[str, list[int]]:
         values = super().tunable(config, tune_envs)
-        most, largest = MOST_WORKERS_PER_CPU * config.plan.topology.num_busy, max(values.get("envs", [config.run.envs]))
+        most, largest = MAX_WORKERS_PER_CPU * config.plan.topology.num_busy, max(values.get("envs", [config.run.envs]))
         # Only numbers that divide the environments: a worker serves both groups or one of them.
         workers = {"workers": [n for n in range(1, most + 1) if divides_evenly(largest, n)]}
         envs = {"envs": values.pop("envs")} if tune_envs else {}

@@ -20,11 +20,11 @@ from accel_rl.errors import RunError, UsageError
 from accel_rl.hardware.host_memory import free_host_bytes
 from accel_rl.tune.points import Point, Space
 
-MOST_ROUNDS, LEAST_ROUNDS = 20, 3  # for the values of one setting
-FINAL_ROUNDS, LEAST_FINAL_ROUNDS, FINALISTS = 30, 5, 3
+MAX_ROUNDS, MIN_ROUNDS = 20, 3  # for the values of one setting
+FINAL_ROUNDS, MIN_FINAL_ROUNDS, FINALISTS = 30, 5, 3
 WORTH_IT = 1.03  # a ratio to the default that suffices even if its interval includes 1
 FINAL = 0.3  # the final's share of the time
-LEAST_FREE = 0.1  # fraction of the memory free at the start; below it, no further point is built
+MIN_FREE = 0.1  # fraction of the memory free at the start; below it, no further point is built
 
 
 class Trial(NamedTuple):
@@ -64,7 +64,7 @@ class Search:
     clock: Callable[[], float] = time.perf_counter
 
     def __post_init__(self) -> None:
-        self._start, self._least_free = self.clock(), LEAST_FREE * free_host_bytes()
+        self._start, self._least_free = self.clock(), MIN_FREE * free_host_bytes()
         self._open: dict[Point, Contestant] = {}
         self._best, self._found = self.space.start, SearchResult(self.space.start)
 
@@ -75,7 +75,7 @@ class Search:
             contestant = self._open[self.space.start] = self.build(self.space.start)
             built = self.clock()
             contestant.run(self.seconds)
-            rounds_s = (LEAST_ROUNDS + 1) * (self.clock() - built)  # per point
+            rounds_s = (MIN_ROUNDS + 1) * (self.clock() - built)  # per point
             point_s = built - self._start + rounds_s
             stages = [(is_coarse, name) for is_coarse in (True, False) for name in self.space.axes]
             for index, (is_coarse, name) in enumerate(stages):
@@ -84,7 +84,7 @@ class Search:
                 if points and len(points) * point_s + 2 * rounds_s <= self._left_s():
                     end = self.clock() + self._left_s() / (len(stages) - index)
                     if self._open_only([self._best, *points]):
-                        self._best = self._play(name, MOST_ROUNDS, LEAST_ROUNDS, end)
+                        self._best = self._play(name, MAX_ROUNDS, MIN_ROUNDS, end)
                 elif points and is_coarse:
                     found.unsearched.append(name)
             if not found.trials:
@@ -116,7 +116,7 @@ class Search:
         order = sorted(hopeful, key=lambda point: (point == self._best, ratios[point]["median"]), reverse=True)
         self._found.finalists = self._open_only(order[:FINALISTS])
         if self._found.finalists:
-            best = self._play("final", FINAL_ROUNDS, LEAST_FINAL_ROUNDS, self._start + self.budget_s)
+            best = self._play("final", FINAL_ROUNDS, MIN_FINAL_ROUNDS, self._start + self.budget_s)
             value = self._found.trials[best].ratio
             if value["median"] >= WORTH_IT or value["low"] > 1:
                 self._found.pick = best

@@ -25,9 +25,9 @@ Settings = dict[str, Any]
 
 SHORT_DECORRELATION_STEPS = 100  # more would only delay the first turn
 BUSY = 0.5  # load average
-LEAST_REPLAY_SIZE = 5_000
-LEAST_WARMUP_STEPS = 256
-LEAST_AUXILIARY_REPLAY_STEPS = 100
+MIN_REPLAY_SIZE = 5_000
+MIN_WARMUP_STEPS = 256
+MIN_AUXILIARY_REPLAY_STEPS = 100
 
 
 def run(chosen: Settings, minutes: float, seconds: float, tune_envs: bool, out: Path | None, overwrite: bool) -> Path:
@@ -118,11 +118,11 @@ def short_settings(config: Config) -> Settings:
         short["compile"] = "never"  # machine code that an earlier run left would fit some points only
     short["decorrelation_steps"] = min(run.decorrelation_steps, SHORT_DECORRELATION_STEPS)
     if hasattr(algo, "replay_size"):
-        warmup = max(LEAST_WARMUP_STEPS, algo.batch_size + run.envs * algo.n_step)
+        warmup = max(MIN_WARMUP_STEPS, algo.batch_size + run.envs * algo.n_step)
         short["warmup_steps"] = min(algo.warmup_steps, warmup)
-        short["replay_size"] = min(algo.replay_size, max(LEAST_REPLAY_SIZE, 2 * warmup, 64 * run.envs))
+        short["replay_size"] = min(algo.replay_size, max(MIN_REPLAY_SIZE, 2 * warmup, 64 * run.envs))
     if hasattr(algo, "auxiliary_replay_steps"):
-        steps = max(LEAST_AUXILIARY_REPLAY_STEPS, 2 * run.horizon, 2 * (algo.auxiliary_sequence_steps or 0))
+        steps = max(MIN_AUXILIARY_REPLAY_STEPS, 2 * run.horizon, 2 * (algo.auxiliary_sequence_steps or 0))
         short["auxiliary_replay_steps"] = min(algo.auxiliary_replay_steps, steps)
     return short
 

@@ -48,11 +48,11 @@ RunCode = Callable[[list[Tensor], list[Tensor]], list[Tensor]]
 FindCode = Callable[[Recording], RunCode | None]
 
 NUM_WARM_UP_CALLS = 2  # run operation by operation before a call is recorded
-MOST_PARAMETERS = 300_000
+MAX_PARAMETERS = 300_000
 NUM_TIMED_CALLS = 20  # calls of machine code are timed, then compared with single operations
-MOST_CALLS = 8  # the most calls that are compiled, of different functions or shapes
-LEAST_SPENT_S = 5.0  # seconds of learning before a compilation begins, since many runs end earlier
-LEAST_LEFT_S = 60.0  # seconds of learning without machine code to come; compiling takes 20 to 60 s of a busy CPU
+MAX_CALLS = 8  # the most calls that are compiled, of different functions or shapes
+MIN_SPENT_S = 5.0  # seconds of learning before a compilation begins, since many runs end earlier
+MIN_LEFT_S = 60.0  # seconds of learning without machine code to come; compiling takes 20 to 60 s of a busy CPU
 COMPILATION = "accel_rl.updates.compilation"
 TIMEOUT_S = 900.0  # limit of a compilation
 
@@ -71,8 +71,8 @@ def why_not_compiled(when: str, deterministic: bool, module: nn.Module, has_stor
     parameters = [*module.parameters()]
     if any(parameter.device.type != "cpu" for parameter in parameters):
         return "the network is on a GPU"
-    if (count := sum(parameter.numel() for parameter in parameters)) > MOST_PARAMETERS:
-        return f"the network has {count:,} parameters; only networks of at most {MOST_PARAMETERS:,} gain from it"
+    if (count := sum(parameter.numel() for parameter in parameters)) > MAX_PARAMETERS:
+        return f"the network has {count:,} parameters; only networks of at most {MAX_PARAMETERS:,} gain from it"
     if any(isinstance(layer, nn.Conv2d) for layer in module.modules()):
         return "the network has convolutions, which gain nothing"
     return "" if hasattr(torch._C, "_aoti") else "this PyTorch cannot run machine code"
@@ -113,7 +113,7 @@ class CompiledCalls:
         if call and not all(map(operator.is_, uses, call.uses)):
             call.stop()
             call = self._calls[whole_key] = _Call(self, uses)
-        if call is None and len(self._calls) < MOST_CALLS:
+        if call is None and len(self._calls) < MAX_CALLS:
             call = self._calls[whole_key] = _Call(self, uses)
         if call is None:
             return [eager(part) for part in parts]
@@ -229,7 +229,7 @@ class _Call:
     def _advance(self, recording: Recording) -> None:
         """Begins to compile if that saves time; loads the machine code once it exists."""
         is_needed = self._owner.when == "always"
-        is_worth_it = self._seconds > LEAST_SPENT_S and self._left_s() > LEAST_LEFT_S
+        is_worth_it = self._seconds > MIN_SPENT_S and self._left_s() > MIN_LEFT_S
         if self._compiler is None and (is_needed or is_worth_it):
             self._begin(recording)
         if self._compiler and self._compiler.has_ended(wait=is_needed):

@@ -13,8 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from accel_rl.errors import describe_error
 from accel_rl.updates.trees import leaves
 
-MOST_OPERATIONS = 1_000  # a compiler takes a minute for this many
-MOST_BYTES = 2**26  # of tensors that a program reads and writes
+MAX_OPERATIONS = 1_000  # a compiler takes a minute for this many
+MAX_BYTES = 2**26  # of tensors that a program reads and writes
 
 
 class Made(NamedTuple):
@@ -227,9 +227,9 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return f"it draws random numbers ({name})"
         if any(tensor.device.type != "cpu" for tensor in _tensors((args, kwargs))):
             return "a tensor is not on the CPU"
-        if len(self.operations) == MOST_OPERATIONS:
-            return f"it makes more than {MOST_OPERATIONS} operations"
-        if (size := sum(base.nbytes for base in self.bases)) > MOST_BYTES:
+        if len(self.operations) == MAX_OPERATIONS:
+            return f"it makes more than {MAX_OPERATIONS} operations"
+        if (size := sum(base.nbytes for base in self.bases)) > MAX_BYTES:
             return f"it uses tensors of {size / 2**20:.0f} MB"
         return ""
 

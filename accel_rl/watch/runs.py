@@ -12,7 +12,7 @@ from accel_rl.errors import UsageError
 from accel_rl.report.record import FILES, RunRecord, read_record
 from accel_rl.run_folder.lock import LOCK, is_being_written
 
-MOST_CACHED = 2**16  # summaries kept in memory
+MAX_CACHED = 2**16  # summaries kept in memory
 
 Stamp = tuple[tuple[str, int, int], ...]
 """Names, times and sizes of the files that a page is made of, and which runs are running."""
@@ -50,7 +50,7 @@ class WatchedRuns:
 
     def __init__(self, root: Path):
         self.root = Path(os.path.realpath(root))
-        self._summarize = lru_cache(MOST_CACHED)(self._read_summary)
+        self._summarize = lru_cache(MAX_CACHED)(self._read_summary)
 
     def by_folder(self) -> dict[Path, list[WatchedRun]]:
         """Returns the runs by parent folder, the latest first."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 GRAVITY, FORCE, TAU = 9.8, 10.0, 0.02  # m/s^2, N, s
 POLE_MASS, TOTAL_MASS, HALF_LENGTH = 0.1, 1.1, 0.5  # kg, kg, m
-MOST_ANGLE, MOST_POSITION, MOST_STEPS = 12 * math.pi / 180, 2.4, 500
+MAX_ANGLE, MAX_POSITION, MAX_STEPS = 12 * math.pi / 180, 2.4, 500
 
 
 class CartPole:
@@ -26,7 +26,7 @@ class CartPole:
 
     def __init__(self, num_envs: int, device: str):
         self.num_envs, self.device = num_envs, device
-        bound = np.array([2 * MOST_POSITION, np.inf, 2 * MOST_ANGLE, np.inf], np.float32)
+        bound = np.array([2 * MAX_POSITION, np.inf, 2 * MAX_ANGLE, np.inf], np.float32)
         self.single_observation_space = gymnasium.spaces.Box(-bound, bound)
         self.single_action_space = gymnasium.spaces.Discrete(2)
         self.generator = torch.Generator(device)
@@ -46,8 +46,8 @@ class CartPole:
         change = torch.stack([velocity, acceleration, turning, spin])
         last = self.state + TAU * change
         self.steps = self.steps + 1
-        terminated = (last[0].abs() > MOST_POSITION) | (last[2].abs() > MOST_ANGLE)
-        truncated = self.steps >= MOST_STEPS
+        terminated = (last[0].abs() > MAX_POSITION) | (last[2].abs() > MAX_ANGLE)
+        truncated = self.steps >= MAX_STEPS
         ended = terminated | truncated
         self.state = self._first_states().where(ended, last)
         self.steps.masked_fill_(ended, 0)

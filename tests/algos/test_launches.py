@@ -30,13 +30,13 @@ pytestmark = pytest.mark.gpu(fake=True)
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda:0")
 T, B = 4, 6
-MOST_LAUNCHES = 10  # per update
+MAX_LAUNCHES = 10  # per update
 FEW_LAUNCHES = 5  # per update, if all minibatches read the rollout from one place
-LEAST_LAUNCHES = 4  # per update, if one graph also makes all updates of an epoch
+MIN_LAUNCHES = 4  # per update, if one graph also makes all updates of an epoch
 ONE_GRAPH_AN_EPOCH = ("ppo", "ppo, core", "pqn", "pqn, core")
 # Auxiliary tasks add to each update noise for each task, and copies of the noise, environments and rows.
 MORE_WITH_TASKS = 6
-MOST_OF_STORING = 25  # per rollout, whose arrays go into the replay one by one
+MAX_OF_STORING = 25  # per rollout, whose arrays go into the replay one by one
 SCHEDULES = {"learning_rate_schedule": "linear"}
 ENTROPY = {**SCHEDULES, "entropy_schedule": "linear"}
 EPOCHS = {"epochs": 3, "minibatches": 2}
@@ -220,12 +220,12 @@ def test_launches_of_an_update(name: str) -> None:
     num_updates = settings.epochs * settings.minibatches if isinstance(run.algo, PPO | PQN) else 1
     with counting() as counts:
         run.learn(rollout)
-    most, num_graphs = MOST_LAUNCHES, (2 + has_tasks) * num_updates + 1
+    most, num_graphs = MAX_LAUNCHES, (2 + has_tasks) * num_updates + 1
     if name in ONE_GRAPH_AN_EPOCH:
-        most, num_graphs = LEAST_LAUNCHES, settings.epochs + 1
+        most, num_graphs = MIN_LAUNCHES, settings.epochs + 1
     elif name == "ppo, tasks":
         most = FEW_LAUNCHES
-    most = (most + MORE_WITH_TASKS * has_tasks) * num_updates + MOST_OF_STORING * has_tasks
+    most = (most + MORE_WITH_TASKS * has_tasks) * num_updates + MAX_OF_STORING * has_tasks
     assert counts.launches <= most, counts.kernels
     assert counts.graphs <= num_graphs and not counts.syncs and not counts.down
 
@@ -240,7 +240,7 @@ def test_launches_of_an_update_from_the_replay(name: str) -> None:
     for _ in range(3):
         with counting() as counts:
             run.algo._learn_batches(1, run.update)
-        assert 0 < counts.launches <= MOST_LAUNCHES, counts.kernels
+        assert 0 < counts.launches <= MAX_LAUNCHES, counts.kernels
         assert counts.graphs <= 4 and not counts.syncs and not counts.up and not counts.down
 
 
@@ -258,4 +258,4 @@ def test_a_replay_on_the_cpu_waits_for_priorities_only(prioritized: bool) -> Non
     with counting() as counts:
         run.algo._learn_batches(1, run.update)
     assert counts.syncs.total() == prioritized and set(counts.up) == {"pinned"}
-    assert counts.launches <= MOST_LAUNCHES
+    assert counts.launches <= MAX_LAUNCHES

@@ -15,8 +15,8 @@ LARGE = (kernels.play_frames, kernels.step_consoles, agent_kernels.play_agents) 
 SMALL = tuple(kernel for kernel in ALL if kernel not in LARGE)
 # Functions with several callers, which LLVM does not inline
 CALLED = {"_act", "draw_until", "read_bus", "run", "run_frame", "tia_write"}
-MOST_REGISTERS = 128  # so 16 warps share the 65,536 of a multiprocessor
-MOST_LOCAL, MOST_SPILLED = 640, 1400  # bytes, in large kernels: a thread's stack; its spill loads
+MAX_REGISTERS = 128  # so 16 warps share the 65,536 of a multiprocessor
+MAX_LOCAL, MAX_SPILLED = 640, 1400  # bytes, in large kernels: a thread's stack; its spill loads
 
 
 def ptx_of(kernel, arch):
@@ -67,7 +67,7 @@ def test_registers_are_enough(kernel, tmp_path):
     command = [find_ptxas(), "-v", "-arch=sm_90", ptx_path(kernel, "sm_90"), "-o", tmp_path / "cubin"]
     said = subprocess.run(command, check=True, capture_output=True, text=True).stderr
     registers = int(re.search(r"Used (\d+) registers", said)[1])
-    assert 0 < registers <= MOST_REGISTERS, said
+    assert 0 < registers <= MAX_REGISTERS, said
     local, spilled = (sum(map(int, re.findall(rf"(\d+) bytes {name}", said))) for name in ("stack", "spill loads"))
     is_large = kernel in LARGE
-    assert local <= MOST_LOCAL * is_large and spilled <= MOST_SPILLED * is_large, said
+    assert local <= MAX_LOCAL * is_large and spilled <= MAX_SPILLED * is_large, said

@@ -20,7 +20,7 @@ from tests.helpers.simulators import MAKE, ram
 
 GAME = "donkey_kong"  # all 18 actions; lives in 0xA3, score / 100 in 0x87 and 0x88, over: 0x8B = 31, 0x8F = 3, no lives
 POINTS = 100  # the unit of this game's score
-_MOST_FRAMES = 64  # the last frame's entries hold from then on
+_MAX_FRAMES = 64  # the last frame's entries hold from then on
 _LOG = 0x40  # 64 bytes of RAM that remember what was pressed
 _LOGGED = 0x1D  # the address of the next entry's number
 _RESET = 1  # log entry of a reset; in other entries, bits 4 to 7 and 3 are 0 for closed contacts and the button
@@ -108,7 +108,7 @@ line: STA WSYNC
       JMP frame
 """
 # Gray values fall from frame to frame, so the maximum of two screens is the older one.
-_GREYS = np.unique(grey_palette(False)[::2])[::-1][:_MOST_FRAMES]
+_GREYS = np.unique(grey_palette(False)[::2])[::-1][:_MAX_FRAMES]
 
 
 class Script:
@@ -121,7 +121,7 @@ class Script:
         self, rewards: Mapping[int, int] | None = None, lives: Mapping[int, int] | None = None, over: Sequence[int] = ()
     ):
         rewards, lives = rewards or {}, lives or {0: 3}
-        frames = range(_MOST_FRAMES)
+        frames = range(_MAX_FRAMES)
         scores = [1000 + sum(reward for at, reward in rewards.items() if at <= frame) for frame in frames]
         tables = {
             "lives": [lives[max(at for at in lives if at <= frame)] for frame in frames],

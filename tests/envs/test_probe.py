@@ -106,7 +106,7 @@ def test_the_fastest_chunk_counts(monkeypatch):
     times = iter([0.0] + [t for step in range(64) for t in (step, step + (0.5 if step else 0.9), step)])
     monkeypatch.setattr(probe, "STEPS_S", 1e9)
     monkeypatch.setattr(probe, "CHUNK_S", 1e9)
-    monkeypatch.setattr(probe, "MOST_STEPS", 64)
+    monkeypatch.setattr(probe, "MAX_STEPS", 64)
     monkeypatch.setattr(probe, "time", SimpleNamespace(perf_counter=lambda: next(times)))
     simulator = make_simulator(EnvConfig(f"{TOYS}:Counting"), np.random.SeedSequence(0))
     assert probe.time_step(simulator) == 0.5

@@ -11,7 +11,7 @@ import pytest
 from gymnasium import spaces
 
 from accel_rl.envs.spaces.conversion import LeftOut
-from accel_rl.envs.spaces.json_format import MOST_LEVELS, from_json, to_json
+from accel_rl.envs.spaces.json_format import MAX_LEVELS, from_json, to_json
 from accel_rl.errors import UsageError
 
 INFINITE = np.array([1.5, np.inf], np.float32)
@@ -77,8 +77,8 @@ BAD = [
     ({"type": "MultiBinary", "shape": [10**12]}, "too large"),
     ({"type": "Dict", "parts": {"a": GOOD}}, "describes no space"),
     ({"type": "Dict", "parts": [[["a"], GOOD]]}, "describes no space"),
-    (nested(MOST_LEVELS + 1), f"more than {MOST_LEVELS} levels deep"),
-    (nested(500), f"more than {MOST_LEVELS} levels deep"),
+    (nested(MAX_LEVELS + 1), f"more than {MAX_LEVELS} levels deep"),
+    (nested(500), f"more than {MAX_LEVELS} levels deep"),
 ]
 
 

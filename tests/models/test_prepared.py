@@ -159,6 +159,6 @@ def test_layers_keep_no_more_than_one_version() -> None:
 def test_layers_do_not_keep_weights_for_every_size_of_batch() -> None:
     """A layer keeps prepared weights for a bounded number of batch sizes."""
     parameter, tensors = torch.zeros(3), prepared.PreparedTensors()
-    for name in range(5 * prepared.MOST_KEPT):
+    for name in range(5 * prepared.MAX_KEPT):
         assert tensors.get(name, lambda: (parameter + 1, None), parameter, None)[0].tolist() == [1, 1, 1]
-        assert len(tensors._made) <= prepared.MOST_KEPT
+        assert len(tensors._made) <= prepared.MAX_KEPT

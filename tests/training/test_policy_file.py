@@ -276,7 +276,7 @@ def test_a_wrong_description_is_one_line(run: Path, change: Callable[[str], str]
 
 def test_a_description_beyond_all_measure_is_one_line(run: Path) -> None:
     """A policy.json above 64 MB is refused."""
-    os.truncate(run / DESCRIPTION, policy_file.MOST_BYTES + 1)
+    os.truncate(run / DESCRIPTION, policy_file.MAX_BYTES + 1)
     with pytest.raises(UsageError, match=r"policy\.json has more than 64 MB: it does not describe a policy"):
         accel_rl.load(run)
 

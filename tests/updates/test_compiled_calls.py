@@ -28,7 +28,7 @@ from accel_rl.updates.compilation import (
     recall_failure,
     remember_failure,
 )
-from accel_rl.updates.compiled_calls import MOST_CALLS, NUM_TIMED_CALLS, CompiledCalls, path_of, why_not_compiled
+from accel_rl.updates.compiled_calls import MAX_CALLS, NUM_TIMED_CALLS, CompiledCalls, path_of, why_not_compiled
 from accel_rl.updates.optimizers import Adam
 from accel_rl.updates.recording import Recording, record
 from accel_rl.updates.terms import Terms
@@ -153,7 +153,7 @@ def test_each_shape_has_its_own_program() -> None:
         for learner in (direct, ours):
             learner.update.minimize(learner.loss, (torch.ones(size, 3), 1.0), torch.tensor(size), 0.1)
         torch.testing.assert_close(ours.weights, direct.weights)
-    assert ours.update.read_compiled_share() == pytest.approx(MOST_CALLS / 11)
+    assert ours.update.read_compiled_share() == pytest.approx(MAX_CALLS / 11)
 
 
 def learns_as_without(caplog: pytest.LogCaptureFixture) -> str:

@@ -20,7 +20,7 @@ from accel_rl.processes.spawning import ask_process
 
 TRIPLE = "nvptx64-nvidia-cuda"
 # The most threads of a block, and the blocks that a multiprocessor must hold: a thread gets 128 registers.
-MOST_THREADS, BLOCKS = 128, 4
+MAX_THREADS, BLOCKS = 128, 4
 # Architectures, and the version of PTX for each: 7.8 needs a driver for CUDA 11.8, 8.6 one for 12.7.
 PTX_VERSIONS = {"sm_70": "ptx63", "sm_80": "ptx70", "sm_90": "ptx78", "sm_100": "ptx86"}
 
@@ -96,7 +96,7 @@ def _add_kernel(module: Any, name: str, kernel: str) -> None:
         target datalayout = "{module.data_layout}"
         {declared}
         declare i32 @"{name}"({", ".join(types)})
-        define ptx_kernel void @{kernel}({parameters}) "nvvm.maxntid"="{MOST_THREADS}" "nvvm.minctasm"="{BLOCKS}" {{
+        define ptx_kernel void @{kernel}({parameters}) "nvvm.maxntid"="{MAX_THREADS}" "nvvm.minctasm"="{BLOCKS}" {{
             %result = alloca i64
             %error = alloca ptr
             %tid = call i32 @{sregs["tid"]}()

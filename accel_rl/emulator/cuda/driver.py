@@ -18,7 +18,7 @@ from accel_rl.emulator.cuda.memory import LANES, Kernel
 from accel_rl.emulator.state import STATE_WORDS
 from accel_rl.errors import RunError, UsageError
 
-MOST_THREADS = 2**31 - 1024  # the largest launch, whose thread numbers, up to the last whole block, fit into 32 bits
+MAX_THREADS = 2**31 - 1024  # the largest launch, whose thread numbers, up to the last whole block, fit into 32 bits
 BLOCK = 32  # threads per block: one warp, so that few consoles still use all of a GPU's multiprocessors
 _REGISTERS, _LOCAL_BYTES = 4, 3  # numbers of cuFuncGetAttribute
 _ERROR_LOG, _ERROR_LOG_BYTES = 5, 6  # numbers of cuModuleLoadDataEx
@@ -76,7 +76,7 @@ class LoadedKernel:
 
 def most_consoles(threads_each: int) -> int:
     """Returns the most consoles of a launch with this many threads for each."""
-    return MOST_THREADS // threads_each // LANES * LANES
+    return MAX_THREADS // threads_each // LANES * LANES
 
 
 def interleave(states: torch.Tensor) -> torch.Tensor:
@@ -125,7 +125,7 @@ class Launcher:
     """Launches a kernel where its tensors are: on a GPU, always the same one, or thread by thread on the CPU.
 
     The first launch on a GPU loads the kernel, and compiles it if needed. order: returns the order of the threads on
-    the CPU for a number of threads; None: ascending. Raises ValueError for more than MOST_THREADS threads."""
+    the CPU for a number of threads; None: ascending. Raises ValueError for more than MAX_THREADS threads."""
 
     def __init__(self, kernel: Kernel, order: Callable[[int], Any] | None = None):
         self._kernel, self._order = kernel, order or np.arange
@@ -135,8 +135,8 @@ class Launcher:
     def __call__(self, threads: int, *arguments: Any, block: int = BLOCK) -> None:
         if (types := types_of(arguments)) != self._kernel.types:
             raise TypeError(f"{self._kernel.__name__} takes {self._kernel.types}, not {types}")
-        if threads > MOST_THREADS:
-            raise ValueError(f"{self._kernel.__name__}: {threads} threads are more than {MOST_THREADS}")
+        if threads > MAX_THREADS:
+            raise ValueError(f"{self._kernel.__name__}: {threads} threads are more than {MAX_THREADS}")
         first = next(each for each in arguments if isinstance(each, torch.Tensor))
         if not first.is_cuda:
             run_on_cpu(self._kernel, self._order(threads), arguments)

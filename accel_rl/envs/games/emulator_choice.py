@@ -23,7 +23,7 @@ logger = logging.getLogger("accel_rl")
 SIMULATORS = ("auto", "native", "ale", "cuda")
 OWN = ("native", "cuda")  # the project's own emulator; single environments of both run on the CPU
 GRID_TWIN = "ACCEL_RL_GRID_TWIN"
-MOST = 2**31 - 1  # the native simulator counts in 32 bits
+MAX_INT32 = 2**31 - 1  # the native simulator counts in 32 bits
 
 
 def check_wrappers(config: EnvConfig) -> None:
@@ -141,6 +141,6 @@ def _table() -> dict[str, dict[str, Any]]:
 
 def _find_large_number(options: AtariOptions) -> str | None:
     for name in ("frame_skip", "noop_max", "max_episode_steps"):
-        if (value := getattr(options, name)) >= MOST:
-            return f"{name}={value} is more than the native simulator can count: use less than {MOST}"
+        if (value := getattr(options, name)) >= MAX_INT32:
+            return f"{name}={value} is more than the native simulator can count: use less than {MAX_INT32}"
     return None

@@ -11,7 +11,7 @@ from accel_rl.envs.spec import Array
 
 SCREEN, FRAME = (210, 160), (84, 84)
 NUM_TILES = 42 * 4
-MOST_CHANGED = 100  # tiles; with more, resizing the whole screen is as fast
+MAX_CHANGED = 100  # tiles; with more, resizing the whole screen is as fast
 _TOP, _LEFT = np.divmod(np.arange(NUM_TILES)[:, None], 4)
 STRIPS = (5 * _TOP + np.arange(5)) * 4 + _LEFT  # [168, 5]: each tile's strips among the screen's 840
 FRAME_STRIPS = (2 * _TOP + np.arange(2)) * 4 + _LEFT  # [168, 2]: each tile's strips among the frame's 336
@@ -39,7 +39,7 @@ class ScreenResizer:
             self._tiles.fill(False)
             self._tiles[TILE_OF_WORD[words]] = True
             tiles = self._tiles.nonzero()[0]
-            if len(tiles) > MOST_CHANGED:
+            if len(tiles) > MAX_CHANGED:
                 cv2.resize(screen, FRAME, dst=self._frame, interpolation=cv2.INTER_AREA)
             else:
                 source = screen.reshape(-1, 40).take(STRIPS.take(tiles, axis=0).ravel(), axis=0)

@@ -20,8 +20,8 @@ from accel_rl.errors import UsageError
 
 Space = gymnasium.Space[Any]
 
-MOST_NUMBERS = 2**25  # in an observation: five pictures of 1080 x 1920 in color
-MOST_LEVELS = 32  # nesting depth of Dict and Tuple spaces
+MAX_NUMBERS = 2**25  # in an observation: five pictures of 1080 x 1920 in color
+MAX_LEVELS = 32  # nesting depth of Dict and Tuple spaces
 
 
 def to_json(space: Space) -> dict[str, Any]:
@@ -60,8 +60,8 @@ def from_json(value: Any) -> Space:
 
     Raises UsageError, before it takes memory, for a value that describes no space or too large a space."""
     try:
-        if (size := _size(value)) > MOST_NUMBERS:
-            raise UsageError(f"a space of {size:,} numbers is too large; {MOST_NUMBERS:,} is the most")
+        if (size := _size(value)) > MAX_NUMBERS:
+            raise UsageError(f"a space of {size:,} numbers is too large; {MAX_NUMBERS:,} is the most")
         return _from_json(value)
     except UsageError:
         raise
@@ -71,8 +71,8 @@ def from_json(value: Any) -> Space:
 
 def _size(value: Any, level: int = 0) -> int:
     """Returns how many numbers a described space holds, as one row. Raises UsageError if it is no description."""
-    if level > MOST_LEVELS:
-        raise UsageError(f"spaces are nested more than {MOST_LEVELS} levels deep")
+    if level > MAX_LEVELS:
+        raise UsageError(f"spaces are nested more than {MAX_LEVELS} levels deep")
     match value:
         case {"type": "Box" | "MultiBinary", "shape": [*lengths]} if all(map(_is_natural, lengths)):
             return math.prod(lengths)

@@ -7,7 +7,7 @@ increase. Here, too, one number changes at a time and the objective decides, but
 * A change with a gain of more than CLEAR_GAIN is accepted at once. Any other change is undone, and the accepted
   configuration is measured again. The change is compared with the mean of the windows before and after it, so a
   steady drift cancels. Its gain must exceed the usual difference between windows of one configuration, which the search
-  measures on the way. A gain that is smaller but not negative is measured again, at most MOST_TRIALS times. The more
+  measures on the way. A gain that is smaller but not negative is measured again, at most MAX_TRIALS times. The more
   measurements there are, the smaller the mean gain that suffices.
 * A rejected change is undone. The next change is compared with a new measurement of the accepted configuration, not
   with an old or lucky one.
@@ -33,10 +33,10 @@ from accel_rl.errors import UsageError
 
 SETTLING = 1 / 3  # share of a window that does not count
 CLEAR_GAIN = 0.10  # like all gains, a difference of logarithms
-MOST_TRIALS = 3
+MAX_TRIALS = 3
 FIRST_NOISE = 0.02  # assumed difference of two windows of one configuration, until it is measured
-LEAST_NOISE = 0.005
-LEAST_SHARE = 1 / 8  # the smallest change of the number of agents, relative to it
+MIN_NOISE = 0.005
+MIN_SHARE = 1 / 8  # the smallest change of the number of agents, relative to it
 LONGEST_REST = 32  # windows
 MEMORY_CEILING = 0.95  # GUNREAL, section 3.2
 TINY = 1e-9  # replaces an objective of 0, which has no logarithm
@@ -140,7 +140,7 @@ class Adjuster:
                 return self._last_move
             if moves:
                 return moves[self._rng.integers(len(moves))]
-            if self._share <= LEAST_SHARE:
+            if self._share <= MIN_SHARE:
                 return None
             self._share /= 2
 
@@ -158,9 +158,9 @@ class Adjuster:
         """Measures a change between windows of the accepted counts; accepts or rejects it."""
         changed = self._apply(move)
         gains: list[float] = []
-        for num_trials in range(1, MOST_TRIALS + 1):
+        for num_trials in range(1, MAX_TRIALS + 1):
             trial = yield changed
-            noise = 2 * max(LEAST_NOISE, median(self._noise))
+            noise = 2 * max(MIN_NOISE, median(self._noise))
             if trial - baseline > max(CLEAR_GAIN, 2 * noise):
                 self._accept(move, changed)
                 return trial

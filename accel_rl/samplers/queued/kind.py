@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from accel_rl.config.fields import MOST_SECONDS, setting
+from accel_rl.config.fields import MAX_SECONDS, setting
 from accel_rl.config.run_settings import RunSettings
 from accel_rl.errors import UsageError, count
 from accel_rl.hardware.placement import MAX_LEARNING_THREADS, Plan
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 queue_setting = partial(setting, only_with="sampler queued")
 adjustment_setting = partial(setting, only_with="dynamic_adjustment")
 ADJUSTED_AGENTS = 256  # the default maximum if their number is adjusted
-MOST_AGENTS_PER_CPU, MOST_QUEUE_THREADS = 16, 8  # limits of the tuner's search
+MAX_AGENTS_PER_CPU, MAX_QUEUE_THREADS = 16, 8  # limits of the tuner's search
 FILES_PER_AGENT, SPARE_FILES = 3, 100  # an agent has two semaphores and a connection; a run has other files, too
 AGENT_BYTES = 8 << 20  # memory of an agent's process alone, measured with Pong
 
@@ -51,7 +51,7 @@ class QueueSettings:
         False, "queued: change the numbers of agents, predictors and trainers while running, and keep what is faster"
     )
     adjustment_interval_s: float = adjustment_setting(
-        60.0, "queued: seconds between two adjustments", above=0, most=MOST_SECONDS
+        60.0, "queued: seconds between two adjustments", above=0, most=MAX_SECONDS
     )
     adjustment_objective: str = adjustment_setting(
         "trainings",
@@ -146,8 +146,8 @@ class Queued(SamplerKind):
         return f"{text}; batches of at least {min_training_batch(config)} steps"
 
     def tunable(self, config: "Config", tune_envs: bool) -> dict[str, list[int]]:
-        threads = list(range(1, MOST_QUEUE_THREADS + 1))
-        agents = list(range(1, MOST_AGENTS_PER_CPU * config.plan.topology.num_busy + 1))
+        threads = list(range(1, MAX_QUEUE_THREADS + 1))
+        agents = list(range(1, MAX_AGENTS_PER_CPU * config.plan.topology.num_busy + 1))
         return {"envs": agents, "predictors": threads, "trainers": threads}
 
     def fixed_for_tuning(self, config: "Config") -> dict[str, Any]:

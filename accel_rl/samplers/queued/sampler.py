@@ -35,7 +35,7 @@ from accel_rl.samplers.queued.predictor import PredictionServer
 from accel_rl.samplers.queued.slots import SlotState, shared_layout
 
 WATCH_S = 0.1  # time between two checks of the agents
-MOST_THREADS = 16  # the most predictors, and trainers, that adjustment starts: the paper tried no more
+MAX_THREADS = 16  # the most predictors, and trainers, that adjustment starts: the paper tried no more
 
 
 class QueuedSampler:
@@ -94,7 +94,7 @@ class QueuedSampler:
         self._paused_at: tuple[float, int] | None = None  # the time, and the objective's total by then
         if queues.dynamic_adjustment:
             start = Counts(config.num_envs, queues.predictors, queues.trainers)
-            limits = Counts(max_agents, *(max(MOST_THREADS, number) for number in start[1:]))
+            limits = Counts(max_agents, *(max(MAX_THREADS, number) for number in start[1:]))
             self.adjuster = Adjuster(start, limits, batch.seed, queues.adjustment_interval_s)
 
     # ---- what every sampler has ----

@@ -20,8 +20,8 @@ from accel_rl.hardware.shared_memory import Layout, make_poller
 
 RECORD = np.dtype("<i4")  # a queue's entry
 QUEUE_LENGTH = 2**12 // RECORD.itemsize  # entries in the smallest pipe, of one page; most pipes have 16 pages
-MOST_AGENTS = 1024
-MOST_GENERATIONS = 2**20
+MAX_AGENTS = 1024
+MAX_GENERATIONS = 2**20
 
 
 class SlotState(IntEnum):
@@ -128,13 +128,13 @@ def wait_for_any(queues: Iterable[IndexQueue], timeout_s: float) -> bool:
 
 def request(agent: int, generation: int) -> int:
     """Returns a record of the prediction queue. generation: the agent's; requests of a dead process get no answer."""
-    return generation % MOST_GENERATIONS * MOST_AGENTS + agent
+    return generation % MAX_GENERATIONS * MAX_AGENTS + agent
 
 
 def agents_of(requests: list[int], status: Array) -> list[int]:
     """Returns the agents of these requests, in order, without those whose process has been replaced since."""
-    found = (divmod(number, MOST_AGENTS) for number in requests)
-    return [agent for generation, agent in found if status[agent, Status.GENERATION] % MOST_GENERATIONS == generation]
+    found = (divmod(number, MAX_AGENTS) for number in requests)
+    return [agent for generation, agent in found if status[agent, Status.GENERATION] % MAX_GENERATIONS == generation]
 
 
 def slots_of(agent: int, slots_per_agent: int) -> range:

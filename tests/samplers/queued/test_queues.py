@@ -15,7 +15,7 @@ from accel_rl.samplers.queued.batches import SegmentBatch, num_columns
 from accel_rl.samplers.queued.meter import Meter
 from accel_rl.samplers.queued.predictor import PolicyCopies, PredictionServer
 from accel_rl.samplers.queued.slots import (
-    MOST_AGENTS,
+    MAX_AGENTS,
     Ending,
     IndexQueue,
     SlotState,
@@ -74,8 +74,8 @@ def test_a_queue_between_processes_and_threads() -> None:
 
 def test_requests_of_processes_that_are_gone_are_not_answered() -> None:
     """Requests of an earlier generation are dropped, and the largest numbers fit a record."""
-    status = np.zeros((MOST_AGENTS, len(Status)), np.int64)
-    for agent, generation in ((0, 1), (5, 7), (MOST_AGENTS - 1, 2**20 - 1), (3, 2**20 + 4)):
+    status = np.zeros((MAX_AGENTS, len(Status)), np.int64)
+    for agent, generation in ((0, 1), (5, 7), (MAX_AGENTS - 1, 2**20 - 1), (3, 2**20 + 4)):
         status[agent, Status.GENERATION] = generation
         number = request(agent, generation)
         assert number < 2**31 and agents_of([number, request(agent, generation - 1)], status) == [agent]
