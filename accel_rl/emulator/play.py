@@ -96,17 +96,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--out", type=Path, metavar="FILE.mp4", help="write a video")
     what.add_argument("--trace", action="store_true", help="go through the program step by step")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
-        recorded = read_actions(given.actions) if given.actions else []
-        atari = BatchAtari(given.game, 1, mode=given.mode, difficulty=given.difficulty, full_action_space=True)
+        recorded = read_actions(options.actions) if options.actions else []
+        atari = BatchAtari(options.game, 1, mode=options.mode, difficulty=options.difficulty, full_action_space=True)
         atari.reset()
         actions = chain(recorded, repeat(0))
-        if given.trace:
+        if options.trace:
             Debugger(atari, actions).cmdloop()
         else:
-            score, frames = write_video(atari, actions, given.frames, given.out)
-            print(f"{given.out}: {frames} frames, score {score}")
+            score, frames = write_video(atari, actions, options.frames, options.out)
+            print(f"{options.out}: {frames} frames, score {score}")
     except (UsageError, RunError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1

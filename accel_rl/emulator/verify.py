@@ -272,31 +272,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--consoles", type=int, default=512, metavar="N", help="consoles on the GPU (512)")
     parser.add_argument("--cuda-frames", type=int, default=200, metavar="N", help="frames of each on the GPU (200)")
     parser.add_argument("--device", default="cuda", help="the GPU; cpu: run its functions on the CPU (cuda)")
-    given = parser.parse_args(arguments)
-    games = known_games() if given.games == ["all"] else given.games
-    plan = Plan(given.frames, given.seeds, given.mode_frames, given.actions)
+    options = parser.parse_args(arguments)
+    games = known_games() if options.games == ["all"] else options.games
+    plan = Plan(options.frames, options.seeds, options.mode_frames, options.actions)
     try:
-        if given.frames % SNAPSHOTS:
-            raise UsageError(f"--frames {given.frames} must be a multiple of {SNAPSHOTS}")
+        if options.frames % SNAPSHOTS:
+            raise UsageError(f"--frames {options.frames} must be a multiple of {SNAPSHOTS}")
         for name in ("jobs", "consoles", "cuda_frames", "seeds"):
-            if (number := getattr(given, name)) < 1:
+            if (number := getattr(options, name)) < 1:
                 raise UsageError(f"--{name.replace('_', '-')} {number} must be at least 1")
-        if given.actions and not given.actions.is_dir():
-            raise UsageError(f"--actions {given.actions} is no folder")
+        if options.actions and not options.actions.is_dir():
+            raise UsageError(f"--actions {options.actions} is no folder")
         for game in games:
             game_of(game)
-        if given.simulator == "cuda":
-            exact = verify_cuda(games, given.consoles, given.cuda_frames, given.device)
+        if options.simulator == "cuda":
+            exact = verify_cuda(games, options.consoles, options.cuda_frames, options.device)
             print(f"{exact} of {len(games)} games are equal")
             return 0 if exact == len(games) else 1
         rows = []
-        with ProcessPoolExecutor(given.jobs) as pool:
+        with ProcessPoolExecutor(options.jobs) as pool:
             for row in pool.map(verify, games, [plan] * len(games)):
                 rows.append(row)
                 compared = row.from_start + row.from_snapshots + row.in_modes + row.recorded
                 print(f"{row.game:22} {compared:9,} frames  {row.difference or 'equal'}", flush=True)
-                if given.csv:
-                    write_table(rows, given.csv)
+                if options.csv:
+                    write_table(rows, options.csv)
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

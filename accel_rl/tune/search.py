@@ -66,11 +66,11 @@ class Search:
     def __post_init__(self) -> None:
         self._start, self._least_free = self.clock(), MIN_FREE * free_host_bytes()
         self._open: dict[Point, Contestant] = {}
-        self._best, self._found = self.space.start, SearchResult(self.space.start)
+        self._best, self._result = self.space.start, SearchResult(self.space.start)
 
     def run(self) -> SearchResult:
         """Searches and returns the result. It closes all contestants, also after an error."""
-        found = self._found
+        result = self._result
         try:
             contestant = self._open[self.space.start] = self.build(self.space.start)
             built = self.clock()
@@ -80,17 +80,17 @@ class Search:
             stages = [(is_coarse, name) for is_coarse in (True, False) for name in self.space.axes]
             for index, (is_coarse, name) in enumerate(stages):
                 around = self.space.around(self._best, name, is_coarse)
-                points = [point for point in around if point not in found.skipped]
+                points = [point for point in around if point not in result.skipped]
                 if points and len(points) * point_s + 2 * rounds_s <= self._left_s():
                     end = self.clock() + self._left_s() / (len(stages) - index)
                     if self._open_only([self._best, *points]):
                         self._best = self._play(name, MAX_ROUNDS, MIN_ROUNDS, end)
                 elif points and is_coarse:
-                    found.unsearched.append(name)
-            if not found.trials:
+                    result.unsearched.append(name)
+            if not result.trials:
                 raise self._nothing_tried(point_s, rounds_s)
             self._play_final()
-            return found
+            return result
         finally:
             self._close([*self._open])
 
@@ -99,8 +99,8 @@ class Search:
         return self.budget_s * (1 - FINAL) - (self.clock() - self._start)
 
     def _nothing_tried(self, point_s: float, rounds_s: float) -> UsageError:
-        if self._found.skipped:
-            return UsageError(f"no other point can be built: {next(iter(self._found.skipped.values()))}")
+        if self._result.skipped:
+            return UsageError(f"no other point can be built: {next(iter(self._result.skipped.values()))}")
         most = max(len(self.space.around(self.space.start, name, is_coarse=True)) for name in self.space.axes)
         missing_s = most * point_s + 2 * rounds_s - self._left_s()
         minutes = math.ceil(10 * (self.budget_s + missing_s / (1 - FINAL)) / 60) / 10
@@ -111,19 +111,19 @@ class Search:
 
     def _play_final(self) -> None:
         """Lets the finalists meet the default, and picks one."""
-        ratios = {point: trial.ratio for point, trial in self._found.trials.items() if point != self.space.start}
+        ratios = {point: trial.ratio for point, trial in self._result.trials.items() if point != self.space.start}
         hopeful = [point for point, value in ratios.items() if value["high"] > 1 or point == self._best]
         order = sorted(hopeful, key=lambda point: (point == self._best, ratios[point]["median"]), reverse=True)
-        self._found.finalists = self._open_only(order[:FINALISTS])
-        if self._found.finalists:
+        self._result.finalists = self._open_only(order[:FINALISTS])
+        if self._result.finalists:
             best = self._play("final", FINAL_ROUNDS, MIN_FINAL_ROUNDS, self._start + self.budget_s)
-            value = self._found.trials[best].ratio
+            value = self._result.trials[best].ratio
             if value["median"] >= WORTH_IT or value["low"] > 1:
-                self._found.pick = best
+                self._result.pick = best
 
     def _play(self, label: str, rounds: int, least_rounds: int, end: float) -> Point:
         """Plays rounds of all open points until `end`; returns the one with the highest ratio."""
-        schedule, trials = Schedule(self.seconds, rounds, end - self.clock(), least_rounds), self._found.trials
+        schedule, trials = Schedule(self.seconds, rounds, end - self.clock(), least_rounds), self._result.trials
         turns = alternate([*self._open.values()], schedule, label, self.clock)
         for point in self._open:
             turn, default = turns[str(point)], turns[str(self.space.start)]
@@ -144,7 +144,7 @@ class Search:
                     raise MemoryError("memory is nearly full")
                 self._open[point] = self.build(point)
             except (UsageError, RunError, OSError, MemoryError) as error:
-                self._found.skipped[point] = " ".join(str(error).split()) or "out of memory"
+                self._result.skipped[point] = " ".join(str(error).split()) or "out of memory"
         return [point for point in self._open if point != self.space.start]
 
     def _close(self, points: Collection[Point]) -> None:

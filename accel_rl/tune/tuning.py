@@ -44,13 +44,13 @@ def run(chosen: Settings, minutes: float, seconds: float, tune_envs: bool, out: 
         print(f"load average {load:.1f} before the start: other programs use this machine, so all below is noisy")
     build = partial(build_training, {**chosen, **short_settings(config)}, config.spec)
     with StopSignal():
-        found = Search(space, build, seconds, minutes * 60).run()
-    print(*table(space, found), sep="\n")
+        result = Search(space, build, seconds, minutes * 60).run()
+    print(*table(space, result), sep="\n")
     path.parent.mkdir(parents=True, exist_ok=True)
-    comments = [f"found by `accel-rl tune` on {machine[0]}", machine[1], result(space, found)]
-    settings = dump_yaml(settings_to_write(config, chosen, found.pick))
+    comments = [f"found by `accel-rl tune` on {machine[0]}", machine[1], verdict(space, result)]
+    settings = dump_yaml(settings_to_write(config, chosen, result.pick))
     path.write_text("".join(f"# {line}\n" for line in comments) + settings)
-    print(f"{path}: {found.pick}\naccel-rl train --config {shlex.quote(str(path))}")
+    print(f"{path}: {result.pick}\naccel-rl train --config {shlex.quote(str(path))}")
     return path
 
 
@@ -64,27 +64,29 @@ def introduction(config: Config, space: Space) -> Iterator[str]:
     yield config.sampler_kind.note_on_envs(config, "envs" in space.axes)
 
 
-def table(space: Space, found: SearchResult) -> Iterator[str]:
+def table(space: Space, result: SearchResult) -> Iterator[str]:
     """Yields a line for each point, with its median rate and its ratio to the default (the final's first); then what
     was left out, and the result."""
-    width = max(len(str(point)) for point in (*found.trials, *found.skipped))
+    width = max(len(str(point)) for point in (*result.trials, *result.skipped))
     yield f"\n{'point':{width}}  steps/s  rounds   / default, with 95 % intervals"
-    in_final = {space.start, *found.finalists}
-    for point in sorted(found.trials, key=lambda point: (point not in in_final, -found.trials[point].ratio["median"])):
-        rate, ratio, num_rounds = found.trials[point]
+    in_final = {space.start, *result.finalists}
+    for point in sorted(
+        result.trials, key=lambda point: (point not in in_final, -result.trials[point].ratio["median"])
+    ):
+        rate, ratio, num_rounds = result.trials[point]
         compared = format_ratio(ratio) + (", final" if point in in_final else "")
         yield f"{point!s:{width}}{rate:9,.0f}{num_rounds:8}   {'the default' if point == space.start else compared}"
-    for point, reason in found.skipped.items():
+    for point, reason in result.skipped.items():
         yield f"{point!s:{width}}  skipped: {reason}"
-    if found.unsearched:
-        yield f"no time was left for {' and '.join(found.unsearched)}: raise --minutes"
-    yield result(space, found)
+    if result.unsearched:
+        yield f"no time was left for {' and '.join(result.unsearched)}: raise --minutes"
+    yield verdict(space, result)
 
 
-def result(space: Space, found: SearchResult) -> str:
+def verdict(space: Space, result: SearchResult) -> str:
     """Returns a sentence on the pick's speed."""
-    rate, ratio, num_rounds = found.trials[found.pick]
-    if found.pick == space.start:
+    rate, ratio, num_rounds = result.trials[result.pick]
+    if result.pick == space.start:
         return f"{rate:,.0f} steps/s: what a run picks by default; nothing else was clearly faster"
     unsure = "; it may be no faster, more --minutes would tell" if ratio["low"] <= 1 else ""
     of_default = f"{format_ratio(ratio)} times the default ({space.start}), {count(num_rounds, 'round')}"

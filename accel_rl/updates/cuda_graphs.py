@@ -53,21 +53,21 @@ class CudaGraphs:
         calls = self._find_calls(key, arguments, uses)
         if calls is None:
             return work(*to_device(arguments, self.device))
-        given = leaves(arguments)
-        if calls.num_warm_ups < NUM_WARM_UP_CALLS or self._is_delayed(calls, given):
+        inputs = leaves(arguments)
+        if calls.num_warm_ups < NUM_WARM_UP_CALLS or self._is_delayed(calls, inputs):
             calls.num_warm_ups += 1
             results = self._warm_up(work, arguments)
             calls.warm_up_results = {id(leaf): weakref.ref(leaf) for leaf in leaves(results)}
             return results
         # A graph could overwrite its own results before it has read them, so it copies these.
         in_place = tuple(
-            id(leaf) if self._results.get(id(leaf), (leaf, calls))[1] is not calls else None for leaf in given
+            id(leaf) if self._results.get(id(leaf), (leaf, calls))[1] is not calls else None for leaf in inputs
         )
         if in_place not in calls.graphs and len(calls.graphs) >= MAX_GRAPHS_PER_CALL - 1:
-            in_place = (None,) * len(given)
+            in_place = (None,) * len(inputs)
         known = calls.graphs.get(in_place)
         call = known or GraphedCall(work, arguments, [place is not None for place in in_place], self.device)
-        call.fill(given)
+        call.fill(inputs)
         if not known and not self._capture(key, call):
             return work(*to_device(arguments, self.device))
         calls.graphs[in_place] = call
@@ -97,13 +97,13 @@ class CudaGraphs:
             calls = self._calls[whole_key] = _Calls(uses)
         return calls
 
-    def _is_delayed(self, calls: "_Calls", given: list[Any]) -> bool:
+    def _is_delayed(self, calls: "_Calls", inputs: list[Any]) -> bool:
         """Returns whether an argument comes from a function that is not captured yet. A capture moves that function's
         results, so a graph captured now would soon be replaced."""
         if calls.graphs or calls.num_warm_ups >= MAX_DELAYED_CALLS:
             return False
         sources = [each for each in self._calls.values() if each is not calls and not each.graphs]
-        return any(source.has_returned(leaf) for source in sources for leaf in given)
+        return any(source.has_returned(leaf) for source in sources for leaf in inputs)
 
     def _warm_up(self, work: Work, arguments: tuple[Any, ...]) -> Any:
         """Calls work on the stream of its later capture, since libraries allocate memory at first calls."""
@@ -168,18 +168,18 @@ class GraphedCall:
             shape = leaf.shape if isinstance(leaf, Tensor) else ()
             return torch.empty(shape, dtype=dtype_of(leaf), device=device)
 
-        given = leaves(arguments)
-        self._buffers = [leaf if stays else buffer(leaf) for leaf, stays in zip(given, is_in_place, strict=True)]
+        inputs = leaves(arguments)
+        self._buffers = [leaf if stays else buffer(leaf) for leaf, stays in zip(inputs, is_in_place, strict=True)]
         buffers = iter(self._buffers)
         self._arguments = map_leaves(lambda _: next(buffers), arguments)
-        self._numbers: list[Any] = [None] * len(given)  # the numbers filled in last
+        self._numbers: list[Any] = [None] * len(inputs)  # the numbers filled in last
         self._graph: Any = None
         self._results: Any = None
 
-    def fill(self, given: list[Any]) -> None:
+    def fill(self, inputs: list[Any]) -> None:
         """Copies the next run's arguments into the buffers."""
         targets, sources = [], []
-        for index, (leaf, buffer, stays) in enumerate(zip(given, self._buffers, self._is_in_place, strict=True)):
+        for index, (leaf, buffer, stays) in enumerate(zip(inputs, self._buffers, self._is_in_place, strict=True)):
             if stays:
                 continue
             number = _number(leaf)

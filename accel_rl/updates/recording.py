@@ -67,8 +67,8 @@ def record(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Recordin
     """Calls function(*arguments), records the call, and undoes its changes.
 
     arguments: trees of contiguous tensors on the CPU."""
-    given = leaves(arguments)
-    recorder, result = _Recorder(given), None
+    inputs = leaves(arguments)
+    recorder, result = _Recorder(inputs), None
     returned: tuple[Made | Held, ...] = ()
     with torch.random.fork_rng(devices=[]), recorder:
         try:
@@ -83,8 +83,8 @@ def record(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Recordin
     # Compilers optimize a whole tensor better than a part of one.
     bases = [base[:end] for base, end in zip(recorder.bases, _ends(program, len(recorder.bases)), strict=True)]
     changed = {place: tensor[: len(bases[place])] for place, tensor in changed.items()}
-    problem = recorder.problem or _check(program, bases, given, leaves(result), changed)
-    return Recording(program, given, bases, result, problem)
+    problem = recorder.problem or _check(program, bases, inputs, leaves(result), changed)
+    return Recording(program, inputs, bases, result, problem)
 
 
 def _ends(program: Program, num_bases: int) -> list[int]:
@@ -102,12 +102,16 @@ def _ends(program: Program, num_bases: int) -> list[int]:
 
 
 def _check(
-    program: Program, bases: list[Tensor], given: list[Tensor], results: list[Tensor], changed: dict[int, Tensor]
+    program: Program,
+    bases: list[Tensor],
+    inputs: list[Tensor],
+    results: list[Tensor],
+    changed: dict[int, Tensor],
 ) -> str:
     """Returns a problem if a program does not compute the same as the call that it was recorded from, or ""."""
     copies = [base.clone() for base in bases]
     with torch.no_grad():
-        replayed = replay(program, copies, given)
+        replayed = replay(program, copies, inputs)
     pairs = [*zip(results, replayed, strict=True), *((value, copies[place]) for place, value in changed.items())]
     is_same = all(torch.allclose(ours, theirs, equal_nan=True) for ours, theirs in pairs)
     return "" if is_same else "part of it is not done by PyTorch's operations"
@@ -123,9 +127,9 @@ def replay(program: Program, bases: Sequence[Tensor], arguments: Sequence[Tensor
         return view(bases[value.base], *value[1:]) if isinstance(value, Held) else value
 
     with torch.no_grad():
-        for name, given, keywords, numbers in program.operations:
-            given, keywords = _map(find, given), _map(find, keywords)
-            results = given[0] if name == "aten.detach.default" else operation(name)(*given, **keywords)
+        for name, inputs, keywords, numbers in program.operations:
+            inputs, keywords = _map(find, inputs), _map(find, keywords)
+            results = inputs[0] if name == "aten.detach.default" else operation(name)(*inputs, **keywords)
             flat = results if isinstance(results, list | tuple) else [results]
             for number, result in zip(numbers, flat, strict=True):
                 if number is not None:
@@ -152,27 +156,27 @@ def operation(name: str) -> Callable[..., Any]:
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """A mode in which operations are recorded while they run."""
 
-    def __init__(self, given: list[Tensor]):
+    def __init__(self, inputs: list[Tensor]):
         super().__init__()  # type: ignore[no-untyped-call]
         self.operations: list[Operation] = []
         self.bases: list[Tensor] = []
         self.saved: dict[int, Tensor] = {}  # copies of changed bases
         self.problem = ""
-        self._made = {id(tensor): number for number, tensor in enumerate(given)}
-        self._alive = [*given]  # otherwise a new tensor could get the id of an old one
-        self._given = {_address(tensor) for tensor in given if tensor.numel()}
+        self._made = {id(tensor): number for number, tensor in enumerate(inputs)}
+        self._alive = [*inputs]  # otherwise a new tensor could get the id of an old one
+        self._argument_addresses = {_address(tensor) for tensor in inputs if tensor.numel()}
         self._places: dict[int, int] = {}  # of bases, by their addresses
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         self.problem = self.problem or self._find_problem(function, args, kwargs)
-        given = _map(self._encode, args), _map(self._encode, kwargs)
+        inputs = _map(self._encode, args), _map(self._encode, kwargs)
         self._save_changed(function, args, kwargs)
         results = function(*args, **kwargs)
         unchanged = {id(tensor) for tensor in _tensors((args, kwargs))}
         flat = results if isinstance(results, list | tuple) else [results]
         numbers = tuple(None if id(result) in unchanged else self._number(result) for result in flat)
-        self.operations.append(Operation(str(function), *given, numbers))
+        self.operations.append(Operation(str(function), *inputs, numbers))
         return results
 
     @classmethod
@@ -184,7 +188,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if (number := self._made.get(id(tensor))) is not None:
             return Made(number)
         address = _address(tensor)
-        if address in self._given:
+        if address in self._argument_addresses:
             self.problem = "an argument is a view of a tensor that the function uses"
         if address not in self._places:
             self._places[address] = len(self.bases)
@@ -211,7 +215,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             place = self._places.get(_address(tensor))
             if place is not None and place not in self.saved:
                 self.saved[place] = self.bases[place].clone()
-            if _address(tensor) in self._given:
+            if _address(tensor) in self._argument_addresses:
                 self.problem = "it changes an argument"
 
     def _find_problem(self, function: Any, args: Any, kwargs: Any) -> str:

@@ -16,7 +16,7 @@ from accel_rl.settings.resolve import resolve
 from accel_rl.tune import tuning
 from accel_rl.tune.points import Point, Space, make_space
 from accel_rl.tune.search import SearchResult, Trial
-from accel_rl.tune.tuning import result, settings_to_write, short_settings, table
+from accel_rl.tune.tuning import settings_to_write, short_settings, table, verdict
 from tests.helpers.processes import Command
 
 TWO = CpuTopology(((0,), (1,)), (0, 0), 2)
@@ -115,7 +115,7 @@ def test_the_final_comes_first() -> None:
     trials = {space.start: Trial(100.0, even, 9), one: Trial(110.0, unsure, 9), lucky: Trial(200.0, high, 3)}
     _, *rows, last = table(space, SearchResult(one, trials, finalists=[one]))
     assert [row[:9] for row in rows] == ["workers 1", "workers 2", "workers 4"]
-    assert last == result(space, SearchResult(one, trials)) and last.endswith(
+    assert last == verdict(space, SearchResult(one, trials)) and last.endswith(
         "; it may be no faster, more --minutes would tell"
     )
 
