@@ -199,6 +199,8 @@ def test_predict_returns_the_environments_actions(cartpole: Path, pong: Path) ->
         assert set(sampled.tolist()) == set(range(num_actions))  # hardly trained: every action has a fair probability
         with pytest.raises(ValueError, match="observation of shape"):
             agent.predict(observation[1:])
+        with pytest.raises(ValueError, match="a pair of an observation and its info"):
+            agent.predict(env.reset())
     best = accel_rl.load(str(cartpole), best=True).policy.state_dict()
     assert_same(dict(best), load_file(cartpole / "best.safetensors"))
 
@@ -375,6 +377,7 @@ BAD_ARGUMENTS = [
     ("trian", "invalid choice: 'trian'"),
     ("train --env pogn", "unknown environment 'pogn'; did you mean pong"),
     ("train --algo nomodule.x:Algo", "there is no module 'nomodule'"),
+    ("train --env broken:Env", r"environment 'broken:Env': /.*/broken\.py, line 2: invalid syntax"),
     ("train --algo accel_rl.algos.a2c:A2D", "unknown algorithm 'A2D'; did you mean A2C"),
     ("train --algo accel_rl.settings.resolve:Config", "not a subclass of accel_rl.algos.Algo"),
     ("train --preset a2d", "unknown preset 'a2d'; did you mean a2c"),
@@ -458,6 +461,7 @@ def test_bad_arguments_are_refused(
 ) -> None:
     """Bad arguments are refused with one helpful line and status 2, and nothing is written."""
     (tmp_path / "broken.yaml").write_text("a: [1\nb")
+    (tmp_path / "broken.py").write_text("import os\ndef make(:\n")
     (tmp_path / "list.yaml").write_text("- 1\n")
     (tmp_path / "deep.yaml").write_text("[" * 500 + "]" * 500)
     laughs = (f"a{i + 1}: &a{i + 1} [{', '.join([f'*a{i}'] * 9)}]" for i in range(30))  # 9 to the 30th

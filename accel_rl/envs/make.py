@@ -66,6 +66,8 @@ def _import_module(name: str, kind: str) -> tuple[ModuleType, str]:
                 f"{kind} {name!r}: there is no module {error.name!r} (the current directory is searched, too)"
             ) from None
         raise
+    except SyntaxError as error:
+        raise UsageError(f"{kind} {name!r}: {error.filename}, line {error.lineno}: {error.msg}") from None
 
 
 def _unknown_name(kind: str, name: str, module: ModuleType) -> UsageError:
