@@ -28,7 +28,7 @@ Bools = npt.NDArray[np.bool_]
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int32]
 
-MAX_INT32 = 2**31 - 1  # the state's words are int32
+MOST = 2**31 - 1  # the state's words are int32
 TIME_SEED = -1  # with this seed, ale-py draws other sticky actions each time
 _ACTION_GENERATOR = slice(words.ACTION_GENERATOR, words.ACTION_GENERATOR + GENERATOR_WORDS)
 # Words that a reset neither writes nor reads (the agent's), or rarely (the generator of sticky actions).
@@ -109,10 +109,8 @@ class Consoles:
             raise UsageError(f"repeat_action_probability={repeat_action_probability} must be from 0 to 1")
         seeds = np.asarray(seed)
         fits = seeds.shape in ((), (num_envs,)) and seeds.dtype.kind in "iu"
-        if not fits or (seeds < -MAX_INT32 - 1).any() or (seeds > MAX_INT32).any():
-            raise UsageError(
-                f"seed={seed} must be an integer from {-MAX_INT32 - 1} to {MAX_INT32}, or one for each environment"
-            )
+        if not fits or (seeds < -MOST - 1).any() or (seeds > MOST).any():
+            raise UsageError(f"seed={seed} must be an integer from {-MOST - 1} to {MOST}, or one for each environment")
         self.num_envs, self.draw = num_envs, draw
         rom = read_rom(game)
         self.rules = rules_for(hashlib.md5(rom).hexdigest())
@@ -285,14 +283,14 @@ def _seeded_generator(seed: int) -> Ints:
 
 
 def check_integers(least: int, **values: Any) -> None:
-    """Raises UsageError unless a value is an integer from least to MAX_INT32."""
+    """Raises UsageError unless a value is an integer from least to MOST."""
     for name, value in values.items():
         try:
-            fits = least <= operator.index(value) <= MAX_INT32
+            fits = least <= operator.index(value) <= MOST
         except TypeError:
             fits = False
         if not fits:
-            raise UsageError(f"{name}={value!r} must be an integer from {least} to {MAX_INT32}")
+            raise UsageError(f"{name}={value!r} must be an integer from {least} to {MOST}")
 
 
 def read_rom(game: str | Path) -> bytes:

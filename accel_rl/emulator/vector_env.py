@@ -14,7 +14,7 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 
 from accel_rl.emulator import vector_steps as steps
-from accel_rl.emulator.consoles import MAX_INT32, Bools, Bytes, Ints, check_integers, read_rom
+from accel_rl.emulator.consoles import MOST, Bools, Bytes, Ints, check_integers, read_rom
 from accel_rl.emulator.controllers import ACTION_BITS, PADDLE_STEP
 from accel_rl.emulator.frame_making import FramePlan
 from accel_rl.emulator.rules import ACTIONS, rules_for
@@ -314,9 +314,9 @@ class AtariVectorEnv(gymnasium.vector.VectorEnv[Bytes, npt.NDArray[Any], npt.NDA
         seeds = np.full(count, NO_SEED) if seed is None else np.asarray(seed)
         if seeds.dtype.kind in "iu" and seeds.shape == ():
             seeds = int(seeds) + np.arange(count)
-        if seeds.dtype.kind not in "iu" or seeds.shape != (count,) or (seeds > MAX_INT32).any():
-            raise UsageError(f"seed={seed!r} must be {count} integers up to {MAX_INT32}, or the first of them")
-        unseeded = NO_SEED if self._was_reset else np.random.default_rng().integers(MAX_INT32, size=count)
+        if seeds.dtype.kind not in "iu" or seeds.shape != (count,) or (seeds > MOST).any():
+            raise UsageError(f"seed={seed!r} must be {count} integers up to {MOST}, or the first of them")
+        unseeded = NO_SEED if self._was_reset else np.random.default_rng().integers(MOST, size=count)
         return np.where(seeds < 0, unseeded, seeds).astype(np.int64)
 
 
