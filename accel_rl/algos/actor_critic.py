@@ -57,7 +57,6 @@ class ActorCriticAlgo(Algo):
 
     def build_policy(self, network: Network | None) -> ActorCritic:
         settings, spec = self.settings, self.spec
-        settings.check_core()
         if settings.gaussian == "spherical" and not spec.has_box_actions:
             raise UsageError(f"gaussian=spherical is for Box actions, but these are {spec.action_space}; omit it")
         if settings.log_std_init and (settings.gaussian == "spherical" or not spec.has_box_actions):

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from accel_rl.config.fields import basic_setting, setting
 from accel_rl.config.schedules import schedule, schedule_setting
 from accel_rl.envs.spec import EnvSpec
-from accel_rl.errors import UsageError
 from accel_rl.models.actor_critic import ActorCritic, Network
 from accel_rl.models.bf16_weights import keep_copies
 from accel_rl.rollout import Rollout
@@ -44,12 +43,9 @@ class CoreSettings:
 
     core: str = basic_setting("none", "recurrent core after the network", choices=("none", "lstm", "gru"))
     core_size: int = setting(256, "units of the recurrent core", least=1, only_with="core")
-    previous_inputs: bool = setting(False, "the recurrent core also sees the last action and the last reward")
-
-    def check_core(self) -> None:
-        """Raises UsageError for previous_inputs without a core."""
-        if self.previous_inputs and self.core == "none":
-            raise UsageError("previous_inputs are inputs of a recurrent core; use core=lstm or core=gru with them")
+    previous_inputs: bool = setting(
+        False, "the recurrent core also sees the last action and the last reward", only_with="core"
+    )
 
 
 class RunInfo(NamedTuple):

@@ -36,7 +36,6 @@ class PQN(QAlgo):
 
     def build_policy(self, network: Network | None) -> QNetwork:
         settings = self.settings
-        settings.check_core()
         return QNetwork(
             self.spec,
             network,

@@ -67,12 +67,13 @@ def pick(cls: type, values: dict[str, Any]) -> Any:
 
 
 def check_used(groups: Iterable[Any], chosen: Container[str]) -> None:
-    """Raises UsageError for a chosen setting that changes nothing, since the one that it needs was neither chosen nor
-    is in a preset. groups: instances of settings dataclasses, which may need settings of each other."""
+    """Raises UsageError for a chosen setting that changes nothing, since the one that it needs is off by default.
+
+    groups: instances of settings dataclasses, which may need settings of each other."""
     every = [(f, getattr(group, f.name)) for group in groups for f in fields(group)]
     values = {f.name: value for f, value in every}
     for f, value in every:
-        if f.name not in chosen or not f.metadata.get("only_with"):
+        if f.name not in chosen or value in OFF or not f.metadata.get("only_with"):
             continue
         needed, _, wanted = f.metadata["only_with"].partition(" ")
         is_on = values[needed] == wanted if wanted else values[needed] not in OFF

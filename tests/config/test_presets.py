@@ -147,7 +147,7 @@ def test_value_replay_shapes_what_the_policy_sees(preset: str, env: str) -> None
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"algo": "a2c", "previous_inputs": True}, "use core=lstm"),
+        ({"algo": "a2c", "previous_inputs": True}, "changes nothing without --core"),
         ({"algo": "a2c", "gaussian": "spherical"}, "is for Box actions"),
         ({"algo": "a2c", "log_std_init": -1}, "is for gaussian=diagonal and Box actions"),
         ({"algo": "vtrace", "steps": 200}, "nothing would be learned"),
