@@ -27,9 +27,9 @@ LONG = ("train", "launch", "sweep")  # these commands write files, and continue 
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs one command; returns the exit status: 0 done, 1 failed, 2 bad usage, 130 after SIGINT.
+    """Runs one command; returns the exit status: 0 done, 1 failed, 2 bad usage, 130 after SIGINT, 141 if nobody reads.
 
-    Raises SystemExit with status 143 after SIGTERM."""
+    Raises SystemExit with status 143 after SIGTERM, 129 after SIGHUP."""
     arguments = sys.argv[1:] if arguments is None else arguments
     open_closed_streams()
     drop_what_fails("stderr")

@@ -2,7 +2,8 @@
 
 python benchmarks/gpu_timeline.py [--out FILE.png] [--horizon 5] [--step 625] [--network 100] ...
 
-The serving loop and its wait are accel_rl's real code (samplers/alternating.py: ServingLoop, WorkerPool.wait).
+The serving loop and its wait are accel_rl's real code (ServingLoop in samplers/alternating.py, WorkerPool.wait in
+samplers/worker_pool.py).
 Simulators, server and GPU are only durations in microseconds, all of them guesses except a step's. So the program
 shows the order of events, not the speed, which gpu_session.py measures on a GPU.
 """

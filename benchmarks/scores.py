@@ -120,7 +120,7 @@ def _command(path: Path) -> str:
                 at = words.index(option)
                 value = words[at + 1]
                 words[at : at + 2] = [] if option == "--out" else _as_flags(yaml.safe_load(Path(value).read_text()))
-    except (KeyError, OSError, ValueError) as error:
+    except (LookupError, OSError, ValueError) as error:
         raise UsageError(f"{path} does not say by which command it was made; give it with --command") from error
     return shlex.join(["accel-rl", *(word for word in words if word != "--overwrite")])
 

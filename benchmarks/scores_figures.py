@@ -81,8 +81,9 @@ def _draw_methods(axes: "Axes", methods: Sequence[Kept], column: int, looks: Map
         axes.text(1.15, at, name, fontsize=12, va="center", **ends)
 
 
-def label_positions(values: Sequence[float], low: float = -21.5, high: float = 21.5) -> list[float]:
+def label_positions(values: Sequence[float]) -> list[float]:
     """Returns label positions for lines that end at these values, in the same order and without overlap."""
+    low, high = -21.5, 21.5  # on the axis of methods_figure
     apart = min(2.7, (high - low) / max(1, len(values) - 1))
     order = np.argsort(values, kind="stable")
     at = np.array(values, np.float64)[order]

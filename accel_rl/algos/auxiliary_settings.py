@@ -1,6 +1,5 @@
 """The settings of auxiliary tasks. An algorithm that supports the tasks needs only this module."""
 
-import math
 from dataclasses import dataclass
 from functools import partial
 
@@ -9,11 +8,6 @@ from accel_rl.errors import unknown
 
 task_setting = partial(setting, only_with="auxiliary")
 TASK_NAMES = ("pixel_control", "value_replay", "reward_prediction")
-
-
-def _check_weight(value: float) -> None:
-    if not (math.isfinite(value) and value >= 0):
-        raise ValueError("must be a finite number, at least 0")
 
 
 @dataclass(frozen=True)
@@ -38,12 +32,12 @@ class AuxiliarySettings:
     pixel_control_weight: float = task_setting(
         0.05,
         "weight of half the squared error (UNREAL: 0.01 to 0.1 in 3-D, 0.0001 to 0.01 on Atari)",
-        check=_check_weight,
+        least=0,
     )
     pixel_control_discount: float = task_setting(0.9, "discount of pixel changes, per step (UNREAL)", least=0, most=1)
     pixel_control_cell: int = task_setting(4, "height and width of a cell, in pixels (UNREAL)", least=1)
-    value_replay_weight: float = task_setting(1.0, "weight of half the squared error (UNREAL)", check=_check_weight)
-    reward_prediction_weight: float = task_setting(1.0, "weight of the cross-entropy (UNREAL)", check=_check_weight)
+    value_replay_weight: float = task_setting(1.0, "weight of half the squared error (UNREAL)", least=0)
+    reward_prediction_weight: float = task_setting(1.0, "weight of the cross-entropy (UNREAL)", least=0)
     reward_prediction_units: int = task_setting(128, "units of the hidden layer (UNREAL)", least=1)
     checkpoint_replay: bool | None = task_setting(None, "save the replay in checkpoints; null: if it has at most 2 GB")
 

@@ -60,7 +60,7 @@ class RankInfo(NamedTuple):
 
 
 def launched_rank_info() -> RankInfo | None:
-    """Returns this process's rank if torchrun has started it with other learners; else None.
+    """Returns this process's rank if torchrun has started it; else None.
 
     Raises UsageError if torchrun's environment variables are incomplete or contradict each other."""
     if not {"RANK", "WORLD_SIZE"} & os.environ.keys():

@@ -98,13 +98,13 @@ class SyncCoordinator(Coordinator):
         seconds, self._seconds = self._seconds, 0.0
         return {"exchange": seconds}
 
-    def check_parameters_agree(self, parameters: torch.Tensor, steps: int) -> None:
+    def check_parameters_agree(self, parameters: torch.Tensor) -> None:
         sums = self.all_gather(zlib.crc32(parameters.detach().cpu().numpy().tobytes()))
         different = [rank for rank, each in enumerate(sums) if each != sums[0]]
         if different:
             raise RunError(
-                f"at step {steps} the parameters of learner {different[0]} differ from those of learner 0: they have "
-                "not made the same updates (does the algorithm change parameters other than by `update`?)"
+                f"at step {self.steps} the parameters of learner {different[0]} differ from those of learner 0: they "
+                "have not made the same updates (does the algorithm change parameters other than by `update`?)"
             )
 
 
@@ -113,7 +113,8 @@ def process_group(rank: int, size: int, port: int | None, offers_nccl: bool) -> 
     """Joins the run's learners in torch.distributed's default group: Gloo, and NCCL for GPU tensors if offers_nccl.
 
     If PyTorch has NCCL, it connects at its first tensor; `AllReduce` decides whether it gets any. port: the port of the
-    supervisor's store on this machine; None: torchrun's, from the environment. Raises UsageError if it is in use."""
+    supervisor's store on this machine; None: torchrun's, from the environment. Raises UsageError if that
+    fails."""
     uses_nccl = offers_nccl and dist.is_nccl_available()
     if port and (loopback := loopback_interface()):  # the machine may have no other
         os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)

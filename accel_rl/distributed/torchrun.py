@@ -113,7 +113,7 @@ def agree_on_run(coordinator: SyncCoordinator, request: RunRequest, lock: contex
     job = coordinator.all_gather(job)[0]
 
     def on_rank_0(condition: Callable[[], bool]) -> bool:
-        return bool(coordinator.all_gather(coordinator.rank == 0 and condition())[0])
+        return bool(coordinator.all_gather(_on_all(coordinator, lambda: coordinator.rank == 0 and condition()))[0])
 
     if is_own := on_rank_0(lambda: job.owns(folder)):
         if on_rank_0((folder / CHECKPOINT).exists):

@@ -20,7 +20,7 @@ def compile_function(function: "EntryFunction", types: ArgumentTypes) -> tuple[b
     import numba
     from numba.core import sigutils
 
-    optimize = _optimize_only_the_whole()
+    optimize = optimize_only_the_whole()
     dispatcher = function._numba_type_.dispatcher
     arguments, _ = sigutils.normalize_signature(f"({', '.join(types)},)")
     dispatcher.compile(arguments)
@@ -35,7 +35,7 @@ def compile_function(function: "EntryFunction", types: ArgumentTypes) -> tuple[b
     return image, compiled.signature.return_type != numba.types.none
 
 
-def _optimize_only_the_whole() -> Callable[[Any], None]:
+def optimize_only_the_whole() -> Callable[[Any], None]:
     """Returns an optimizer for the whole module, and keeps Numba from optimizing each function by itself.
 
     Otherwise Numba would spend two thirds of the time on optimizing each function with its callees and on their machine

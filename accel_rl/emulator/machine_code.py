@@ -77,7 +77,7 @@ def load(function: "EntryFunction", types: ArgumentTypes) -> MachineCode:
     path = _cache_path(function, types)
     code = _read(path)
     if code is None:
-        with _lock(path.with_suffix(".lock")) as has_waited:
+        with compile_lock(path.with_suffix(".lock")) as has_waited:
             code = _read(path) if has_waited else None  # another process may have compiled it meanwhile
             if code is None:
                 image, returns_int = _compile(function, types)
@@ -108,9 +108,9 @@ def _write(path: Path, data: bytes) -> None:
     try:
         unfinished.write_bytes(hashlib.sha256(data).hexdigest().encode() + b"\n" + data)
         os.replace(unfinished, path)
-        for old in path.parent.glob("*.o"):
+        for old in path.parent.iterdir():
             with contextlib.suppress(FileNotFoundError):  # another process has removed it
-                if time.time() - old.stat().st_mtime > KEPT_S:
+                if old.suffix in (".o", ".lock", ".ptx", ".cubin") and time.time() - old.stat().st_mtime > KEPT_S:
                     old.unlink()
     except OSError as error:
         say(f"{path.parent} cannot be written ({error.strerror}): the next start will compile again")
@@ -119,7 +119,7 @@ def _write(path: Path, data: bytes) -> None:
 
 
 @contextlib.contextmanager
-def _lock(path: Path) -> Iterator[bool]:
+def compile_lock(path: Path) -> Iterator[bool]:
     """Lets one process at a time compile a function; yields whether it waited for another one.
 
     If no file can be written or locked, all processes may compile."""

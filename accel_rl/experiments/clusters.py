@@ -96,7 +96,7 @@ class Work:
         return submitit.helpers.DelayedSubmission(replace(self, process=None))
 
     def stop(self) -> None:
-        if self.process:
+        if self.process and self.process.returncode is None:
             with contextlib.suppress(ProcessLookupError, ChildProcessError):
                 os.kill(self.process.pid, signal.SIGTERM)
                 os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT)  # Popen.wait could block on its own lock

@@ -115,7 +115,9 @@ def read_experiment(path: Path, overrides: dict[str, Any] | None = None) -> Expe
         for part in values:
             if part not in PARTS:
                 raise unknown("part", str(part), PARTS, f"(an experiment has {', '.join(PARTS)})")
-        blocks = [mapping("grid", block) for block in _list_of(dict, "grid", values.get("grid"))]
+        blocks = [
+            mapping("grid", block) for block in _list_of(dict, "grid", values.get("grid"), "`- algo: [a2c, ppo]`")
+        ]
         for name in overrides or {}:
             if any(name in block for block in blocks):
                 raise UsageError(f"{name} is varied by the grid; omit {flag_of(name)}")
@@ -163,7 +165,7 @@ def _paper(value: Any, combinations: tuple[Combination, ...]) -> Paper:
     for part in parts:
         if part not in ("source", "steps", "rows"):
             raise unknown("part of paper", str(part), ("source", "steps", "rows"))
-    rows = _list_of(dict, "paper's rows", parts["rows"]) if "rows" in parts else []
+    rows = _list_of(dict, "paper's rows", parts["rows"], "`- {algo: a2c, score: 20}`") if "rows" in parts else []
     for row in rows:
         numbers = {name: row[name] for name in MEASURES if name in row}
         are_numbers = all(isinstance(each, int | float) and not isinstance(each, bool) for each in numbers.values())
@@ -182,25 +184,25 @@ def _matches(row: dict[str, Any], combination: Combination) -> bool:
     return all(name in values and values[name] == value for name, value in row.items() if name not in MEASURES)
 
 
-def mapping(name: str, value: Any) -> dict[str, Any]:
+def mapping(name: str, value: Any, example: str = "steps: 1000") -> dict[str, Any]:
     """Returns a part of a file if it maps names to values, {} if it is missing; else raises UsageError."""
     if value is None:
         return {}
     if not (isinstance(value, dict) and all(isinstance(key, str) for key in value)):
-        raise UsageError(f"{name}={value!r} must be a mapping of names, as in `steps: 1000`")
+        raise UsageError(f"{name}={value!r} must be a mapping of names, as in `{example}`")
     return value
 
 
-def _list_of(kind: type, name: str, value: Any) -> list[Any]:
+def _list_of(kind: type, name: str, value: Any, example: str) -> list[Any]:
     if not isinstance(value, list) or not value or not all(isinstance(item, kind) for item in value):
-        example = "`- algo: [a2c, ppo]`" if kind is dict else "[1, 2, 3]"
         raise UsageError(f"{name}={value!r} must be a list, as in {example}")
     return value
 
 
 def read_seeds(values: dict[str, Any]) -> tuple[int, ...]:
     """Returns the seeds of a file's values; raises UsageError for anything else, and for a seed that is named twice."""
-    seeds = tuple(integer("seeds", seed, least=0) for seed in _list_of(object, "seeds", values.get("seeds", [0])))
+    listed = _list_of(object, "seeds", values.get("seeds", [0]), "[1, 2, 3]")
+    seeds = tuple(integer("seeds", seed, least=0) for seed in listed)
     if len(seeds) > len({*seeds}):
         raise UsageError(f"seeds: {list(seeds)} names a seed twice")
     return seeds

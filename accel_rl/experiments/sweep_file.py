@@ -14,7 +14,6 @@ halving: {first: 12_500, factor: 2}             # the better half of a generatio
 seed: 0                                         # decides the proposals
 """
 
-import contextlib
 import math
 import statistics
 from collections.abc import Sequence
@@ -113,9 +112,9 @@ def read_sweep(path: Path) -> Sweep:
 def _envs(value: Any) -> dict[str, tuple[float, float]]:
     if isinstance(value, str):
         return {value: (0.0, 1.0)}
-    scales = mapping("envs", value)
+    scales = mapping("envs", value, "CartPole-v1: [0, 500]")
     for env, scale in scales.items():
-        numbers = scale if isinstance(scale, list) and len(scale) == 2 else [math.nan, math.nan]
+        numbers = scale if isinstance(scale, list) and len(scale) == 2 else [0, 0]
         low, high = (_number(f"envs: {env}", number) for number in numbers)
         if not low < high:
             raise UsageError(f"envs: {env}={scale!r} must be the scores that count as 0 and as 1, as in [0, 500]")
@@ -140,8 +139,6 @@ def _space(name: str, value: Any) -> Any:
 
 
 def _number(name: str, value: Any) -> float | int:
-    if isinstance(value, int | float) and not isinstance(value, bool):
+    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
         return value
-    with contextlib.suppress(ValueError, TypeError):
-        return float(value)  # 1e-4, which YAML takes for text
-    raise UsageError(f"{name}: {value!r} must be a number")
+    raise UsageError(f"{name}: {value!r} must be a finite number")

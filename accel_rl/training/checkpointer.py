@@ -32,7 +32,7 @@ class Checkpointer:
         if is_last:
             self._pull()  # and hand over updates that other learners do not have yet
         learner.guard.check(learner.steps)
-        learner.coordinator.check_parameters_agree(learner.update.parameters.values, learner.steps)
+        learner.coordinator.check_parameters_agree(learner.update.parameters.values)
         state = {
             "algo": learner.algo.state_dict(),
             "sampler": learner.sampler.get_state(),

@@ -67,7 +67,7 @@ class Coordinator(ABC):
         """Returns the wall time that `agree_on` has taken since the last call: it waits for other learners."""
         return {}
 
-    def check_parameters_agree(self, parameters: torch.Tensor, steps: int) -> None:
+    def check_parameters_agree(self, parameters: torch.Tensor) -> None:
         """Raises RunError if the parameters of synchronous learners differ."""
 
 

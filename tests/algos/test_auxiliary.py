@@ -85,7 +85,7 @@ def test_when_tasks_start(tmp_path: Path, start: str) -> None:
         ({"auxiliary": ALL, "horizon": 16}, "horizon=16 is more than auxiliary_replay_steps=12"),
         ({"auxiliary": ALL, "pixel_control_weight": float("nan")}, "pixel_control_weight=nan must be a finite number"),
         ({"auxiliary": ALL, "value_replay_weight": float("inf")}, "value_replay_weight=inf must be a finite number"),
-        ({"auxiliary": ALL, "reward_prediction_weight": -1}, "reward_prediction_weight=-1.0 must be a finite number"),
+        ({"auxiliary": ALL, "reward_prediction_weight": -1}, "reward_prediction_weight=-1.0 must be at least 0"),
         ({"auxiliary": ALL, "frame_shape": (24, 12), "network": "accel_rl.models.trunks:MLP"}, "at least 16x16 pixels"),
         ({"auxiliary": ALL, "auxiliary_start": "when_full", "steps": 40}, "waits for 12 steps of each of 4"),
         ({"auxiliary": ALL, "auxiliary_replay_steps": 10**12}, "auxiliary_replay_steps=10+ needs .* GB"),

@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from accel_rl.emulator.cuda import agent_kernels, kernels
+from accel_rl.emulator.cuda import agent_kernels, compilation, kernels
 from accel_rl.emulator.cuda.compilation import PTX_VERSIONS, find_ptxas, kernel_images, ptx_path
 from accel_rl.emulator.cuda.driver import newest_arch
 from accel_rl.errors import UsageError
@@ -21,6 +21,23 @@ MAX_LOCAL, MAX_SPILLED = 640, 1400  # bytes, in large kernels: a thread's stack;
 
 def ptx_of(kernel, arch):
     return kernel_images(kernel, arch)[-1].decode()
+
+
+def test_code_on_the_disk_is_whole(tmp_path, monkeypatch, capfd):
+    """What the assembler could not finish is not kept, and a folder that cannot be written costs a message only."""
+    assembler = tmp_path / "ptxas"
+    assembler.write_text('#!/bin/sh\ncp "$2" "$4"; exit $(cat "$0.status")\n')
+    assembler.chmod(0o755)
+    monkeypatch.setattr(compilation, "find_ptxas", lambda: str(assembler))
+    monkeypatch.setattr(compilation, "_compile", lambda *_: b"code")
+    monkeypatch.setattr(compilation, "cache_folder", lambda: tmp_path / "cache")
+    for status, images in ((1, [b"code"]), (0, [b"code"] * 2), (1, [b"code"] * 2)):
+        (tmp_path / "ptxas.status").write_text(str(status))
+        assert kernel_images(SMALL[0], "sm_90") == images
+        assert len([*(tmp_path / "cache").iterdir()]) == 1 + len(images)  # and the lock
+    monkeypatch.setattr(compilation, "cache_folder", lambda: assembler / "cache")
+    assert kernel_images(SMALL[0], "sm_90") == [b"code"]
+    assert "cache cannot be written (Not a directory): the next start" in capfd.readouterr().err
 
 
 def test_each_gpu_gets_code_that_it_runs():

@@ -224,12 +224,13 @@ def test_slots_share_out_the_logical_cpus(monkeypatch: Any) -> None:
     assert placement(make_slots(devices, replace(machine, can_pin=False)), 2) == {"devices": "cuda:0,cuda:1"}
 
 
-@pytest.mark.parametrize("words", ["", "--experiment x.yaml", "--gpus 0-1", "--learners-per-gpu 2"])
+@pytest.mark.parametrize("words", ["", "--gpus 0-1", "--learners-per-gpu 2", "--experiment x.yaml"])
 def test_without_gpus_devices_must_be_named(words: str, tmp_path: Path, capfd: Any, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     write(tmp_path / "x.yaml", **GOOD)
-    result = call(capfd, "launch", "--out", "out", *words.split())
+    env = [] if "--experiment" in words else ["--env", "CartPole-v1"]
+    result = call(capfd, "launch", "--out", "out", *words.split(), *env)
     result.assert_one_line(2)
     assert "but there is no GPU here; use --devices cpu,cpu for two learners" in result.err
     assert not Path("out").exists()

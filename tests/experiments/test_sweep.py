@@ -73,6 +73,8 @@ def test_a_file_describes_a_sweep(tmp_path: Path) -> None:
         ({"search": {"envs": [4]}}, "settings and search both have envs"),
         ({"search": {"seed": [4]}}, "seed cannot be set in a sweep; name the seeds under `seeds`"),
         ({"envs": {"CartPole-v1": 500}}, "CartPole-v1=500 must be the scores that count as 0 and as 1"),
+        ({"envs": {"CartPole-v1": [False, True]}}, "envs: CartPole-v1: False must be a finite number"),
+        ({"envs": ["CartPole-v1"]}, "must be a mapping of names, as in `CartPole-v1: .0, 500.`"),
         ({"envs": None}, "envs is empty"),
         ({"halving": {3: 4}}, "halving={3: 4} must be a mapping of names"),
         ({"halving": {"first": 900}}, "first=900 must be at most steps=800"),
@@ -126,7 +128,7 @@ def test_the_better_trials_go_on(tmp_path: Path, monkeypatch: Any) -> None:
 
 def test_ranges_are_of_the_settings_types(tmp_path: Path) -> None:
     """A range has its setting's type, and a space is accepted if its values fit in some combination."""
-    search = {"entropy_weight": {"low": 0, "high": 1}, "horizon": {"low": "4", "high": "1e1"}}
+    search = {"entropy_weight": {"low": 0, "high": 1}, "horizon": {"low": 4.0, "high": 10.0}}
     executor = LocalExecutor([Slot("cpu", None)])
     found = sweep.check_space(read(tmp_path, search=search), executor).search
     assert [type(value) for space in found.values() for value in (space["low"], space["high"])] == [float] * 2 + [

@@ -44,7 +44,8 @@ class CudaAtari:
     bool [n]. The next step overwrites them all.
 
     device: "cuda", or "cpu", where the same kernels run one thread after another. seed: of starts, of the choice among
-    them, and of sticky actions. uses_graph: on a GPU, steps are a CUDA graph from the third one on.
+    them, and of sticky actions. uses_graph: on a GPU, steps are a CUDA graph from the third one on. order: of the
+    threads on a CPU.
 
     Raises UsageError without a GPU, for options that do not exist, and for more environments than memory has room for.
     """

@@ -1,5 +1,6 @@
 """Compiles kernels to PTX: Numba makes LLVM IR as for a CPU, and LLVM's back end for NVIDIA's GPUs does the rest."""
 
+import contextlib
 import hashlib
 import importlib
 import importlib.metadata
@@ -11,9 +12,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from accel_rl.emulator.compilation import optimize_only_the_whole
 from accel_rl.emulator.cuda.memory import Kernel, teach_numba_kernels
 from accel_rl.emulator.cuda.warps import codegen_for_gpu
-from accel_rl.emulator.machine_code import cache_folder, check_numba, say
+from accel_rl.emulator.machine_code import cache_folder, check_numba, compile_lock, say
 from accel_rl.errors import UsageError
 from accel_rl.processes.child import leave_signals_to_parent
 from accel_rl.processes.spawning import ask_process
@@ -55,23 +57,15 @@ def compile_kernel(kernel: Kernel, arch: str) -> str:
 
 def _numba_ir(kernel: Kernel) -> tuple[str, str]:
     """Returns the unoptimized IR of a function with all its callees, and the function's name in it."""
-    from numba.core import codegen, sigutils
+    from numba.core import sigutils
 
-    for name in ("_optimize_final_module", "_finalize_specific"):
-        setattr(codegen.JITCodeLibrary, name, lambda _library: None)
-    codegen.JITCodeLibrary.get_pointer_to_function = _no_address
-    codegen.JITCPUCodegen.set_env = lambda *_: None
+    optimize_only_the_whole()
     teach_numba_kernels()
     dispatcher = kernel.body._numba_type_.dispatcher
     arguments, _ = sigutils.normalize_signature(f"(int32, {', '.join(kernel.types)},)")
     dispatcher.compile(arguments)
     compiled = dispatcher.overloads[arguments]
     return compiled.library.get_llvm_str(), compiled.fndesc.mangled_name
-
-
-def _no_address(library: Any, _name: str) -> int:
-    library._ensure_finalized()  # links the callees
-    return 0  # this process never calls it
 
 
 def _retarget(text: str, layout: str) -> str:
@@ -116,25 +110,41 @@ def _add_kernel(module: Any, name: str, kernel: str) -> None:
 def kernel_images(kernel: Kernel, arch: str) -> list[bytes]:
     """Returns a kernel's PTX, which a driver compiles, preceded by its cubin if NVIDIA's assembler is or was available.
 
-    If the PTX is not on the disk, a separate process compiles it, which takes about 25 s. Raises UsageError if that
-    fails."""
+    If the PTX is not on the disk, a separate process compiles it, which takes about 25 s. If the disk cannot be
+    written, a message says so. Raises UsageError if the compilation fails."""
     path = ptx_path(kernel, arch)
-    if not path.exists():
-        say(f"compiling the Atari emulator ({kernel.__name__}) for {arch}, once ...")
-        check_numba()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        module, name = kernel.__wrapped__.__module__, kernel.__name__
-        status, data, said = ask_process(__name__, module, name, arch, stderr=subprocess.PIPE)
-        if status or not data:
-            reasons = said.decode(errors="replace").strip().splitlines() or [f"status {status}"]
-            raise UsageError(f"{name} cannot be compiled for {arch}: {reasons[-1]}")
-        unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-        unfinished.write_bytes(data)
-        os.replace(unfinished, path)
     cubin = path.with_suffix(".cubin")
-    if not cubin.exists() and (ptxas := find_ptxas()):
-        subprocess.run([ptxas, f"-arch={arch}", path, "-o", cubin], check=False, capture_output=True)
-    return [each.read_bytes() for each in (cubin, path) if each.exists()]
+    if path.exists() and (cubin.exists() or not find_ptxas()):
+        return [each.read_bytes() for each in (cubin, path) if each.exists()]
+    with compile_lock(path.with_suffix(".lock")):
+        ptx = path.read_bytes() if path.exists() else _compile(kernel, arch)  # another process may have compiled it
+        unfinished = path.with_name(f".{path.stem}.{os.getpid()}")
+        try:
+            if not path.exists():
+                unfinished.write_bytes(ptx)
+                os.replace(unfinished, path)
+            if not cubin.exists() and (ptxas := find_ptxas()):
+                words = [ptxas, f"-arch={arch}", str(path), "-o", str(unfinished)]
+                if subprocess.run(words, check=False, capture_output=True).returncode == 0:
+                    os.replace(unfinished, cubin)
+        except OSError as error:
+            say(f"{path.parent} cannot be written ({error.strerror}): the next start will compile again")
+        finally:
+            with contextlib.suppress(OSError):
+                unfinished.unlink()
+        return [*([cubin.read_bytes()] if cubin.exists() else []), ptx]
+
+
+def _compile(kernel: Kernel, arch: str) -> bytes:
+    """Runs `compile_kernel` in a separate process; returns the PTX. Raises UsageError if that process fails."""
+    say(f"compiling the Atari emulator ({kernel.__name__}) for {arch}, once ...")
+    check_numba()
+    module, name = kernel.__wrapped__.__module__, kernel.__name__
+    status, data, said = ask_process(__name__, module, name, arch, stderr=subprocess.PIPE)
+    if status or not data:
+        reasons = said.decode(errors="replace").strip().splitlines() or [f"status {status}"]
+        raise UsageError(f"{name} cannot be compiled for {arch}: {reasons[-1]}")
+    return data
 
 
 def ptx_path(kernel: Kernel, arch: str) -> Path:
