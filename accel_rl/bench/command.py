@@ -13,8 +13,8 @@ def add_bench(commands: Any) -> None:
     benchmark = benchmarks.add_parser(
         "sampling",
         help="sampling speed against the simulation limit",
-        description="Compares samplers in alternating rounds of one run, within 4 minutes; prints the paper's Table 1 "
-        "and draws its Figure 2.",
+        description="Compares samplers in alternating rounds of one run, within 4 minutes; prints Table 1 and draws "
+        "Figure 2 of Stooke & Abbeel (2018).",
     )
     add_options(benchmark, SamplingOptions)
     benchmark.set_defaults(run=_bench_sampling)

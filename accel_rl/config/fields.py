@@ -18,7 +18,6 @@ LARGEST_INT, LARGEST_FLOAT = 2**63 - 1, 3.4e38
 """The largest numbers that tensors hold; beyond float32's range all are infinite."""
 
 NOT_IN_TEXT = ("Cc", "Cs", "Zl", "Zp")  # Unicode's control characters, lone surrogates, line separators
-OFF = (None, False, "none", ("none",))  # values with which a setting counts as not used
 LONGEST_SHOWN = 200  # characters of a value in an error message
 MAX_SECONDS = 1e6  # system calls with a longer wait fail
 
@@ -73,13 +72,17 @@ def check_used(groups: Iterable[Any], chosen: Container[str]) -> None:
     every = [(f, getattr(group, f.name)) for group in groups for f in fields(group)]
     values = {f.name: value for f, value in every}
     for f, value in every:
-        if f.name not in chosen or value in OFF or not f.metadata.get("only_with"):
+        if f.name not in chosen or _is_off(value) or not f.metadata.get("only_with"):
             continue
         needed, _, wanted = f.metadata["only_with"].partition(" ")
-        is_on = values[needed] == wanted if wanted else values[needed] not in OFF
+        is_on = values[needed] == wanted if wanted else not _is_off(values[needed])
         if not is_on and needed not in chosen:
             flag = f"{flag_of(needed)} {wanted}".rstrip()
             raise UsageError(f"{f.name}={shown(value)} changes nothing without {flag}: add that, or omit this")
+
+
+def _is_off(value: Any) -> bool:
+    return value is None or value is False or value in ("none", ("none",))
 
 
 def fields_checked_by(check: Callable[[Any], object], cls: Any) -> list[str]:

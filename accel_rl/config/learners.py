@@ -39,8 +39,8 @@ class LearnerSettings:
     )
     learner_timeout_s: float = setting(
         600.0,
-        "how long learners wait for a late one before the run fails, at the start and with all_reduce (it may still "
-        "evaluate or save, or its machine may be cut off)",
+        "how long learners wait for a late one before the run fails, at the start and with all_reduce; longer than an "
+        "evaluation or a checkpoint takes",
         least=1,
         most=MAX_SECONDS,
     )

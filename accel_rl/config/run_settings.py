@@ -28,8 +28,8 @@ class RunSettings:
     simulator: str = setting(
         "auto",
         "Atari emulator: native: this project's, which steps all environments of a process in one compiled call; "
-        "cuda: the same on an NVIDIA GPU, for 1,024 environments and more; ale: ale-py's; auto: native if it is exact "
-        "for the game and Numba is installed, else ale",
+        "cuda: the same on an NVIDIA GPU, for 1,024 environments and more (not tried on a GPU yet); ale: ale-py's; "
+        "auto: native if it is exact for the game and Numba is installed, else ale",
         choices=("auto", "native", "cuda", "ale"),
     )
     env_options: dict = basic_setting({}, "keyword arguments of a gymnasium environment or factory, as in {g: 9.8}")  # type: ignore[type-arg]
@@ -68,7 +68,7 @@ class RunSettings:
 
     envs: int = basic_setting(
         16,
-        "environments of the whole run, half of them in each of two alternating groups (the default is per learner)",
+        "environments of the whole run, of all its learners together (default: a preset's number for each learner)",
         least=1,
         most=2**24,
     )
@@ -109,7 +109,7 @@ class RunSettings:
     )
     on_env_error: str = setting(
         "fail",
-        "when an environment fails: end the run, or replace the environment and continue",
+        "when an environment fails: fail: end the run; restart: replace the environment and continue",
         choices=("fail", "restart"),
     )
     sampling_threads: int | None = setting(
@@ -140,7 +140,8 @@ class RunSettings:
     eval_episodes: int = basic_setting(16, "games per evaluation", least=1)
     eval_steps: int | None = setting(
         None,
-        "evaluate for this many agent steps, over all environments, instead of --eval-episodes; games that end count",
+        "evaluate for this many agent steps, over all environments, instead of --eval-episodes; only games that end "
+        "count",
         least=1,
     )
     eval_greedy: bool = setting(False, "evaluate the most likely actions instead of sampled ones")

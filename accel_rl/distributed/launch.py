@@ -18,6 +18,7 @@ from accel_rl.envs.function_transfer import MakeEnv
 from accel_rl.hardware.signals import StopSignal
 from accel_rl.processes.spawning import current_folder
 from accel_rl.processes.streams import open_closed_streams
+from accel_rl.settings.names import ELSEWHERE, unknown_setting
 from accel_rl.settings.resolve import Config
 from accel_rl.training.build import build_store
 from accel_rl.training.callbacks import Callback, Callbacks
@@ -55,6 +56,8 @@ def train(
     named = {"algo": algo, "env": None if make_env else env, "steps": steps}
     settings |= {name: value for name, value in named.items() if value is not None}
     settings = {name: str(value) if isinstance(value, Path) else value for name, value in settings.items()}
+    for name in settings.keys() & {*ELSEWHERE["out"].split()}:
+        raise unknown_setting("setting", name, ["out"])
     request = RunRequest(settings, out, config, resume, overwrite, trust, make_env)
     with trained(request, show, callbacks) as folder:
         return folder

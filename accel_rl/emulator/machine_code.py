@@ -108,14 +108,19 @@ def _write(path: Path, data: bytes) -> None:
     try:
         unfinished.write_bytes(hashlib.sha256(data).hexdigest().encode() + b"\n" + data)
         os.replace(unfinished, path)
-        for old in path.parent.iterdir():
-            with contextlib.suppress(FileNotFoundError):  # another process has removed it
-                if old.suffix in (".o", ".lock", ".ptx", ".cubin") and time.time() - old.stat().st_mtime > KEPT_S:
-                    old.unlink()
+        remove_old(path.parent)
     except OSError as error:
         say(f"{path.parent} cannot be written ({error.strerror}): the next start will compile again")
         with contextlib.suppress(OSError):
             unfinished.unlink()
+
+
+def remove_old(folder: Path) -> None:
+    """Removes machine code, of CPUs and GPUs, that was written or touched long ago."""
+    for old in folder.iterdir():
+        with contextlib.suppress(FileNotFoundError):  # another process has removed it
+            if old.suffix in (".o", ".lock", ".ptx", ".cubin") and time.time() - old.stat().st_mtime > KEPT_S:
+                old.unlink()
 
 
 @contextlib.contextmanager

@@ -14,13 +14,13 @@ halving: {first: 12_500, factor: 2}             # the better half of a generatio
 seed: 0                                         # decides the proposals
 """
 
-import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from accel_rl.config.fields import LARGEST_FLOAT
 from accel_rl.config.sources import read_yaml
 from accel_rl.errors import UsageError, unknown
 from accel_rl.experiments.grid import SET_ELSEWHERE, integer, mapping, read_seeds
@@ -139,6 +139,6 @@ def _space(name: str, value: Any) -> Any:
 
 
 def _number(name: str, value: Any) -> float | int:
-    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+    if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST_FLOAT:
         return value
     raise UsageError(f"{name}: {value!r} must be a finite number")

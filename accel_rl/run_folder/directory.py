@@ -35,6 +35,9 @@ logger = logging.getLogger("accel_rl")
 ANY_MACHINE = {"device": "auto", "devices": None, "learners_per_gpu": 1, "cpus": "all", "workers": None}
 """Settings that replace those of the run's machine when it is opened on another one."""
 
+OF_SAMPLERS = ("sampler", *(f.name for kind in SAMPLER_KINDS.values() if kind.Settings for f in fields(kind.Settings)))
+"""The sampler's name, and the settings that only some samplers have."""
+
 NOT_FINITE = "not_finite.txt"  # marks a run whose numbers were no longer finite, until its next checkpoint
 CHANGEABLE_AFTER_FAILURE = ("learning_rate", "clip_grad_norm")  # such a run may also change these
 
@@ -159,8 +162,7 @@ def _changes_run(names: list[str]) -> UsageError:
 
 def without_sampler(settings: dict[str, Any]) -> dict[str, Any]:
     """Returns settings without the sampler, its workers and its own settings, which depend on the simulator."""
-    of_samplers = {f.name for kind in SAMPLER_KINDS.values() if kind.Settings for f in fields(kind.Settings)}
-    return {name: value for name, value in settings.items() if name not in {"sampler", "workers", *of_samplers}}
+    return {name: value for name, value in settings.items() if name not in (*OF_SAMPLERS, "workers")}
 
 
 def lacks_gpu(settings: dict[str, Any]) -> bool:
@@ -205,7 +207,7 @@ def changed_settings(folder: Path, saved: dict[str, Any], values: dict[str, Any]
     has_failed = (folder / NOT_FINITE).exists()
     changeable = CHANGEABLE + (CHANGEABLE_AFTER_FAILURE if has_failed else ())
     if "cuda" in (saved.get("simulator"), values["simulator"]):
-        changeable += ("sampler",)
+        changeable += OF_SAMPLERS
     return [name for name in values if values[name] != saved.get(name) and name not in changeable]
 
 

@@ -141,8 +141,7 @@ def resolve(
     names = setting_names(algo_class)
     for name in chosen:
         if name not in names:
-            arguments = ["out"] if name in given else []  # of accel_rl.train
-            raise unknown_setting("setting", name, [*names, *arguments], of_others=built_in_setting_names())
+            raise unknown_setting("setting", name, names, of_others=built_in_setting_names())
 
     env, spec, below = _environment([*presets, variant], chosen, spec, function)
     # A preset normalizes only where that is possible; a user who asks for it elsewhere gets an error.

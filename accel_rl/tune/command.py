@@ -34,9 +34,9 @@ def add_tune(commands: Any, arguments: list[str]) -> None:
         "tune",
         help="find the fastest settings for this machine",
         usage="accel-rl tune [--algo NAME] [--env ENV] [--minutes X] [--out FILE] [--tune-envs] [any other setting]",
-        description="Tries numbers of workers and threads, or what else the sampler's speed depends on, with real "
-        "training, prints how fast each was, and writes the fastest to a file for `accel-rl train --config`. Settings "
-        "given below stay as they are.",
+        description="Trains with different numbers of workers and threads (queued: agents, predictors, trainers), "
+        "prints how fast each is, and writes the fastest to a file for `accel-rl train --config`. Settings that you "
+        "give stay as they are.",
         allow_abbrev=False,
     )
     add_options(command, TuneOptions)

@@ -123,7 +123,7 @@ def short_settings(config: Config) -> Settings:
         warmup = max(MIN_WARMUP_STEPS, algo.batch_size + run.envs * algo.n_step)
         short["warmup_steps"] = min(algo.warmup_steps, warmup)
         short["replay_size"] = min(algo.replay_size, max(MIN_REPLAY_SIZE, 2 * warmup, 64 * run.envs))
-    if hasattr(algo, "auxiliary_replay_steps"):
+    if getattr(algo, "auxiliary", ("none",)) != ("none",):
         steps = max(MIN_AUXILIARY_REPLAY_STEPS, 2 * run.horizon, 2 * (algo.auxiliary_sequence_steps or 0))
         short["auxiliary_replay_steps"] = min(algo.auxiliary_replay_steps, steps)
     return short

@@ -87,7 +87,7 @@ class CudaGraphs:
             return None
         whole_key = (key, structure(arguments))
         calls = self._calls.get(whole_key)
-        if calls and not all(map(operator.is_, uses, calls.uses)):
+        if calls and not (len(uses) == len(calls.uses) and all(map(operator.is_, uses, calls.uses))):
             self.forget()
             calls = None
         if calls is None:

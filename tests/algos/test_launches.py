@@ -32,7 +32,7 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda:0")
 T, B = 4, 6
 MAX_LAUNCHES = 10  # per update
 FEW_LAUNCHES = 5  # per update, if all minibatches read the rollout from one place
-MIN_LAUNCHES = 4  # per update, if one graph also makes all updates of an epoch
+MAX_LAUNCHES_IN_EPOCHS = 4  # per update, if one graph also makes all updates of an epoch
 ONE_GRAPH_AN_EPOCH = ("ppo", "ppo, core", "pqn", "pqn, core")
 # Auxiliary tasks add to each update noise for each task, and copies of the noise, environments and rows.
 MORE_WITH_TASKS = 6
@@ -222,7 +222,7 @@ def test_launches_of_an_update(name: str) -> None:
         run.learn(rollout)
     most, num_graphs = MAX_LAUNCHES, (2 + has_tasks) * num_updates + 1
     if name in ONE_GRAPH_AN_EPOCH:
-        most, num_graphs = MIN_LAUNCHES, settings.epochs + 1
+        most, num_graphs = MAX_LAUNCHES_IN_EPOCHS, settings.epochs + 1
     elif name == "ppo, tasks":
         most = FEW_LAUNCHES
     most = (most + MORE_WITH_TASKS * has_tasks) * num_updates + MAX_OF_STORING * has_tasks

@@ -25,12 +25,13 @@ def resolve_on_cpu(config_file: Path | None = None, **settings: Any) -> Config:
 @pytest.mark.parametrize(
     ("chosen", "message"),
     [
-        ({"algo": "dqn", "priority_alpha": 0.5}, "priority_alpha=0.5 changes nothing without --prioritized"),
+        ({"algo": "dqn", "priority_alpha": 0}, "priority_alpha=0.0 changes nothing without --prioritized"),
         ({"auxiliary_start": "at_once"}, "auxiliary_start='at_once' changes nothing without --auxiliary"),
         ({"sampler": "queued", "max_agents": 99}, "max_agents=99 changes nothing without --dynamic-adjustment"),
         ({"algo": "ga3c", "predictors": 3}, None),
         ({"algo": "a2c_lstm", "core_size": 9}, None),
         ({"core": "none", "core_size": 9}, None),
+        ({"dynamic_adjustment": False}, None),
     ],
 )
 def test_a_setting_without_effect_is_refused(chosen: dict[str, Any], message: str | None) -> None:

@@ -172,6 +172,9 @@ def test_replays_are_short() -> None:
     tasks = {"auxiliary": "value_replay", "auxiliary_replay_steps": 2_000}
     config = resolve({"algo": "a2c", "env": "CartPole-v1", "device": "cpu", **tasks})
     assert short_settings(config)["auxiliary_replay_steps"] == 100
+    for algo in ("a2c", "dqn", "ga3c", "vtrace"):
+        chosen = {"algo": algo, "env": "CartPole-v1", "device": "cpu"}
+        assert resolve({**chosen, **short_settings(resolve(chosen))})  # no setting is refused
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from typing import Any
 from accel_rl.emulator.compilation import optimize_only_the_whole
 from accel_rl.emulator.cuda.memory import Kernel, teach_numba_kernels
 from accel_rl.emulator.cuda.warps import codegen_for_gpu
-from accel_rl.emulator.machine_code import cache_folder, check_numba, compile_lock, say
+from accel_rl.emulator.machine_code import cache_folder, check_numba, compile_lock, remove_old, say
 from accel_rl.errors import UsageError
 from accel_rl.processes.child import leave_signals_to_parent
 from accel_rl.processes.spawning import ask_process
@@ -115,7 +115,11 @@ def kernel_images(kernel: Kernel, arch: str) -> list[bytes]:
     path = ptx_path(kernel, arch)
     cubin = path.with_suffix(".cubin")
     if path.exists() and (cubin.exists() or not find_ptxas()):
-        return [each.read_bytes() for each in (cubin, path) if each.exists()]
+        images = [each for each in (cubin, path) if each.exists()]
+        with contextlib.suppress(OSError):
+            for each in images:
+                os.utime(each)  # so that it is not removed soon
+        return [each.read_bytes() for each in images]
     with compile_lock(path.with_suffix(".lock")):
         ptx = path.read_bytes() if path.exists() else _compile(kernel, arch)  # another process may have compiled it
         unfinished = path.with_name(f".{path.stem}.{os.getpid()}")
@@ -123,16 +127,24 @@ def kernel_images(kernel: Kernel, arch: str) -> list[bytes]:
             if not path.exists():
                 unfinished.write_bytes(ptx)
                 os.replace(unfinished, path)
-            if not cubin.exists() and (ptxas := find_ptxas()):
-                words = [ptxas, f"-arch={arch}", str(path), "-o", str(unfinished)]
-                if subprocess.run(words, check=False, capture_output=True).returncode == 0:
-                    os.replace(unfinished, cubin)
+                remove_old(path.parent)
+            if not cubin.exists() and (ptxas := find_ptxas()) and _assemble(ptxas, arch, path, unfinished):
+                os.replace(unfinished, cubin)
         except OSError as error:
             say(f"{path.parent} cannot be written ({error.strerror}): the next start will compile again")
         finally:
             with contextlib.suppress(OSError):
                 unfinished.unlink()
         return [*([cubin.read_bytes()] if cubin.exists() else []), ptx]
+
+
+def _assemble(ptxas: str, arch: str, path: Path, cubin: Path) -> bool:
+    """Makes a cubin of PTX; returns False if that fails."""
+    try:
+        words = [ptxas, f"-arch={arch}", str(path), "-o", str(cubin)]
+        return subprocess.run(words, check=False, capture_output=True).returncode == 0
+    except OSError:
+        return False
 
 
 def _compile(kernel: Kernel, arch: str) -> bytes:

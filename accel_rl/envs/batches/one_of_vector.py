@@ -71,6 +71,7 @@ class OneOfVector(gymnasium.Env[Any, Any]):
     def __init__(self, make: Callable[[int], VectorEnv], seed: int):
         self._make, self._seed = make, seed
         self._envs = envs = make(seed)
+        self._mode = autoreset_mode(envs, str(envs))
         self.observation_space, self.action_space = envs.single_observation_space, envs.single_action_space
         self.metadata, self.render_mode, self.spec = envs.metadata, envs.render_mode, envs.spec
         if hasattr(envs, "action_masks"):
@@ -97,7 +98,7 @@ class OneOfVector(gymnasium.Env[Any, Any]):
         observations, reward, terminated, truncated, info = self._envs.step(actions)
         observation = one_of(observations, self.observation_space, 0)
         is_over, self._begun = bool(terminated[0] or truncated[0]), None
-        if is_over and autoreset_mode(self._envs, str(self)) is AutoresetMode.SAME_STEP:
+        if is_over and self._mode is AutoresetMode.SAME_STEP:
             self._begun = observation, _first(info)
             observation = last_observation(info, self.observation_space, 0)
             info = info.get("final_info", {})
