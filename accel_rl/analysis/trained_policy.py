@@ -108,7 +108,11 @@ class TrainedPolicy:
         (Atari: clipped), for policies with previous_inputs; None: zeros. Nothing is remembered between calls.
         action_masks: for policies trained with masks, the mask of the observation, or of each one of a batch; None: it
         is the observation's entry action_mask. Raises ValueError if an argument is of another kind than in training."""
-        rows, is_batch = to_policy_rows(observation, action_masks, self.config.spec)
+        spec = self.config.spec
+        is_pair = isinstance(observation, tuple) and len(observation) == 2 and isinstance(observation[1], dict)
+        if is_pair and spec.nested_space is None:
+            raise ValueError("this is a pair of an observation and its info, as reset() returns it: pass the first")
+        rows, is_batch = to_policy_rows(observation, action_masks, spec)
         batch = torch.from_numpy(rows).to(self.config.run.device)
         policy: Any = self.policy
         noise = None if deterministic else policy.draw_noise(1, len(batch), self._generator)[0]
@@ -116,7 +120,7 @@ class TrainedPolicy:
         actions, _, recurrent = policy.act(batch, noise, inputs)
         actions = actions.cpu().numpy()
         next_state = None if recurrent is None else (recurrent.cpu().numpy(), actions)
-        return to_env_action(actions if is_batch else actions[0], self.config.spec.action_space), next_state
+        return to_env_action(actions if is_batch else actions[0], spec.action_space), next_state
 
     def player(self, env: gymnasium.Env[Any, Any]) -> Callable[[Any, float, Any], Any]:
         """Returns act(observation, last reward, info) for one game of env from its start. It acts like the run's

@@ -113,8 +113,8 @@ def process_group(rank: int, size: int, port: int | None, offers_nccl: bool) -> 
     """Joins the run's learners in torch.distributed's default group: Gloo, and NCCL for GPU tensors if offers_nccl.
 
     If PyTorch has NCCL, it connects at its first tensor; `AllReduce` decides whether it gets any. port: the port of the
-    supervisor's store on this machine; None: torchrun's, from the environment. Raises UsageError if that
-    fails."""
+    supervisor's store on this machine; None: torchrun's, from the environment. Raises UsageError if
+    the learners cannot connect."""
     uses_nccl = offers_nccl and dist.is_nccl_available()
     if port and (loopback := loopback_interface()):  # the machine may have no other
         os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)

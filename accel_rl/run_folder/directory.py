@@ -133,8 +133,8 @@ def reopen(
             raise _changes_run(others) from None  # its settings may not even exist for another algorithm
         raise
     samplers = [learner["sampler"] for learner in state["learners"]]
-    agents = [agent["env"] for each in samplers for agent in each.get("agents", {}).values()]  # of queued samplers
-    envs = [*(env for each in samplers for env in each.get("envs") or ()), *agents]
+    envs = [env for each in samplers for env in each.get("envs") or ()]
+    envs += [agent["env"] for each in samplers for agent in each.get("agents", {}).values()]  # --sampler queued
     was_ale = any(is_ale_state(env["simulator"]) for env in envs)
     if was_ale and wanted.run.simulator == "auto" and wanted.env.simulator == "native":
         wanted = replace(wanted, env=replace(wanted.env, simulator="ale"))  # its states need no conversion

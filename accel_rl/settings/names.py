@@ -136,7 +136,7 @@ def unknown_setting(
         if by_name.keys() >= {*NAME.findall(formula)}:
             here = NAME.sub(lambda match: by_name[match[0]], formula)
             return UsageError(f"unknown {kind} {name}: here it is {here}")
-    if asked in ABSENT and "steps" in by_name:  # of a run
+    if asked in ABSENT and "steps" in by_name:  # only where a run's settings are known
         return UsageError(f"unknown {kind} {name}: {ABSENT[asked]}")
     if asked in of_others:
         return UsageError(f"{kind} {name}: other algorithms have it, this one does not")

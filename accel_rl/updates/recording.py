@@ -14,7 +14,7 @@ from accel_rl.errors import describe_error
 from accel_rl.updates.trees import leaves
 
 MAX_OPERATIONS = 1_000  # a compiler takes a minute for this many
-MAX_BYTES = 2**26  # of tensors that a program reads and writes
+MAX_BYTES = 2**26  # the tensors that a program reads and writes may be no larger
 
 
 class Made(NamedTuple):

@@ -258,8 +258,6 @@ def to_rows(observation: Any, spec: EnvSpec) -> tuple[NDArray[Any], bool]:
         if problem := _batch_mismatch(observation, space):
             raise ValueError(f"the observation{problem} (or a batch of such observations)")
         return to_row_batch(observation, space).astype(spec.row_dtype), True
-    if isinstance(observation, tuple) and len(observation) == 2 and isinstance(observation[1], Mapping):
-        raise ValueError("this is a pair of an observation and its info, as reset() returns it: pass the observation")
     array, shape = np.asarray(observation), spec.observation_shape
     own = spec.picture_shape or ((*shape[1:], shape[0]) if spec.is_picture else shape)
     for accepted in (own, shape):
